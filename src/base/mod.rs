@@ -1,0 +1,9 @@
+//! Floor 0: errors, dtypes, the counter-based generator and memory accounting. Never knows of devices, ranks or layers.
+pub mod dtype;
+pub mod error;
+pub mod meter;
+pub mod rng;
+
+pub use dtype::{DType, Elem};
+pub use error::{Error, Result};
+pub use meter::{Category, Meter};

@@ -1,0 +1,1 @@
+//! Floor 6: checkpoints as plain safetensors. Never knows the loop.

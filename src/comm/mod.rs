@@ -1,0 +1,115 @@
+//! Floor 2: groups of ranks and what they do together. Never knows of layers or parameters.
+//!
+//! [Note: start, wait, release] A collective is started by one call and finished by another, so that it can overlap with
+//! compute whatever runs it. `all_gather` and friends enqueue after everything that this rank's compute stream was given so
+//! far, and return a [`Ticket`]. `wait(t)` makes the compute stream wait for the result (on the CPU: blocks until it is
+//! there). A gathered buffer that is no longer read is `release(t)`d; a buffer that was sent may be overwritten after
+//! `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
+//! order. Buffers in flight are kept alive by the group.
+#![allow(unsafe_code)] // the communication floor: shared memory
+
+use crate::base::{Category, DType, Result};
+use crate::device::{Buf, View, ViewMut};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reduce {
+    Sum,
+    Max,
+}
+
+/// The axes of the mesh, outermost first, and the groups that fold several of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Axis {
+    World,
+    DpReplicate,
+    DpShard,
+    Sp,
+    Tp,
+    /// dp_shard x sp: what parameters are sharded over.
+    Fsdp,
+    /// dp_replicate x dp_shard: ranks that see different samples.
+    Dp,
+}
+
+impl Axis {
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::World => "world",
+            Axis::DpReplicate => "dp_replicate",
+            Axis::DpShard => "dp_shard",
+            Axis::Sp => "sp",
+            Axis::Tp => "tp",
+            Axis::Fsdp => "fsdp",
+            Axis::Dp => "dp",
+        }
+    }
+}
+
+/// What a collective is for, so that errors and traces can say so: a static purpose and the unit's index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    pub what: &'static str,
+    pub unit: usize,
+}
+impl Tag {
+    pub const fn new(what: &'static str, unit: usize) -> Tag {
+        Tag { what, unit }
+    }
+}
+impl std::fmt::Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} {}", self.what, self.unit)
+    }
+}
+
+/// How a buffer of [`Collective::alloc`] is used. Groups allocate what they communicate, so that shared memory needs no
+/// copies and NCCL can register it. All ranks of a group allocate the same things in the same order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CommUse {
+    /// The output of all-gathers: on shared memory one buffer for all ranks of the host.
+    Gathered,
+    /// The input of reduce-scatters, or the buffer of all-reduces: one a rank, which peers read in place.
+    Reduced,
+}
+
+/// Names one operation of one group until both its waits are done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a collective that is never waited for is never finished"]
+pub struct Ticket(pub u64);
+
+/// Since the group was made.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub struct CommStats {
+    /// Seconds during which at least one operation was in flight.
+    pub in_flight_s: f64,
+    /// Seconds that the compute thread spent inside calls of the group: copies, reductions, waits.
+    pub exposed_s: f64,
+    /// Bytes received from peers, by the algorithm's count: (n-1)/n of the full length for a gather or a reduce-scatter,
+    /// twice that for an all-reduce.
+    pub bytes: u64,
+    pub ops: u64,
+}
+
+/// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before anything moves.
+pub trait Collective: Send + Sync {
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
+    fn axis(&self) -> Axis;
+    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf>;
+    /// `full[r * shard.len()..] = shard of rank r`; `full.len() == size * shard.len()`.
+    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket>;
+    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. f32.
+    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket>;
+    /// In place, in rank order: the same bits on every rank. f32 or f64.
+    fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket>;
+    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket>;
+    /// Sends to `to` while receiving from `from`; lengths may differ between pairs, not within one.
+    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket>;
+    fn barrier(&self, tag: Tag) -> Result<()>;
+    fn wait(&self, ticket: Ticket) -> Result<()>;
+    /// After an all-gather: this rank reads the gathered buffer no more.
+    fn release(&self, ticket: Ticket) -> Result<()>;
+    /// After a reduce-scatter or send: the input may be overwritten.
+    fn wait_sent(&self, ticket: Ticket) -> Result<()>;
+    fn stats(&self) -> CommStats;
+}

@@ -1,0 +1,155 @@
+//! Buffers and borrowed views of them. Never computes and never frees memory that a view or a collective still holds.
+use crate::base::{DType, Elem, Error, Result};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Typed memory of a device or of a group's arena. `owner` frees it when the last holder is gone.
+#[derive(Clone)]
+pub(crate) struct Raw {
+    ptr: NonNull<u8>,
+    dtype: DType,
+    len: usize,
+    owner: Arc<dyn Send + Sync>,
+}
+
+pub struct Buf(Raw);
+
+// SAFETY: a `Raw` is memory with an owner that is Send + Sync; access goes through views, which borrow the `Buf`.
+unsafe impl Send for Raw {}
+unsafe impl Sync for Raw {}
+
+impl Buf {
+    /// # Safety
+    /// `ptr` is aligned for `dtype` and valid for reads and writes of `len` elements for as long as `owner` lives. Any
+    /// other access to that memory (another rank's mapping of a shared arena) is ordered by the group's protocol.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize, owner: Arc<dyn Send + Sync>) -> Buf {
+        Buf(Raw { ptr, dtype, len, owner })
+    }
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+    pub fn bytes(&self) -> usize {
+        self.0.len * self.0.dtype.size()
+    }
+    pub fn view(&self) -> View<'_> {
+        View { raw: &self.0, start: 0, len: self.0.len }
+    }
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut { raw: &self.0, start: 0, len: self.0.len, exclusive: PhantomData }
+    }
+}
+
+/// A range of a [`Buf`], read only.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    raw: &'a Raw,
+    start: usize,
+    len: usize,
+}
+
+/// A range of a [`Buf`], exclusive.
+pub struct ViewMut<'a> {
+    raw: &'a Raw,
+    start: usize,
+    len: usize,
+    exclusive: PhantomData<&'a mut u8>,
+}
+
+fn check<T: Elem>(op: &'static str, dtype: DType) -> Result<()> {
+    if T::DTYPE == dtype {
+        return Ok(());
+    }
+    Err(Error::op(op, format!("needs {}, got {dtype}", T::DTYPE)))
+}
+/// Out of range is a fault of the caller, as with slices of the standard library.
+fn within(range: &Range<usize>, len: usize) {
+    assert!(range.start <= range.end && range.end <= len, "view {range:?} of a buffer of {len} elements");
+}
+
+impl<'a> View<'a> {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    pub fn dtype(&self) -> DType {
+        self.raw.dtype
+    }
+    pub fn bytes(&self) -> usize {
+        self.len * self.raw.dtype.size()
+    }
+    /// Panics when the range is not within the view.
+    pub fn slice(&self, range: Range<usize>) -> View<'a> {
+        within(&range, self.len);
+        View { raw: self.raw, start: self.start + range.start, len: range.len() }
+    }
+    pub fn as_ptr(&self) -> *const u8 {
+        // SAFETY: start is within the allocation.
+        unsafe { self.raw.ptr.as_ptr().add(self.start * self.raw.dtype.size()) }
+    }
+    /// The elements, on a device whose memory the host reads. `op` names the caller in the error.
+    pub fn host<T: Elem>(&self, op: &'static str) -> Result<&'a [T]> {
+        check::<T>(op, self.dtype())?;
+        // SAFETY: valid and aligned by `Buf::from_raw`; borrowed for 'a.
+        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len) })
+    }
+    /// What keeps the memory alive: a collective in flight holds one of these.
+    pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
+        self.raw.owner.clone()
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    pub fn dtype(&self) -> DType {
+        self.raw.dtype
+    }
+    pub fn bytes(&self) -> usize {
+        self.len * self.raw.dtype.size()
+    }
+    /// The same range for a shorter time.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { raw: self.raw, start: self.start, len: self.len, exclusive: PhantomData }
+    }
+    pub fn as_view(&self) -> View<'_> {
+        View { raw: self.raw, start: self.start, len: self.len }
+    }
+    /// Panics when the range is not within the view.
+    pub fn slice(self, range: Range<usize>) -> ViewMut<'a> {
+        within(&range, self.len);
+        ViewMut { raw: self.raw, start: self.start + range.start, len: range.len(), exclusive: PhantomData }
+    }
+    /// Two disjoint views: `[0, at)` and `[at, len)`.
+    pub fn split_at(self, at: usize) -> (ViewMut<'a>, ViewMut<'a>) {
+        within(&(0..at), self.len);
+        let part = |start, len| ViewMut { raw: self.raw, start, len, exclusive: PhantomData };
+        (part(self.start, at), part(self.start + at, self.len - at))
+    }
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        // SAFETY: start is within the allocation.
+        unsafe { self.raw.ptr.as_ptr().add(self.start * self.raw.dtype.size()) }
+    }
+    /// The elements, on a device whose memory the host writes.
+    pub fn host<T: Elem>(mut self, op: &'static str) -> Result<&'a mut [T]> {
+        check::<T>(op, self.dtype())?;
+        // SAFETY: valid and aligned by `Buf::from_raw`; exclusive for 'a.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), self.len) })
+    }
+    pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
+        self.raw.owner.clone()
+    }
+}

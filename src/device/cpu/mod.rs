@@ -1,0 +1,1 @@
+//! The CPU device: runs every operation at once, on this thread.

@@ -1,0 +1,135 @@
+//! Floor 1: buffers and the operations on them. A device enqueues on its compute stream; the CPU runs at once.
+//! Never knows of ranks, layers or parameters. Every backward says whether it *assigns* or *adds*.
+#![allow(unsafe_code)] // the device floor: raw memory behind `Buf`, cpu intrinsics
+pub mod buf;
+pub mod cpu;
+pub mod mapped;
+pub mod ops;
+
+pub use buf::{Buf, View, ViewMut};
+pub use ops::{AdamW, Attention, CrossEntropy, Dropout, Gemm, Rope, Sgd};
+
+use crate::base::{Category, DType, Meter, Result};
+
+/// Targets with this value carry no loss (the Hugging Face convention).
+pub const IGNORE: i32 = -100;
+
+/// Elements to which segments and shard cuts are aligned: 256 bytes in bf16, 512 in f32. The exact gradient norm sums in
+/// blocks of this size, so its bits do not depend on where a unit is cut (see [`Device::sum_squares`]).
+pub const ALIGN: usize = 128;
+
+/// Limbs of the exact accumulator behind [`Device::sum_squares`]: each holds an integer below 2^32 as an f64, so that
+/// limbs of up to 2^20 ranks add without rounding.
+pub const LIMBS: usize = 68;
+
+/// What layers are made of. `x`, `w`, `y` are in the compute dtype (f32 or bf16, all alike in one call) unless a line says
+/// otherwise; statistics and weight gradients are f32. N: rows (tokens), C: columns. Lengths and dtypes that do not fit
+/// are an [`crate::base::Error::Op`], never undefined behaviour.
+pub trait Device: Send + Sync {
+    /// For people and metrics: "cpu (avx512-bf16)".
+    fn name(&self) -> String;
+    fn meter(&self) -> &Meter;
+    /// Zeroed, 4096-byte aligned (huge pages are asked for where they help).
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
+    /// Host bytes into `dst`; lengths in bytes are equal.
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
+    /// Waits for the compute stream, then copies to the host.
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+
+    /// `dst = src`, cast where the dtypes (f32, bf16) differ. Assigns.
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
+    fn zero(&self, x: ViewMut) -> Result<()>;
+    /// `y += x`. Adds.
+    fn add(&self, x: View, y: ViewMut) -> Result<()>;
+
+    /// `C (+)= op(A) op(B)`, f32 accumulation; A and B alike in dtype, C f32 or that dtype. See [`Gemm`].
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
+    /// `y (N, C) += bias (C)`.
+    fn bias(&self, bias: View, y: ViewMut) -> Result<()>;
+    /// `db (C) f32 += column sums of dy (N, C)`. Adds.
+    fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()>;
+
+    /// `y = x * rstd * w`, rstd (N) f32 kept for backward (Zhang & Sennrich 2019). C is `w.len()`.
+    fn rmsnorm(&self, eps: f32, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()>;
+    /// Adds to `dx` (the residual's gradient) and to `dw` f32.
+    fn rmsnorm_backward(&self, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut) -> Result<()>;
+    /// `y = (x - mean) * rstd * w + b`; `stats` (N, 2) f32 keeps mean and rstd (Ba et al. 2016).
+    fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()>;
+    /// Adds to `dx`, `dw` f32 and `db` f32.
+    #[allow(clippy::too_many_arguments)]
+    fn layernorm_backward(
+        &self,
+        x: View,
+        w: View,
+        stats: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+        db: ViewMut,
+    ) -> Result<()>;
+
+    /// Rotates the query and key heads of `qkv` in place (Su et al. 2021, the half-split form of Hugging Face: element i
+    /// pairs with i + head_dim/2). `table` (max_len, head_dim) f32 holds head_dim/2 cosines, then as many sines, a row a
+    /// position; `positions` (N) u32. `inverse` rotates back: the backward pass.
+    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()>;
+    /// Flash-style attention (Dao et al. 2022): causal within each document of `cu_seqlens` (S + 1) u32, no T x T matrix.
+    /// `qkv` (N, (heads + 2 kv_heads) * head_dim), `o` (N, heads * head_dim), `lse` (heads, N) f32. Assigns.
+    fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()>;
+    /// Assigns `dqkv`. `delta` (heads, N) f32 is scratch.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_backward(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        qkv: View,
+        o: View,
+        lse: View,
+        d_o: View,
+        delta: ViewMut,
+        dqkv: ViewMut,
+    ) -> Result<()>;
+
+    /// `y = silu(gate) * up` (Shazeer 2020).
+    fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()>;
+    /// Assigns `dgate` and `dup`.
+    fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()>;
+    /// The tanh form of GELU (`gelu_new` of GPT-2).
+    fn gelu(&self, x: View, y: ViewMut) -> Result<()>;
+    /// Assigns `dx`.
+    fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()>;
+    /// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (`key`, index of the element). The same call
+    /// on the gradient is the backward pass.
+    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()>;
+
+    /// `y (N, C) = w[tokens]`, or `y +=` with `accumulate` (learned positions). A token outside the table is an error.
+    fn embed(&self, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()>;
+    /// `dw (V, C) f32 += scatter of dy`. Adds, in row order.
+    fn embed_backward(&self, tokens: View, dy: View, dw: ViewMut) -> Result<()>;
+    /// Loss and gradient in one pass over a chunk of logits (R, V): `loss` f64 (1) `+= sum of -log softmax[target]` over
+    /// targets that are not [`IGNORE`], in row order; with `CrossEntropy::grad`, logits are overwritten by
+    /// `scale * (softmax - onehot)` (0 for ignored rows).
+    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()>;
+
+    /// Adds the sum of squares of `x` f32 into the exact accumulator `acc` f64 ([`LIMBS`]). Blocks of [`ALIGN`] elements,
+    /// counted from the start of `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at
+    /// multiples of [`ALIGN`] gives the same limbs. A NaN or infinity makes the result non-finite.
+    fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()>;
+    /// From the (reduced) accumulator: `out` f32 (2) = [clip scale, norm]; scale = min(1, max_norm / (norm + 1e-6)) as in
+    /// `torch.nn.utils.clip_grad_norm_`, and 1 where `max_norm` is 0 (no clipping).
+    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()>;
+    /// One fused pass (Loshchilov & Hutter 2019, decoupled decay): `g * scale[0]` into m, v; p updated; a copy in the
+    /// compute dtype to `out` where one is kept. All f32 but `out`.
+    #[allow(clippy::too_many_arguments)]
+    fn adamw(
+        &self,
+        h: &AdamW,
+        scale: View,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()>;
+    /// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). `m` is absent without momentum.
+    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()>;
+}

@@ -1,0 +1,122 @@
+//! Shapes and hyper-parameters of the operations: plain values, no buffers.
+
+/// `C (m, n) (+)= op(A) op(B)`, row-major. A is stored (m, k), or (k, m) with `ta`; B (k, n), or (n, k) with `tb`.
+/// A leading dimension is the distance between stored rows in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gemm {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub ta: bool,
+    pub tb: bool,
+    pub lda: usize,
+    pub ldb: usize,
+    pub ldc: usize,
+    /// Adds to C instead of assigning.
+    pub accumulate: bool,
+}
+
+impl Gemm {
+    fn new(m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Gemm {
+        let (lda, ldb) = (if ta { m } else { k }, if tb { k } else { n });
+        Gemm { m, n, k, ta, tb, lda, ldb, ldc: n, accumulate: false }
+    }
+    /// C = A B: the input gradient of a linear layer with weight (out, in).
+    pub fn nn(m: usize, n: usize, k: usize) -> Gemm {
+        Gemm::new(m, n, k, false, false)
+    }
+    /// C = A Bᵀ: the forward pass of a linear layer with weight (out, in).
+    pub fn nt(m: usize, n: usize, k: usize) -> Gemm {
+        Gemm::new(m, n, k, false, true)
+    }
+    /// C = Aᵀ B: a weight gradient.
+    pub fn tn(m: usize, n: usize, k: usize) -> Gemm {
+        Gemm::new(m, n, k, true, false)
+    }
+    pub fn accumulate(self) -> Gemm {
+        Gemm { accumulate: true, ..self }
+    }
+    pub fn lda(self, lda: usize) -> Gemm {
+        Gemm { lda, ..self }
+    }
+    pub fn ldb(self, ldb: usize) -> Gemm {
+        Gemm { ldb, ..self }
+    }
+    pub fn ldc(self, ldc: usize) -> Gemm {
+        Gemm { ldc, ..self }
+    }
+    /// Multiply-adds count twice.
+    pub fn flops(&self) -> u64 {
+        2 * self.m as u64 * self.n as u64 * self.k as u64
+    }
+    /// Elements that A, B and C must at least hold.
+    pub fn extents(&self) -> [usize; 3] {
+        let extent = |rows: usize, cols: usize, ld: usize| if rows == 0 { 0 } else { (rows - 1) * ld + cols };
+        let (ra, ca) = if self.ta { (self.k, self.m) } else { (self.m, self.k) };
+        let (rb, cb) = if self.tb { (self.n, self.k) } else { (self.k, self.n) };
+        [extent(ra, ca, self.lda), extent(rb, cb, self.ldb), extent(self.m, self.n, self.ldc)]
+    }
+}
+
+/// Which heads of a row of `qkv` are rotated: the first `heads` (queries, then keys).
+#[derive(Clone, Copy, Debug)]
+pub struct Rope {
+    /// Query plus key heads.
+    pub heads: usize,
+    pub head_dim: usize,
+    /// Elements in a row of `qkv`.
+    pub row: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    pub heads: usize,
+    /// Divides `heads`: query head h reads key/value head h / (heads / kv_heads).
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Multiplies the scores; usually 1/sqrt(head_dim).
+    pub scale: f32,
+}
+
+impl Attention {
+    /// Elements in a row of `qkv`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// See [`super::Device::dropout`].
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Probability of zeroing an element.
+    pub p: f32,
+    /// From [`crate::base::rng::Rng::key`]: names run, step, micro-batch, rank and place in the model.
+    pub key: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy {
+    pub vocab: usize,
+    /// 1 / loss tokens of the whole optimizer step, over all ranks: the engine's one division.
+    pub scale: f32,
+    /// Overwrite the logits by their gradient.
+    pub grad: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    /// Counts from 1: bias correction.
+    pub step: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Sgd {
+    pub lr: f32,
+    pub momentum: f32,
+    pub weight_decay: f32,
+}

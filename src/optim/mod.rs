@@ -1,0 +1,1 @@
+//! Floor 5: optimizers, clipping, schedules. Never knows strategies or file layouts.

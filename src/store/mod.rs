@@ -1,0 +1,36 @@
+//! Floor 4: how parameters are kept. Every store implements [`ParamStore`] towards the model and [`Store`] towards the
+//! optimizer, clipping and checkpoints. Never knows which layer it is holding.
+use crate::base::Result;
+use crate::device::{View, ViewMut};
+use crate::nn::{Layout, ParamStore};
+
+/// The part of one unit that this rank owns: a contiguous range of the unit's flat buffer. Its end may reach into padding.
+pub struct Piece<'a> {
+    pub unit: usize,
+    /// The whole unit's segments.
+    pub layout: &'a Layout,
+    /// Where the piece starts in the unit; a multiple of [`crate::device::ALIGN`]. It is `master.len()` long.
+    pub start: usize,
+    /// f32 master weights.
+    pub master: ViewMut<'a>,
+    /// The copy in the compute dtype that is gathered, where it is not the master itself.
+    pub param: Option<ViewMut<'a>>,
+    /// The reduced gradient of the step (f32, summed over ranks).
+    pub grad: View<'a>,
+}
+
+/// What owns parameters. The same piece order on every call.
+pub trait Store: ParamStore {
+    fn name(&self) -> &'static str;
+    fn units(&self) -> usize;
+    /// Whether every rank of the group owns everything (DDP): then a norm is not summed over ranks, and one rank writes.
+    fn replicated(&self) -> bool;
+    /// Before each micro-batch of a training step; `last` marks the accumulation boundary, `first` the step's beginning.
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()>;
+    /// After the last backward: every reduction has landed in the pieces.
+    fn finish_grads(&mut self) -> Result<()>;
+    /// Visits every piece, in unit order.
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
+    /// Masters (and params) have changed: what is gathered is stale.
+    fn weights_changed(&mut self) -> Result<()>;
+}

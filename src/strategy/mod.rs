@@ -1,0 +1,1 @@
+//! Floor 7: engines over a store. Never knows flags.

@@ -1,0 +1,1 @@
+//! Floor 8: from flags to a finished run.
