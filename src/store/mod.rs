@@ -1,5 +1,16 @@
 //! Floor 4: how parameters are kept. Every store implements [`ParamStore`] towards the model and [`Store`] towards the
 //! optimizer, clipping and checkpoints. Never knows which layer it is holding.
+pub mod flat;
+pub mod init;
+pub mod replicated;
+pub mod sharded;
+mod slots;
+
+pub use flat::Wrap;
+pub use init::initialize;
+pub use replicated::{Replicated, ReplicatedOptions};
+pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
+
 use crate::base::Result;
 use crate::device::{View, ViewMut};
 use crate::nn::{Layout, ParamStore};

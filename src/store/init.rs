@@ -1,0 +1,39 @@
+//! How weights start. Never communicates: every number is a function of the seed, the tensor's name and the index in the
+//! tensor, so each rank fills what it owns, and any cut of any unit gives the same model.
+use super::Store;
+use crate::base::Result;
+use crate::base::rng::Rng;
+use crate::device::Device;
+use crate::nn::Init;
+
+/// Elements filled on the host at once: 256 kB.
+const CHUNK: usize = 1 << 16;
+
+/// Fills the pieces of this rank by their segments' [`Init`]; padding stays 0.
+pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<()> {
+    let mut chunk = vec![0f32; CHUNK];
+    store.for_each_piece(&mut |mut piece| {
+        let owned = piece.start..piece.start + piece.master.len();
+        for segment in &piece.layout.segments {
+            let rng = Rng::named(seed, &segment.name);
+            let (mut at, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
+            while at < end {
+                let n = CHUNK.min(end - at);
+                for (i, x) in chunk[..n].iter_mut().enumerate() {
+                    *x = match segment.init {
+                        Init::Normal(std) => std * rng.normal((at - segment.start + i) as u64),
+                        Init::Constant(value) => value,
+                    };
+                }
+                let to = at - owned.start..at - owned.start + n;
+                dev.upload(bytemuck::cast_slice(&chunk[..n]), piece.master.reborrow().slice(to))?;
+                at += n;
+            }
+        }
+        match piece.param {
+            Some(param) => dev.copy(piece.master.as_view(), param),
+            None => Ok(()),
+        }
+    })?;
+    store.weights_changed()
+}

@@ -1,0 +1,170 @@
+//! DDP, which is also NO_SHARD: every rank keeps all weights; gradients are all-reduced in buckets while backward goes on.
+//! Never gathers, never knows which layer a bucket holds.
+//!
+//! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
+//! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
+//!
+//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots.
+use super::flat::{Flat, Wrap};
+use super::{Piece, Store};
+use crate::base::{Category, DType, Result};
+use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
+use crate::device::{Buf, Device};
+use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
+use std::sync::Arc;
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReplicatedOptions {
+    /// What is computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    pub dtype: DType,
+    /// Gradients reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
+    pub bucket_bytes: usize,
+}
+
+impl ReplicatedOptions {
+    pub const BUCKET: usize = 25 << 20;
+
+    fn flat(&self, layouts: &[Layout]) -> Flat {
+        Flat::new(layouts, Wrap::Size(self.bucket_bytes.div_ceil(DType::F32.size())), 1)
+    }
+}
+
+struct Bucket {
+    master: Buf,
+    /// bf16 only: the copy that layers compute with.
+    param: Option<Buf>,
+    grad: Buf,
+    /// `grad` was zeroed for the step's sum.
+    collecting: bool,
+    reducing: Option<Ticket>,
+}
+
+pub struct Replicated {
+    dev: Arc<dyn Device>,
+    group: Arc<dyn Collective>,
+    flat: Flat,
+    buckets: Vec<Bucket>,
+    last: bool,
+}
+
+impl Replicated {
+    pub fn new(
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        layouts: &[Layout],
+        options: &ReplicatedOptions,
+    ) -> Result<Replicated> {
+        let flat = options.flat(layouts);
+        let bucket = |len: usize| {
+            Ok(Bucket {
+                master: dev.alloc(DType::F32, len, Category::Params)?,
+                param: match options.dtype {
+                    DType::F32 => None,
+                    dtype => Some(dev.alloc(dtype, len, Category::Params)?),
+                },
+                grad: group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads)?,
+                collecting: false,
+                reducing: None,
+            })
+        };
+        let buckets = flat.units.iter().map(|u| bucket(u.padded)).collect::<Result<_>>()?;
+        Ok(Replicated { dev, group, flat, buckets, last: true })
+    }
+
+    /// Bytes that `new` will allocate on a rank.
+    pub fn planned(layouts: &[Layout], options: &ReplicatedOptions) -> Vec<(Category, usize)> {
+        let len = options.flat(layouts).shard();
+        let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
+        vec![(Category::Params, len * (DType::F32.size() + copy)), (Category::Grads, len * DType::F32.size())]
+    }
+
+    /// Zeroes the bucket's gradient at its first use in a step.
+    fn collect(&mut self, unit: usize) -> Result<()> {
+        let bucket = &mut self.buckets[unit];
+        if !bucket.collecting {
+            self.dev.zero(bucket.grad.view_mut())?;
+            bucket.collecting = true;
+        }
+        Ok(())
+    }
+}
+
+impl ParamStore for Replicated {
+    fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
+        let home = self.flat.home(layer);
+        let bucket = &self.buckets[home.unit];
+        let full = bucket.param.as_ref().unwrap_or(&bucket.master);
+        Ok(Weights { flat: full.view().slice(home.range.clone()), layout: &home.layout })
+    }
+
+    fn release(&mut self, _: usize, _: Pass) -> Result<()> {
+        Ok(())
+    }
+
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        self.collect(self.flat.home(layer).unit)?;
+        let home = self.flat.home(layer);
+        let Bucket { master, param, grad, .. } = &mut self.buckets[home.unit];
+        let full = param.as_ref().unwrap_or(master);
+        Ok((
+            Weights { flat: full.view().slice(home.range.clone()), layout: &home.layout },
+            Grads { flat: grad.view_mut().slice(home.range.clone()), layout: &home.layout },
+        ))
+    }
+
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        let unit = self.flat.home(layer).unit;
+        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
+        if complete && self.last {
+            self.collect(unit)?; // a bucket without gradient in this step counts as zero
+            let bucket = &mut self.buckets[unit];
+            bucket.collecting = false;
+            let ticket = self.group.all_reduce(Tag::new("reduce", unit), bucket.grad.view_mut(), Reduce::Sum)?;
+            bucket.reducing = Some(ticket);
+        }
+        Ok(())
+    }
+}
+
+impl Store for Replicated {
+    fn name(&self) -> &'static str {
+        "ddp"
+    }
+    fn units(&self) -> usize {
+        self.flat.units.len()
+    }
+    fn replicated(&self) -> bool {
+        true
+    }
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
+        self.last = last;
+        if first {
+            self.buckets.iter_mut().for_each(|b| b.collecting = false);
+        }
+        Ok(())
+    }
+    fn finish_grads(&mut self) -> Result<()> {
+        for bucket in &mut self.buckets {
+            if let Some(ticket) = bucket.reducing.take() {
+                self.group.wait(ticket)?;
+            }
+        }
+        Ok(())
+    }
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
+            f(Piece {
+                unit,
+                layout: &flat.layout,
+                start: 0,
+                master: bucket.master.view_mut(),
+                param: bucket.param.as_mut().map(Buf::view_mut),
+                grad: bucket.grad.view(),
+            })?;
+        }
+        Ok(())
+    }
+    fn weights_changed(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

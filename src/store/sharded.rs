@@ -1,0 +1,275 @@
+//! Manual FSDP: every rank owns 1/N of each unit's weights, gradient and optimizer state; full weights and full gradients
+//! exist only in staging slots (see [Note: slots] in `slots`). Never knows which layer a unit holds.
+//!
+//! Bytes of a rank, for P padded parameters over N ranks, root R, largest other unit U (bf16; f32 in brackets):
+//!
+//! ```text
+//! params     (4 + 2) P/N   [4 P/N]       f32 master, and the bf16 copy that is gathered [the master is]
+//! grads       4 P/N                      reduced
+//! optimizer   8 P/N                      AdamW's two moments (kept by `optim`)
+//! slots       2 (R + 2U)   [4 (R + 2U)]  weights, FULL_SHARD; SHARD_GRAD_OP: 2P [4P], a slot a unit
+//!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
+//! ```
+//!
+//! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
+//! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
+//! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
+//! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
+use super::flat::{Flat, Wrap};
+use super::slots::{GradSlots, WeightSlots};
+use super::{Piece, Store};
+use crate::base::{Category, DType, Result};
+use crate::comm::Collective;
+use crate::device::{Buf, Device};
+use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Weights};
+use std::sync::Arc;
+
+/// When the gather of the next unit starts in the backward pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackwardPrefetch {
+    /// Before the current unit's gradient is computed.
+    Pre,
+    /// After it.
+    Post,
+    /// Not before it is needed.
+    None,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct ShardedOptions {
+    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    pub dtype: DType,
+    pub wrap: Wrap,
+    /// FULL_SHARD: two weight slots take turns, so a unit is gathered for forward and again for backward. Otherwise
+    /// SHARD_GRAD_OP: each unit has its slot and is gathered once in a step, whatever the number of micro-batches.
+    pub reshard: bool,
+    pub forward_prefetch: bool,
+    pub backward_prefetch: BackwardPrefetch,
+    /// Micro-batches in a step.
+    pub grad_accum: usize,
+    /// Reduce-scatter every micro-batch through two slots, rather than accumulate full gradients and reduce once:
+    /// `grad_accum` times the traffic for 4 (P - R - 2U) bytes less.
+    pub sync_each_batch: bool,
+}
+
+impl ShardedOptions {
+    /// Slots that the units other than the root take turns in: two (current and next), or one each.
+    fn cycles(&self, units: usize) -> Cycles {
+        Cycles { weights: if self.reshard { 2 } else { units }, grads: if self.accumulates() { units } else { 2 } }
+    }
+    /// Full gradients are summed over micro-batches before the one reduction of the step.
+    fn accumulates(&self) -> bool {
+        self.grad_accum > 1 && !self.sync_each_batch
+    }
+}
+
+struct Cycles {
+    weights: usize,
+    grads: usize,
+}
+
+struct Shards {
+    master: Buf,
+    /// bf16 only: what is gathered instead of the master.
+    param: Option<Buf>,
+    grad: Buf,
+    /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
+    collecting: bool,
+}
+
+pub struct Sharded {
+    dev: Arc<dyn Device>,
+    group: Arc<dyn Collective>,
+    options: ShardedOptions,
+    flat: Flat,
+    shards: Vec<Shards>,
+    weights: WeightSlots,
+    grads: GradSlots,
+    /// Place of the micro-batch in its step.
+    first: bool,
+    last: bool,
+}
+
+impl Sharded {
+    pub fn new(
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        layouts: &[Layout],
+        options: &ShardedOptions,
+    ) -> Result<Sharded> {
+        let flat = Flat::new(layouts, options.wrap, group.size());
+        let shard = |len: usize| {
+            Ok(Shards {
+                master: dev.alloc(DType::F32, len, Category::Params)?,
+                param: match options.dtype {
+                    DType::F32 => None,
+                    dtype => Some(dev.alloc(dtype, len, Category::Params)?),
+                },
+                grad: dev.alloc(DType::F32, len, Category::Grads)?,
+                collecting: false,
+            })
+        };
+        let cycles = options.cycles(flat.units.len());
+        Ok(Sharded {
+            shards: flat.units.iter().map(|u| shard(u.shard)).collect::<Result<_>>()?,
+            weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
+            grads: GradSlots::new(&*group, &flat, cycles.grads)?,
+            dev,
+            group,
+            options: options.clone(),
+            flat,
+            first: true,
+            last: true,
+        })
+    }
+
+    /// Bytes that `new` will allocate on a rank.
+    pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
+        let flat = Flat::new(layouts, options.wrap, ranks);
+        let cycles = options.cycles(flat.units.len());
+        let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
+        let total = |slots: Vec<usize>| slots.iter().sum::<usize>();
+        vec![
+            (Category::Params, flat.shard() * (DType::F32.size() + copy)),
+            (Category::Grads, flat.shard() * DType::F32.size()),
+            (Category::Slots, total(flat.slots(cycles.weights)) * options.dtype.size()),
+            (Category::Slots, total(flat.slots(cycles.grads)) * DType::F32.size()),
+        ]
+    }
+
+    fn gather(&mut self, unit: usize) -> Result<()> {
+        let shards = &self.shards[unit];
+        let shard = shards.param.as_ref().unwrap_or(&shards.master);
+        self.weights.start(&*self.group, unit, shard.view())
+    }
+
+    /// The unit that this pass uses after `unit`.
+    fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
+        match pass {
+            Pass::Backward => unit.checked_sub(1),
+            Pass::Forward | Pass::Evaluate => Some(unit + 1).filter(|&next| next < self.flat.units.len()),
+        }
+    }
+
+    /// Whether the release of `layer` ends its unit's part in the pass. The root's unit stays for the head and, in
+    /// training, for the embedding's gradient: only the root closes it.
+    fn closes(&self, layer: usize, pass: Pass) -> bool {
+        let unit = self.flat.home(layer).unit;
+        let layers = &self.flat.units[unit].layers;
+        match pass {
+            _ if unit == 0 => layer == ROOT && pass != Pass::Forward,
+            Pass::Backward => layer == layers.start,
+            Pass::Forward | Pass::Evaluate => layer + 1 == layers.end,
+        }
+    }
+
+    /// Zeroes the unit's full gradient when it starts to collect a sum: in every micro-batch that is reduced by itself,
+    /// and in the first of those that are accumulated.
+    fn collect(&mut self, unit: usize) -> Result<()> {
+        if !self.shards[unit].collecting {
+            let full = self.grads.writable(&*self.group, unit, self.flat.units[unit].padded)?;
+            self.dev.zero(full)?;
+            self.shards[unit].collecting = true;
+        }
+        Ok(())
+    }
+
+}
+
+impl ParamStore for Sharded {
+    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
+        let unit = self.flat.home(layer).unit;
+        if !self.weights.is_open(unit) {
+            self.gather(unit)?;
+            let ahead = match pass {
+                Pass::Backward => self.options.backward_prefetch == BackwardPrefetch::Pre,
+                Pass::Forward | Pass::Evaluate => self.options.forward_prefetch,
+            };
+            if let Some(next) = self.next(unit, pass).filter(|_| ahead) {
+                self.gather(next)?;
+            }
+            self.weights.open(&*self.group, unit)?;
+        }
+        layer_weights(&self.flat, &self.weights, layer)
+    }
+
+    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
+        if !self.closes(layer, pass) {
+            return Ok(());
+        }
+        let unit = self.flat.home(layer).unit;
+        self.weights.close(unit)?;
+        match self.next(unit, pass) {
+            Some(next) if pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post => {
+                self.gather(next)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        let unit = self.flat.home(layer).unit;
+        self.collect(unit)?;
+        let home = self.flat.home(layer);
+        let full = self.grads.writable(&*self.group, unit, self.flat.units[unit].padded)?;
+        let weights = layer_weights(&self.flat, &self.weights, layer)?;
+        Ok((weights, Grads { flat: full.slice(home.range.clone()), layout: &home.layout }))
+    }
+
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        let unit = self.flat.home(layer).unit;
+        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
+        if !complete || (self.options.accumulates() && !self.last) {
+            return Ok(());
+        }
+        self.collect(unit)?; // a unit without gradient in this micro-batch counts as zero
+        let accumulate = !self.options.accumulates() && !self.first;
+        let shards = &mut self.shards[unit];
+        shards.collecting = false;
+        self.grads.reduce(&*self.group, unit, shards.grad.view_mut(), accumulate)
+    }
+}
+
+fn layer_weights<'a>(flat: &'a Flat, weights: &'a WeightSlots, layer: usize) -> Result<Weights<'a>> {
+    let home = flat.home(layer);
+    Ok(Weights { flat: weights.view(home.unit)?.slice(home.range.clone()), layout: &home.layout })
+}
+
+impl Store for Sharded {
+    fn name(&self) -> &'static str {
+        if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
+    }
+    fn units(&self) -> usize {
+        self.flat.units.len()
+    }
+    fn replicated(&self) -> bool {
+        false
+    }
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
+        (self.first, self.last) = (first, last);
+        if first {
+            self.shards.iter_mut().for_each(|s| s.collecting = false);
+        }
+        Ok(())
+    }
+    fn finish_grads(&mut self) -> Result<()> {
+        self.grads.finish(&*self.group)
+    }
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        let rank = self.group.rank();
+        for (unit, (flat, shards)) in self.flat.units.iter().zip(&mut self.shards).enumerate() {
+            f(Piece {
+                unit,
+                layout: &flat.layout,
+                start: flat.owned(rank).start,
+                master: shards.master.view_mut(),
+                param: shards.param.as_mut().map(Buf::view_mut),
+                grad: shards.grad.view(),
+            })?;
+        }
+        Ok(())
+    }
+    fn weights_changed(&mut self) -> Result<()> {
+        self.weights.clear(&*self.group)
+    }
+}
