@@ -173,7 +173,6 @@ impl Sharded {
         }
         Ok(())
     }
-
 }
 
 impl ParamStore for Sharded {
