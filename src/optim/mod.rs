@@ -1,1 +1,9 @@
-//! Floor 5: optimizers, clipping, schedules. Never knows strategies or file layouts.
+//! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW and SGD, learning-rate schedules.
+//! Never knows of strategies, layers or files.
+pub mod clip;
+pub mod optimizer;
+pub mod schedule;
+
+pub use clip::GradNorm;
+pub use optimizer::{Optimizer, Rule};
+pub use schedule::{Schedule, Shape};

@@ -1,0 +1,105 @@
+//! AdamW and SGD over the pieces of a store, one fused pass a piece. Never reduces, clips or schedules: gradient, scale
+//! and learning rate come in finished.
+use crate::base::{Category, DType, Error, Result};
+use crate::device::{self, Buf, Device, View, ViewMut};
+use crate::store::Store;
+use crate::store::flat::{self, Run};
+
+/// The update and its constants.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// Loshchilov & Hutter 2019: decay is applied to the weight, not to the gradient.
+    AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
+    /// PyTorch's form, with decay added to the gradient.
+    Sgd { momentum: f32, weight_decay: f32 },
+}
+
+impl Rule {
+    /// Names of the state tensors, by which checkpoints call them (PyTorch's names). Each is f32, as long as the piece.
+    pub fn state(&self) -> &'static [&'static str] {
+        match *self {
+            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Rule::Sgd { momentum: 0.0, .. } => &[],
+            Rule::Sgd { .. } => &["momentum_buffer"],
+        }
+    }
+    /// Bytes of state for `owned` elements, padding included.
+    pub fn planned(&self, owned: usize) -> (Category, usize) {
+        (Category::Optimizer, self.state().len() * owned * DType::F32.size())
+    }
+}
+
+struct Unit {
+    /// In the order of [`Rule::state`].
+    state: Vec<Buf>,
+    /// Where weight decay applies within the piece.
+    runs: Vec<Run>,
+}
+
+pub struct Optimizer {
+    rule: Rule,
+    units: Vec<Unit>,
+    step: u64,
+}
+
+impl Optimizer {
+    /// Allocates zeroed state beside every piece of `store`.
+    pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
+        let mut units = Vec::with_capacity(store.units());
+        store.for_each_piece(&mut |piece| {
+            let len = piece.master.len();
+            let state = rule.state().iter().map(|_| dev.alloc(DType::F32, len, Category::Optimizer));
+            let runs = flat::runs(piece.layout, piece.start..piece.start + len);
+            units.push(Unit { state: state.collect::<Result<_>>()?, runs });
+            Ok(())
+        })?;
+        Ok(Optimizer { rule, units, step: 0 })
+    }
+    pub fn rule(&self) -> Rule {
+        self.rule
+    }
+    /// Updates done so far: bias correction counts them.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+    /// Continues a run that had done so many updates.
+    pub fn resume(&mut self, steps: u64) {
+        self.step = steps;
+    }
+    /// The state of the piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints write and read.
+    pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
+        self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
+    }
+
+    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]); also writes the copy
+    /// in the compute dtype.
+    pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, lr: f32, scale: View) -> Result<()> {
+        let (rule, step) = (self.rule, self.step + 1);
+        store.for_each_piece(&mut |mut piece| {
+            let Unit { state, runs } = &mut self.units[piece.unit];
+            for Run { range, decay } in runs {
+                let decay = |weight_decay: f32| if *decay { weight_decay } else { 0.0 };
+                let g = piece.grad.slice(range.clone());
+                let p = piece.master.reborrow().slice(range.clone());
+                let out = piece.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
+                let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));
+                match rule {
+                    Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                        let (Some(m), Some(v)) = (state.next(), state.next()) else {
+                            return Err(Error::op("adamw", "two moments are needed"));
+                        };
+                        let h = device::AdamW { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
+                        dev.adamw(&h, scale, g, m, v, p, out)?;
+                    }
+                    Rule::Sgd { momentum, weight_decay } => {
+                        let h = device::Sgd { lr, momentum, weight_decay: decay(weight_decay) };
+                        dev.sgd(&h, scale, g, state.next(), p, out)?;
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.step = step;
+        store.weights_changed()
+    }
+}

@@ -1,0 +1,103 @@
+//! Learning rate as a function of the step. Never holds a position: a resumed run asks for the step that it is at.
+//!
+//! With steps s = 1..=total and w warmup steps:
+//!
+//! ```text
+//! warmup   s <= w    lr * s / w
+//! after    s >  w    lr * f(p),  p = (s - 1 - w) / (total - w), held at 1 past the end
+//! ```
+//!
+//! So the first step already learns, lr is reached at s = w, and the last step is one notch above the final value (the
+//! form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
+use std::f64::consts::PI;
+
+/// What f(p) is, for p in [0, 1].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Shape {
+    /// 1
+    Constant,
+    /// 1 - p
+    Linear,
+    /// (1 + cos(pi p)) / 2 (Loshchilov & Hutter 2017)
+    Cosine,
+    /// min + (1 - min) (1 + cos(pi p)) / 2, `min` a fraction of the peak
+    CosineWithMin(f64),
+}
+
+impl Shape {
+    /// The fraction of the peak at which `cosine_with_min_lr` ends unless told.
+    pub const MIN_RATIO: f64 = 0.1;
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Schedule {
+    pub shape: Shape,
+    /// The highest learning rate.
+    pub peak: f64,
+    pub warmup: u64,
+    /// Steps of the whole run, warmup included.
+    pub total: u64,
+}
+
+impl Schedule {
+    /// `step` counts from 1.
+    pub fn lr(&self, step: u64) -> f32 {
+        if step <= self.warmup {
+            return (self.peak * step as f64 / self.warmup as f64) as f32;
+        }
+        let (done, span) = (step - 1 - self.warmup, self.total.saturating_sub(self.warmup));
+        let p = if done < span { done as f64 / span as f64 } else { 1.0 };
+        let cosine = 0.5 * (1.0 + (PI * p).cos());
+        let fraction = match self.shape {
+            Shape::Constant => 1.0,
+            Shape::Linear => 1.0 - p,
+            Shape::Cosine => cosine,
+            Shape::CosineWithMin(min) => min + (1.0 - min) * cosine,
+        };
+        (self.peak * fraction) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lrs(shape: Shape, warmup: u64, total: u64, steps: &[u64]) -> Vec<f32> {
+        let schedule = Schedule { shape, peak: 1.0, warmup, total };
+        steps.iter().map(|&s| schedule.lr(s)).collect()
+    }
+
+    #[test]
+    fn warmup_ends_at_the_peak() {
+        for shape in [Shape::Constant, Shape::Linear, Shape::Cosine, Shape::CosineWithMin(0.5)] {
+            assert_eq!(lrs(shape, 4, 12, &[1, 2, 3, 4, 5]), [0.25, 0.5, 0.75, 1.0, 1.0], "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn each_shape_at_its_quarters() {
+        // Four warmup steps, eight after: step 9 is half way, step 12 the last, 13 and later past the end.
+        let steps = [9, 13, 100];
+        assert_eq!(lrs(Shape::Constant, 4, 12, &steps), [1.0, 1.0, 1.0]);
+        assert_eq!(lrs(Shape::Linear, 4, 12, &steps), [0.5, 0.0, 0.0]);
+        assert_eq!(lrs(Shape::Linear, 4, 12, &[12]), [0.125]);
+        assert_eq!(lrs(Shape::Cosine, 4, 12, &steps), [0.5, 0.0, 0.0]);
+        assert_eq!(lrs(Shape::CosineWithMin(0.25), 4, 12, &steps), [0.625, 0.25, 0.25]);
+        // A quarter of the way, cos(pi / 4) = sqrt(1/2).
+        assert_eq!(lrs(Shape::Cosine, 4, 12, &[7]), [(0.5 + 0.5 * 0.5f64.sqrt()) as f32]);
+    }
+
+    #[test]
+    fn no_warmup_and_short_runs() {
+        assert_eq!(lrs(Shape::Linear, 0, 4, &[1, 2, 3, 4]), [1.0, 0.75, 0.5, 0.25]);
+        // A run shorter than its warmup just warms up; asked beyond, it is at the end.
+        assert_eq!(lrs(Shape::Cosine, 10, 5, &[5, 10, 11]), [0.5, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn the_peak_scales_it() {
+        let schedule = Schedule { shape: Shape::CosineWithMin(Shape::MIN_RATIO), peak: 3e-4, warmup: 0, total: 10 };
+        assert_eq!(schedule.lr(1), 3e-4);
+        assert_eq!(schedule.lr(11), (3e-4 * Shape::MIN_RATIO) as f32);
+    }
+}
