@@ -1,9 +1,26 @@
 //! Floor 3: layers as pairs of forward and backward, and the one layer loop. Never knows which store it runs on, the
 //! optimizer, or files.
+//!
+//! A family (`llama`, `gpt`) is data: names and shapes of its segments, and which parts make up its root and its
+//! block. The parts and the block are plans: immutable, with every buffer passed in.
+mod attention;
+mod block;
+mod context;
+mod decoder;
+mod gpt;
 pub mod layout;
+mod linear;
+mod llama;
+mod mlp;
+mod norm;
+mod root;
 pub mod spec;
 pub mod store;
+mod workspace;
 
+pub use context::Batch;
+pub use decoder::{Decoder, Micro};
 pub use layout::{Init, Layout, Segment};
 pub use spec::{Arch, Spec};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
+pub use workspace::{Workspace, WorkspaceOptions};

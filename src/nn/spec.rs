@@ -1,4 +1,6 @@
 //! A model as data: the numbers that decide every shape. Never allocates, never reads files.
+use super::layout::{Init, Layout};
+use super::{gpt, llama};
 use crate::base::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +49,7 @@ impl Spec {
                 return Err(Error::input(format!("{name} is 0: it must be at least 1")));
             }
         }
-        if self.heads % self.kv_heads != 0 {
+        if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(Error::input(format!(
                 "num_heads {} is not a multiple of num_kv_heads {}: each key/value head serves an equal group of query \
                  heads",
@@ -61,7 +63,7 @@ impl Spec {
                 self.dim, self.heads, self.kv_heads, self.head_dim
             )));
         }
-        if self.arch == Arch::Llama && self.head_dim % 2 != 0 {
+        if self.arch == Arch::Llama && !self.head_dim.is_multiple_of(2) {
             return Err(Error::input(format!("head_dim {} is odd: rotary positions pair its halves", self.head_dim)));
         }
         if !(0.0..1.0).contains(&self.dropout) {
@@ -73,4 +75,34 @@ impl Spec {
     pub fn qkv(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
+    /// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
+    pub fn layouts(&self) -> Vec<Layout> {
+        let blocks = 0..self.layers;
+        match self.arch {
+            Arch::Llama => [llama::root(self).0].into_iter().chain(blocks.map(|i| llama::block(self, i).0)).collect(),
+            Arch::Gpt => [gpt::root(self).0].into_iter().chain(blocks.map(|i| gpt::block(self, i).0)).collect(),
+        }
+    }
+    /// All of them, embeddings included; a tied head counts once.
+    pub fn params(&self) -> usize {
+        self.layouts().iter().map(Layout::params).sum()
+    }
+    /// What a training step must compute for a token of a sequence of `seq`, whatever is computed twice: the definition of
+    /// MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq). Divided by seconds and by the
+    /// peak it is the MFU.
+    pub fn flops_per_token(&self, seq: usize) -> u64 {
+        let attention = self.layers * 2 * 2 * self.heads * self.head_dim * seq;
+        3 * (2 * self.params() + attention) as u64
+    }
+    /// How the projections that end a residual branch start: the deviation over the root of their number, two a block
+    /// (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3).
+    pub(super) fn residual_init(&self) -> Init {
+        Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt())
+    }
 }
+
+/// Standard deviation of fresh weights: `initializer_range` of both families' configurations.
+const DEVIATION: f32 = 0.02;
+pub(super) const NORMAL: Init = Init::Normal(DEVIATION);
+pub(super) const ONES: Init = Init::Constant(1.0);
+pub(super) const ZEROS: Init = Init::Constant(0.0);

@@ -39,6 +39,12 @@ impl Grads<'_> {
         let range = self.layout.segments[i].range();
         self.flat.reborrow().slice(range)
     }
+    /// Segments `i` and `j` at once; `i < j`.
+    pub fn pair(&mut self, i: usize, j: usize) -> (ViewMut<'_>, ViewMut<'_>) {
+        let (a, b) = (self.layout.segments[i].range(), self.layout.segments[j].range());
+        let (low, high) = self.flat.reborrow().split_at(b.start);
+        (low.slice(a), high.slice(0..b.len()))
+    }
 }
 
 /// Order of calls in a micro-batch: `acquire(ROOT)`; for each block in order acquire, release; `acquire(ROOT)` again for

@@ -1,0 +1,77 @@
+//! What every layer of one pass shares: the device, the batch, the dropout key. Never owns a buffer.
+use super::workspace::Tensor;
+use crate::base::rng::Rng;
+use crate::base::{Error, Result};
+use crate::device::{Device, Dropout, View, ViewMut};
+
+/// One micro-batch on the device: documents one after the other, N tokens in all.
+#[derive(Clone, Copy)]
+pub struct Batch<'a> {
+    /// (N) u32.
+    pub tokens: View<'a>,
+    /// (N) i32, already shifted: what position i predicts, or [`crate::device::IGNORE`].
+    pub targets: View<'a>,
+    /// (N) u32: each token's place in its document.
+    pub positions: View<'a>,
+    /// (S + 1) u32: where documents start, then N.
+    pub cu_seqlens: View<'a>,
+}
+
+impl Batch<'_> {
+    /// N, after checking that everything is as long as it and fits a workspace of `capacity` tokens. `targets` may be
+    /// empty where no loss is asked for.
+    pub(super) fn rows(&self, capacity: usize, with_targets: bool) -> Result<usize> {
+        let n = self.tokens.len();
+        let targets = if with_targets { n } else { self.targets.len() };
+        if n == 0 || n > capacity || self.positions.len() != n || self.targets.len() != targets {
+            return Err(Error::op(
+                "batch",
+                format!(
+                    "{n} tokens, {} targets, {} positions in a workspace of {capacity} tokens",
+                    self.targets.len(),
+                    self.positions.len()
+                ),
+            ));
+        }
+        Ok(n)
+    }
+}
+
+/// Where in a layer a dropout stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Embedding,
+    Attention,
+    Mlp,
+}
+
+#[derive(Clone, Copy)]
+pub struct Cx<'a> {
+    pub dev: &'a dyn Device,
+    pub batch: Batch<'a>,
+    /// Tokens of this batch: rows of every activation.
+    pub n: usize,
+    /// The rotation table (max_len, head_dim) f32; empty without rotary positions.
+    pub table: View<'a>,
+    /// Probability and key of this micro-batch; none when evaluating.
+    pub dropout: Option<(f32, u64)>,
+    pub layer: usize,
+}
+
+impl Cx<'_> {
+    /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
+    pub fn drop(&self, place: Place, x: ViewMut) -> Result<()> {
+        let Some((p, key)) = self.dropout else { return Ok(()) };
+        let key = Rng::new(key, (self.layer as u64) << 8 | place as u64).key();
+        self.dev.dropout(&Dropout { p, key }, x)
+    }
+    /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
+    pub fn branch_grad<'b>(&self, place: Place, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
+        if self.dropout.is_none() {
+            return Ok(dy);
+        }
+        self.dev.copy(dy, masked.rows_mut(self.n))?;
+        self.drop(place, masked.rows_mut(self.n))?;
+        Ok(masked.rows(self.n))
+    }
+}

@@ -1,0 +1,173 @@
+//! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are kept.
+use super::block::Block;
+use super::context::{Batch, Cx};
+use super::layout::Layout;
+use super::root::{LossGrad, Root};
+use super::spec::{Arch, Spec};
+use super::store::{ParamStore, Pass, ROOT};
+use super::workspace::{Fixed, Saved, Scratch, Tensor, Workspace, WorkspaceOptions};
+use super::{gpt, llama};
+use crate::base::{Category, Error, Result};
+use crate::device::Device;
+
+/// A model as a plan: immutable and without memory of its own.
+pub struct Decoder {
+    spec: Spec,
+    layouts: Vec<Layout>,
+    root: Root,
+    block: Block,
+}
+
+/// What distinguishes one micro-batch of a step from the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Micro {
+    /// 1 / loss tokens of the whole optimizer step, over all ranks and micro-batches.
+    pub loss_scale: f32,
+    /// Names run, step, micro-batch and rank; layers derive their own from it.
+    pub dropout_key: u64,
+}
+
+impl Decoder {
+    pub fn new(spec: Spec) -> Result<Decoder> {
+        spec.validate()?;
+        let ((_, root), (_, block)) = match spec.arch {
+            Arch::Llama => (llama::root(&spec), llama::block(&spec, 0)),
+            Arch::Gpt => (gpt::root(&spec), gpt::block(&spec, 0)),
+        };
+        Ok(Decoder { layouts: spec.layouts(), spec, root, block })
+    }
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+    /// By layer: the root, then the blocks.
+    pub fn layouts(&self) -> &[Layout] {
+        &self.layouts
+    }
+
+    /// Bytes that [`Decoder::workspace`] allocates, by category.
+    pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
+        Workspace::plan(&self.spec, options).planned()
+    }
+    pub fn workspace(&self, dev: &dyn Device, options: &WorkspaceOptions) -> Result<Workspace> {
+        let mut ws = Workspace::plan(&self.spec, options).allocate(dev)?;
+        if self.spec.arch == Arch::Llama {
+            let table = ws.fixed.table.rows_mut(self.spec.max_len);
+            dev.upload(bytemuck::cast_slice(&llama::rotations(&self.spec)), table)?;
+        }
+        Ok(ws)
+    }
+
+    /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
+    /// [`Micro::loss_scale`] to the store.
+    pub fn train(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        micro: &Micro,
+    ) -> Result<()> {
+        let n = batch.rows(ws.tokens(), true)?;
+        if ws.dx.capacity() < n {
+            return Err(Error::op("train", "the workspace was made without room for a backward pass"));
+        }
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, dx } = ws;
+        let dropout = (self.spec.dropout > 0.0).then_some((self.spec.dropout, micro.dropout_key));
+        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout, layer: ROOT };
+        self.forward(&cx, store, stream, saved, scratch, Pass::Forward)?;
+
+        store.acquire(ROOT, Pass::Forward)?;
+        let (w, grads) = store.grads(ROOT)?;
+        let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(n) };
+        self.root.loss(&cx, w, stream[self.spec.layers].rows(n), scratch, loss, Some(backward))?;
+
+        let recompute = saved.len() < self.spec.layers;
+        for i in (0..self.spec.layers).rev() {
+            let (layer, x) = (i + 1, stream[i].rows(n));
+            let (cx, kept) = (Cx { layer, ..cx }, i % saved.len());
+            let w = store.acquire(layer, Pass::Backward)?;
+            // The last block's is still there.
+            if recompute && layer < self.spec.layers {
+                self.block.forward(&cx, w, x, &mut saved[kept], scratch, None)?;
+            }
+            let (w, mut dw) = store.grads(layer)?;
+            self.block.backward(&cx, w, &mut dw, x, &saved[kept], scratch, dx.rows_mut(n))?;
+            store.grads_ready(layer)?;
+            store.release(layer, Pass::Backward)?;
+        }
+
+        let (_, dw) = store.grads(ROOT)?;
+        self.root.embed_backward(&cx, dw, dx.rows_mut(n))?;
+        store.grads_ready(ROOT)?;
+        store.release(ROOT, Pass::Backward)
+    }
+
+    /// Forward only, without dropout: adds the summed token losses to the workspace.
+    pub fn evaluate(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+    ) -> Result<()> {
+        let n = batch.rows(ws.tokens(), true)?;
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, .. } = ws;
+        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout: None, layer: ROOT };
+        self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
+        let w = store.acquire(ROOT, Pass::Evaluate)?;
+        self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
+        store.release(ROOT, Pass::Evaluate)
+    }
+
+    /// Assigns `out (vocab)`: the logits of what follows token `row` of the batch. Needs no targets.
+    pub fn next_token_logits(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        row: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let n = batch.rows(ws.tokens(), false)?;
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, next, .. }, .. } = ws;
+        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout: None, layer: ROOT };
+        self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
+        let w = store.acquire(ROOT, Pass::Evaluate)?;
+        let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
+        self.root.logits(&cx, w, x, scratch, next.rows_mut(1))?;
+        store.release(ROOT, Pass::Evaluate)?;
+        dev.download(next.rows(1), bytemuck::cast_slice_mut(out))
+    }
+
+    /// Assigns the residual stream and what each block keeps.
+    fn forward(
+        &self,
+        cx: &Cx,
+        store: &mut dyn ParamStore,
+        stream: &mut [Tensor],
+        saved: &mut [Saved],
+        scratch: &mut Scratch,
+        pass: Pass,
+    ) -> Result<()> {
+        let n = cx.n;
+        let w = store.acquire(ROOT, pass)?;
+        self.root.embed(cx, w, stream[0].rows_mut(n))?;
+        for i in 0..self.spec.layers {
+            let layer = i + 1;
+            let (x, y) = turn(stream, i);
+            let kept = &mut saved[i % saved.len()];
+            let w = store.acquire(layer, pass)?;
+            self.block.forward(&Cx { layer, ..*cx }, w, x.rows(n), kept, scratch, Some(y.rows_mut(n)))?;
+            store.release(layer, pass)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where block `i` reads and where it writes: neighbours, around the end where there are fewer than blocks.
+fn turn(stream: &mut [Tensor], i: usize) -> (&Tensor, &mut Tensor) {
+    let (x, y) = (i % stream.len(), (i + 1) % stream.len());
+    let (low, high) = stream.split_at_mut(x.max(y));
+    if x < y { (&low[x], &mut high[0]) } else { (&high[0], &mut low[y]) }
+}

@@ -1,0 +1,87 @@
+//! A matrix product with one of the layer's weights. Never decides where its output is summed or kept.
+use super::store::{Grads, Weights};
+use crate::base::Result;
+use crate::device::{Device, Gemm, View, ViewMut};
+
+/// How the weight is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// (out, in): `nn.Linear`, Llama.
+    OutIn,
+    /// (in, out): the `Conv1D` of GPT-2.
+    InOut,
+}
+
+/// `y (N, outputs) = x (N, inputs) W [+ b]`. `y` may be a band of columns of wider rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    weight: usize,
+    bias: Option<usize>,
+    inputs: usize,
+    outputs: usize,
+    form: Form,
+    /// Elements in a row of `y`, and the first of them that is written here.
+    row: usize,
+    column: usize,
+}
+
+impl Linear {
+    /// Segment `weight` holds (outputs, inputs).
+    pub fn new(weight: usize, outputs: usize, inputs: usize) -> Linear {
+        Linear { weight, bias: None, inputs, outputs, form: Form::OutIn, row: outputs, column: 0 }
+    }
+    /// Segment `weight` holds (inputs, outputs), segment `bias` (outputs).
+    pub fn conv1d(weight: usize, bias: usize, inputs: usize, outputs: usize) -> Linear {
+        Linear { weight, bias: Some(bias), inputs, outputs, form: Form::InOut, row: outputs, column: 0 }
+    }
+    /// Of rows of `row` elements, `y` is those from `column` on. Without bias.
+    pub fn within(self, row: usize, column: usize) -> Linear {
+        Linear { row, column, ..self }
+    }
+
+    /// Assigns `y`.
+    pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, mut y: ViewMut) -> Result<()> {
+        let n = x.len() / self.inputs;
+        let shape = match self.form {
+            Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
+            Form::InOut => Gemm::nn(n, self.outputs, self.inputs),
+        };
+        let band = self.column..y.len();
+        dev.gemm(&shape.ldc(self.row), x, w.get(self.weight), y.reborrow().slice(band))?;
+        match self.bias {
+            Some(bias) => dev.bias(w.get(bias), y),
+            None => Ok(()),
+        }
+    }
+
+    /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
+    pub fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+        let n = dx.len() / self.inputs;
+        let shape = match self.form {
+            Form::OutIn => Gemm::nn(n, self.inputs, self.outputs),
+            Form::InOut => Gemm::nt(n, self.inputs, self.outputs),
+        };
+        let shape = Gemm { accumulate, ..shape.lda(self.row) };
+        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight), dx)
+    }
+
+    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's.
+    pub fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
+        let n = x.len() / self.inputs;
+        let band = dy.slice(self.column..dy.len());
+        match self.form {
+            Form::OutIn => {
+                let shape = Gemm::tn(self.outputs, self.inputs, n).lda(self.row).accumulate();
+                dev.gemm(&shape, band, x, dw.get(self.weight))?;
+            }
+            Form::InOut => {
+                let shape = Gemm::tn(self.inputs, self.outputs, n).ldb(self.row).accumulate();
+                dev.gemm(&shape, x, band, dw.get(self.weight))?;
+            }
+        }
+        match self.bias {
+            Some(bias) => dev.bias_backward(dy, dw.get(bias)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Layer 0: the embeddings below the blocks, the final norm, the head and the loss above them. Full logits never exist.
+use super::context::{Cx, Place};
+use super::linear::Linear;
+use super::norm::Norm;
+use super::store::{Grads, Weights};
+use super::workspace::{Scratch, Tensor};
+use crate::base::Result;
+use crate::device::{CrossEntropy, View, ViewMut};
+
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// Segment (vocab, C).
+    pub tokens: usize,
+    /// Learned positions: segment (max_len, C).
+    pub positions: Option<usize>,
+    pub norm: Norm,
+    /// Its weight is the token embedding where the two are tied.
+    pub head: Linear,
+    pub vocab: usize,
+}
+
+/// What a loss needs to go backward.
+pub struct LossGrad<'a> {
+    pub grads: Grads<'a>,
+    /// Multiplies every gradient: 1 / loss tokens of the whole step.
+    pub scale: f32,
+    /// (N, C): the residual's gradient, assigned.
+    pub dx: ViewMut<'a>,
+}
+
+impl Root {
+    /// Assigns `y (N, C)`.
+    pub fn embed(&self, cx: &Cx, w: Weights, mut y: ViewMut) -> Result<()> {
+        cx.dev.embed(cx.batch.tokens, w.get(self.tokens), y.reborrow(), false)?;
+        if let Some(positions) = self.positions {
+            cx.dev.embed(cx.batch.positions, w.get(positions), y.reborrow(), true)?;
+        }
+        cx.drop(Place::Embedding, y)
+    }
+
+    /// Adds to the embeddings' gradients; `dx (N, C)` is masked on the way.
+    pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, mut dx: ViewMut) -> Result<()> {
+        cx.drop(Place::Embedding, dx.reborrow())?;
+        cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), dw.get(self.tokens))?;
+        match self.positions {
+            Some(positions) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), dw.get(positions)),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the token losses of `x (N, C)` to `loss`, in chunks of rows. Each chunk goes backward at once where gradients are
+    /// asked for, so that no logits wait.
+    pub fn loss(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        scratch: &mut Scratch,
+        loss: &mut Tensor,
+        mut backward: Option<LossGrad>,
+    ) -> Result<()> {
+        let (dev, n) = (cx.dev, cx.n);
+        let scale = backward.as_ref().map_or(0.0, |b| b.scale);
+        let shape = CrossEntropy { vocab: self.vocab, scale, grad: backward.is_some() };
+        self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
+        let chunk = scratch.logits.capacity();
+        for start in (0..n).step_by(chunk) {
+            let band = start..n.min(start + chunk);
+            let (h, rows) = (scratch.h.band(&band), band.len());
+            self.head.forward(dev, w, h, scratch.logits.rows_mut(rows))?;
+            let targets = cx.batch.targets.slice(band.clone());
+            dev.cross_entropy(&shape, targets, scratch.logits.rows_mut(rows), loss.rows_mut(1))?;
+            if let Some(LossGrad { grads, .. }) = &mut backward {
+                self.head.weight_grad(dev, grads, h, scratch.logits.rows(rows))?;
+                self.head.input_grad(dev, w, scratch.logits.rows(rows), scratch.dh.band_mut(&band), false)?;
+            }
+        }
+        let Some(LossGrad { mut grads, mut dx, .. }) = backward else { return Ok(()) };
+        dev.zero(dx.reborrow())?;
+        self.norm.backward(dev, w, &mut grads, x, scratch.stats.rows(n), scratch.dh.rows(n), dx)
+    }
+
+    /// Assigns `logits (1, vocab)` f32 from one row `x (1, C)`.
+    pub fn logits(&self, cx: &Cx, w: Weights, x: View, scratch: &mut Scratch, logits: ViewMut) -> Result<()> {
+        self.norm.forward(cx.dev, w, x, scratch.h.rows_mut(1), scratch.stats.rows_mut(1))?;
+        self.head.forward(cx.dev, w, scratch.h.rows(1), logits)
+    }
+}

@@ -1,0 +1,261 @@
+//! Every buffer that a pass needs besides weights and gradients, allocated once. Never grows.
+//!
+//! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are it.
+//! [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula and
+//! allocation cannot drift apart.
+use super::spec::{Arch, Spec};
+use crate::base::{Category, DType, Result};
+use crate::device::{Buf, Device, View, ViewMut};
+use std::ops::Range;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkspaceOptions {
+    /// The most tokens in a micro-batch.
+    pub tokens: usize,
+    /// Of activations: f32 or bf16.
+    pub dtype: DType,
+    /// Keep each block's input only; backward computes the rest again.
+    pub checkpoint: bool,
+    /// Without, there is no room for a backward pass.
+    pub train: bool,
+}
+
+/// `rows` of `width` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    category: Category,
+    dtype: DType,
+    rows: usize,
+    width: usize,
+}
+
+pub struct Tensor {
+    buf: Buf,
+    width: usize,
+}
+
+impl Shape {
+    fn bytes(&self) -> usize {
+        self.rows * self.width * self.dtype.size()
+    }
+    fn allocate(&self, dev: &dyn Device) -> Result<Tensor> {
+        Ok(Tensor { buf: dev.alloc(self.dtype, self.rows * self.width, self.category)?, width: self.width })
+    }
+}
+
+impl Tensor {
+    /// The first `n` rows.
+    pub fn rows(&self, n: usize) -> View<'_> {
+        self.buf.view().slice(0..n * self.width)
+    }
+    pub fn rows_mut(&mut self, n: usize) -> ViewMut<'_> {
+        self.buf.view_mut().slice(0..n * self.width)
+    }
+    pub fn band(&self, rows: &Range<usize>) -> View<'_> {
+        self.buf.view().slice(rows.start * self.width..rows.end * self.width)
+    }
+    pub fn band_mut(&mut self, rows: &Range<usize>) -> ViewMut<'_> {
+        self.buf.view_mut().slice(rows.start * self.width..rows.end * self.width)
+    }
+    /// Rows that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.buf.len() / self.width.max(1)
+    }
+}
+
+/// A struct of alike fields, and the map over them.
+macro_rules! table {
+    ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $field:ident,)* }) => {
+        $(#[$about])*
+        pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* }
+        impl<T> $name<T> {
+            fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<$name<U>> {
+                Ok($name { $($field: f(&self.$field)?,)* })
+            }
+        }
+    };
+}
+
+table! {
+    /// What the attention branch keeps for its backward pass.
+    AttentionSaved {
+        /// (N, (heads + 2 kv_heads) head_dim), rotated.
+        qkv,
+        /// (N, heads * head_dim)
+        o,
+        /// (heads, N) f32
+        lse,
+    }
+}
+table! {
+    /// What the feed-forward branch keeps for its backward pass.
+    MlpSaved {
+        /// (N, C): its input.
+        x,
+        /// (N, F), empty without a gate.
+        gate,
+        /// (N, F)
+        up,
+    }
+}
+/// What one block keeps for its backward pass, besides its input.
+pub struct Saved<T = Tensor> {
+    pub attention: AttentionSaved<T>,
+    pub mlp: MlpSaved<T>,
+}
+impl<T> Saved<T> {
+    fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+        Ok(Saved { attention: self.attention.map(f)?, mlp: self.mlp.map(f)? })
+    }
+}
+table! {
+    /// Used within a block or the head, by one after the other. From `masked` on: backward only.
+    Scratch {
+        /// (N, C): the normalised input of a branch, or of the head.
+        h,
+        /// (N, 1) f32: 1/rms; with LayerNorm (N, 2): mean and 1/deviation.
+        stats,
+        /// (N, F): the activation, then the gate's gradient.
+        act,
+        /// (R, vocab): a chunk of logits, then their gradient.
+        logits,
+        /// (N, C): the residual's gradient under a dropout mask; empty without dropout.
+        masked,
+        /// (N, C): the gradient of `h`.
+        dh,
+        /// (N, heads * head_dim)
+        d_o,
+        /// (heads, N) f32
+        delta,
+        /// (N, (heads + 2 kv_heads) head_dim)
+        dqkv,
+        /// (N, F)
+        dact,
+        /// (N, F)
+        dup,
+    }
+}
+table! {
+    /// Small things.
+    Fixed {
+        /// (max_len, head_dim) f32: cosines and sines of the rotary positions; empty without.
+        table,
+        /// (1) f64: the sum of token losses since it was last taken.
+        loss,
+        /// (1, vocab) f32: the next token's logits.
+        next,
+    }
+}
+
+/// The activations of a model.
+pub struct Workspace<T = Tensor> {
+    /// (N, C) each: the residual stream before every block and after the last; without backward, two taking turns.
+    pub(super) stream: Vec<T>,
+    /// One a block; one for all under checkpointing or without backward.
+    pub(super) saved: Vec<Saved<T>>,
+    pub(super) scratch: Scratch<T>,
+    pub(super) fixed: Fixed<T>,
+    /// (N, C): the gradient of the residual stream.
+    pub(super) dx: T,
+}
+
+/// Rows of a chunk of logits: at most 64 MiB of them, so that no more than that exists at a time, but at least 256 rows.
+/// The head's weight gradient reads and writes 8 bytes of f32 for every 2 R flops, so R rows give it R/4 flops a byte: 64
+/// at 256 rows, above the ratio of flops to memory bytes that a CPU core sustains in f32 (about 10) and near that of one
+/// with AMX. Chunks are equal but for rounding, so that none is a small rest.
+pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
+    const BYTES: usize = 64 << 20;
+    const LEAST: usize = 256;
+    let most = (BYTES / (vocab * dtype.size())).max(LEAST);
+    tokens.div_ceil(tokens.div_ceil(most))
+}
+
+impl Workspace<Shape> {
+    /// The table: what a model needs for `options`.
+    pub(super) fn plan(spec: &Spec, options: &WorkspaceOptions) -> Workspace<Shape> {
+        let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
+        let llama = spec.arch == Arch::Llama;
+        let (inner, gate) = (spec.heads * spec.head_dim, if llama { spec.ff } else { 0 });
+        let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width };
+
+        let keep = |width| shape(Category::Saved, dtype, tokens, width);
+        let saved = || Saved {
+            attention: AttentionSaved {
+                qkv: keep(spec.qkv()),
+                o: keep(inner),
+                lse: shape(Category::Saved, DType::F32, tokens, spec.heads),
+            },
+            mlp: MlpSaved { x: keep(spec.dim), gate: keep(gate), up: keep(spec.ff) },
+        };
+        let blocks = if train && !checkpoint { spec.layers } else { 1 };
+        let stream = if train { spec.layers + 1 } else { 2 };
+
+        let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
+        let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
+        let chunk = chunk_rows(tokens, spec.vocab, dtype);
+        let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
+        Workspace {
+            stream: (0..stream).map(|_| keep(spec.dim)).collect(),
+            saved: (0..blocks).map(|_| saved()).collect(),
+            scratch: Scratch {
+                h: scratch(spec.dim),
+                stats: Shape { dtype: DType::F32, ..scratch(if llama { 1 } else { 2 }) },
+                act: scratch(spec.ff),
+                logits: shape(Category::Scratch, dtype, chunk, spec.vocab),
+                masked: back(if spec.dropout > 0.0 { spec.dim } else { 0 }),
+                dh: back(spec.dim),
+                d_o: back(inner),
+                delta: Shape { dtype: DType::F32, ..back(spec.heads) },
+                dqkv: back(spec.qkv()),
+                dact: back(spec.ff),
+                dup: back(spec.ff),
+            },
+            fixed: Fixed {
+                table: other(DType::F32, if llama { spec.max_len } else { 0 }, spec.head_dim),
+                loss: other(DType::F64, 1, 1),
+                next: other(DType::F32, 1, spec.vocab),
+            },
+            dx: back(spec.dim),
+        }
+    }
+
+    /// Bytes by category.
+    pub(super) fn planned(&self) -> Vec<(Category, usize)> {
+        let mut bytes = [Category::Saved, Category::Scratch, Category::Other].map(|category| (category, 0));
+        let mut count = |shape: &Shape| {
+            bytes.iter_mut().filter(|b| b.0 == shape.category).for_each(|b| b.1 += shape.bytes());
+            Ok(())
+        };
+        self.map(&mut count).ok(); // counting cannot fail
+        bytes.to_vec()
+    }
+
+    pub(super) fn allocate(&self, dev: &dyn Device) -> Result<Workspace> {
+        self.map(&mut |shape: &Shape| shape.allocate(dev))
+    }
+}
+
+impl<T> Workspace<T> {
+    fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Workspace<U>> {
+        Ok(Workspace {
+            stream: self.stream.iter().map(&mut *f).collect::<Result<_>>()?,
+            saved: self.saved.iter().map(|saved| saved.map(f)).collect::<Result<_>>()?,
+            scratch: self.scratch.map(f)?,
+            fixed: self.fixed.map(f)?,
+            dx: f(&self.dx)?,
+        })
+    }
+}
+
+impl Workspace {
+    /// The sum of token losses since the last call, unscaled; waits for it and starts again from zero.
+    pub fn take_loss(&mut self, dev: &dyn Device) -> Result<f64> {
+        let mut loss = [0f64];
+        dev.download(self.fixed.loss.rows(1), bytemuck::cast_slice_mut(&mut loss))?;
+        dev.zero(self.fixed.loss.rows_mut(1))?;
+        Ok(loss[0])
+    }
+    pub fn tokens(&self) -> usize {
+        self.scratch.h.capacity()
+    }
+}
