@@ -50,9 +50,8 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
 /// (Su et al. 2021). Computed in f64, so that far positions keep their digits.
 pub fn rotations(spec: &Spec) -> Vec<f32> {
     let half = spec.head_dim / 2;
-    let angle = |position: usize, i: usize| {
-        position as f64 * spec.rope_theta.powf(-2.0 * i as f64 / spec.head_dim as f64)
-    };
+    let angle =
+        |position: usize, i: usize| position as f64 * spec.rope_theta.powf(-2.0 * i as f64 / spec.head_dim as f64);
     (0..spec.max_len)
         .flat_map(|p| (0..2 * half).map(move |i| (p, i)))
         .map(|(p, i)| if i < half { angle(p, i).cos() } else { angle(p, i - half).sin() } as f32)
