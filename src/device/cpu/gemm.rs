@@ -1,0 +1,169 @@
+//! The matrix product of the CPU device: `C (+)= op(A) op(B)` on one thread, sums always in f32. Chooses the kernel at run
+//! time; never starts a thread, and allocates only while its scratch grows.
+//!
+//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products, else through f32; f32 to the `gemm` crate. The first two
+//! share everything but the innermost block: packing ([`pack`]) and the loops around it ([`blocked`]).
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+mod plain;
+#[cfg(test)]
+mod tests;
+
+use crate::base::{DType, Elem, Error, Result};
+use crate::device::{Gemm, View, ViewMut};
+use half::bf16;
+
+/// How bf16 products are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kernel {
+    /// Tiles of Intel's matrix extension: 16 x 16 x 32 products an instruction.
+    Amx,
+    /// `vdpbf16ps`: 32 products an instruction.
+    Avx512,
+    /// Converted to f32 by blocks. Works everywhere.
+    Plain,
+}
+
+impl Kernel {
+    /// Fastest first.
+    pub const ALL: [Kernel; 3] = [Kernel::Amx, Kernel::Avx512, Kernel::Plain];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Amx => "amx-bf16",
+            Kernel::Avx512 => "avx512-bf16",
+            Kernel::Plain => "plain",
+        }
+    }
+    /// Whether this CPU and this operating system run it. Asking for AMX asks Linux for the tile registers.
+    pub fn available(self) -> bool {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Kernel::Amx => avx512::available() && amx::available(),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512 => avx512::available(),
+            Kernel::Plain => true,
+            #[allow(unreachable_patterns)] // reached where the kernels above are not compiled
+            _ => false,
+        }
+    }
+}
+
+/// The chosen kernel and its packing buffers: they grow to the largest product seen and are then reused.
+pub struct Scratch {
+    kernel: Kernel,
+    buffers: Buffers,
+}
+
+/// Blocks of A and of B in the order in which the kernel reads them, and of C while its sums are incomplete.
+#[derive(Default)]
+struct Buffers {
+    a: Lines,
+    b: Lines,
+    c: Lines,
+}
+
+/// Memory in whole cache lines, so that no vector or tile row straddles two.
+#[derive(Default)]
+struct Lines(Vec<Line>);
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Lines {
+    /// Room for `len` elements, of any content.
+    fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
+        let lines = (len * size_of::<T>()).div_ceil(64);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0; 64]));
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
+    }
+}
+
+impl Scratch {
+    /// With the fastest kernel of this machine.
+    pub fn new() -> Scratch {
+        let kernel = Kernel::ALL.into_iter().find(|k| k.available()).unwrap_or(Kernel::Plain);
+        Scratch { kernel, buffers: Buffers::default() }
+    }
+    /// With this kernel; an error where the machine does not have it.
+    pub fn with_kernel(kernel: Kernel) -> Result<Scratch> {
+        if !kernel.available() {
+            return Err(Error::op("gemm", format!("this machine has no {}", kernel.name())));
+        }
+        Ok(Scratch { kernel, buffers: Buffers::default() })
+    }
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+    /// "amx-bf16", "avx512-bf16" or "plain".
+    pub fn kernel_name(&self) -> &'static str {
+        self.kernel.name()
+    }
+    /// Bytes held by the packing buffers.
+    pub fn bytes(&self) -> usize {
+        let Buffers { a, b, c } = &self.buffers;
+        64 * (a.0.len() + b.0.len() + c.0.len())
+    }
+}
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch::new()
+    }
+}
+
+/// `C (+)= op(A) op(B)` as [`Gemm`] says. A and B are f32 and C f32, or A and B are bf16 and C bf16 or f32.
+/// Without `accumulate` C is assigned and never read; with k = 0 it becomes zero.
+pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+    fits(shape, &a, &b, &c)?;
+    if shape.m == 0 || shape.n == 0 {
+        return Ok(());
+    }
+    let dtypes = (a.dtype(), b.dtype(), c.dtype());
+    match dtypes {
+        (DType::F32, DType::F32, DType::F32) => {
+            let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
+            plain::f32_product(shape, a, b, c);
+        }
+        (DType::Bf16, DType::Bf16, DType::F32) => product(scratch, shape, a, b, c.host::<f32>("gemm")?)?,
+        (DType::Bf16, DType::Bf16, DType::Bf16) => product(scratch, shape, a, b, c.host::<bf16>("gemm")?)?,
+        (a, b, c) => return Err(Error::op("gemm", format!("no product of {a} and {b} into {c}"))),
+    }
+    Ok(())
+}
+
+/// Every element that the product touches lies within its view, and rows of C do not overlap.
+fn fits(shape: &Gemm, a: &View, b: &View, c: &ViewMut) -> Result<()> {
+    let (wide_a, wide_b) = (if shape.ta { shape.m } else { shape.k }, if shape.tb { shape.k } else { shape.n });
+    let rows = [(shape.lda, wide_a), (shape.ldb, wide_b), (shape.ldc, shape.n)];
+    let lens = [a.len(), b.len(), c.len()];
+    let overlap = rows.iter().any(|(ld, wide)| ld < wide);
+    if overlap || shape.extents().iter().zip(lens).any(|(need, have)| *need > have) {
+        let what = format!("{shape:?} needs {:?} elements, got {lens:?}", shape.extents());
+        return Err(Error::op("gemm", what));
+    }
+    Ok(())
+}
+
+fn product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: &mut [C]) -> Result<()> {
+    let (a, b) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?);
+    let buffers = &mut scratch.buffers;
+    match scratch.kernel {
+        // SAFETY: `with_kernel` and `new` choose what is available only; `fits` has checked the extents.
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Kernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, buffers) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        _ => plain::bf16_product(shape, a, b, c, buffers),
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! The block product of Intel AMX: `tdpbf16ps` multiplies a tile of A (16 rows x 32 bf16) by a tile of B (16 pairs x 16
+//! columns). The intrinsics and `is_x86_feature_detected!("amx-bf16")` are unstable; inline assembly is not. Nothing but
+//! tiles.
+use super::blocked::Block;
+use super::pack::COLUMNS;
+use half::bf16;
+use std::arch::{asm, x86_64::__cpuid_count};
+use std::marker::PhantomData;
+
+/// The CPU has tiles and bf16 products of them, and Linux saves them and lets this process use them.
+pub(super) fn available() -> bool {
+    const OSXSAVE: u32 = 1 << 27; // leaf 1 ecx: xgetbv does not fault
+    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24; // leaf 7 edx
+    const TILES: u64 = 3 << 17; // xcr0: configuration and data
+    let cpu = __cpuid_count(0, 0).eax >= 7
+        && __cpuid_count(1, 0).ecx & OSXSAVE != 0
+        && __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE;
+    cpu && xcr0() & TILES == TILES && permitted()
+}
+
+fn xcr0() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: the caller has seen OSXSAVE.
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags));
+    }
+    (high as u64) << 32 | low as u64
+}
+
+/// Asks for the 8 KB of tile data in this process's saved state; asking again is harmless.
+fn permitted() -> bool {
+    const SYS_ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XTILEDATA: u64 = 18;
+    let status: i64;
+    // SAFETY: the call takes two integers and touches no memory of this process.
+    unsafe {
+        asm!("syscall", inlateout("rax") SYS_ARCH_PRCTL => status, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XTILEDATA,
+             out("rcx") _, out("r11") _, options(nostack));
+    }
+    status == 0
+}
+
+/// Operand of `ldtilecfg`.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// This thread's eight tiles, each 16 rows of 64 bytes, until dropped. Not Send: tiles belong to a thread.
+pub(super) struct Tiles(PhantomData<*const ()>);
+
+impl Tiles {
+    /// # Safety
+    /// [`available`] has said yes, and nothing else on this thread uses tiles before this is dropped.
+    pub(super) unsafe fn configure() -> Tiles {
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..8].fill(64);
+        config.rows[..8].fill(16);
+        // SAFETY: the caller's. The configuration is 64 bytes of valid palette 1.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &config,
+                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                 options(nostack, readonly, preserves_flags));
+        }
+        Tiles(PhantomData)
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: configured on this thread.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
+    }
+}
+
+impl Block<bf16> for Tiles {
+    /// 2 x 2 tiles of sums, 2 tiles of A and 2 of B: all eight, and one load for each product.
+    const ROWS: usize = 32;
+    /// A panel of B (32 KB) stays in the first cache; one of A streams past it at 32 bytes a cycle.
+    const STEPS: usize = 16;
+    /// 512 rows x 512 bf16 = 512 KB of a second cache of 2 MB: B comes from the third but once for 512 rows.
+    const PANELS: usize = 16;
+
+    /// A step of A is 2 tiles of 16 rows of 64 bytes, one after the other. A step of B is 16 rows of 128 bytes: 2 tiles
+    /// side by side. So is the block of sums: 2 x 2 tiles in rows of 128 bytes.
+    unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32) {
+        const { assert!(COLUMNS == 32) };
+        // SAFETY: the panels hold `steps` steps of 2048 bytes and `out` 32 rows of 128 bytes; tiles are configured.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {steps}, {steps}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm4, [{a} + {row_a}*1]",
+                "tileloadd tmm6, [{b} + {row_b}*1]",
+                "tileloadd tmm7, [{b} + {row_b}*1 + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a} + {row_a}*1 + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 2048",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{out} + {row_b}*1], tmm0",
+                "tilestored [{out} + {row_b}*1 + 64], tmm1",
+                "tilestored [{out} + {row_b}*1 + 2048], tmm2",
+                "tilestored [{out} + {row_b}*1 + 2112], tmm3",
+                a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, out = in(reg) out,
+                row_a = in(reg) 64usize, row_b = in(reg) 128usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack),
+            );
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Every form, dtype, kernel and awkward size against f64. The rule: at most twice the error of a naive product of the
+//! same dtypes.
+use super::*;
+use crate::base::dtype::Float;
+use crate::base::rng::Rng;
+use crate::device::Buf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+fn buf<T: Elem>(mut data: Vec<T>) -> Buf {
+    let (at, len) = (NonNull::new(data.as_mut_ptr()).unwrap(), data.len());
+    // SAFETY: the vector's memory does not move with it, and nothing else touches it.
+    unsafe { Buf::from_raw(at.cast(), T::DTYPE, len, Arc::new(data)) }
+}
+fn values<T: Elem>(buf: &Buf) -> &[T] {
+    buf.view().host("test").unwrap()
+}
+
+/// `rows` x `columns` of `x(row, column)`, and between the rows what must not be read.
+fn matrix<T: Float>(rows: usize, columns: usize, ld: usize, x: impl Fn(usize, usize) -> f32) -> Buf {
+    let gap = f32::NAN;
+    let at = |i: usize| if i % ld < columns { x(i / ld, i % ld) } else { gap };
+    // One element before, so that nothing is aligned to more than an element.
+    buf((0..=rows * ld).map(|i| T::from_f32(if i == 0 { gap } else { at(i - 1) })).collect::<Vec<T>>())
+}
+
+/// What computes: a kernel of this machine, or the model of the tiles.
+enum Under {
+    Test(Scratch),
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Model(Buffers),
+}
+
+impl Under {
+    fn name(&self) -> String {
+        match self {
+            Under::Test(scratch) => scratch.kernel_name().into(),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Under::Model(_) => "model of amx".into(),
+        }
+    }
+    fn gemm<C: plain::Output + Elem>(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut) {
+        match self {
+            Under::Test(scratch) => gemm(scratch, shape, a, b, c).unwrap(),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Under::Model(buffers) => {
+                let (a, b) = (a.host::<bf16>("test").unwrap(), b.host("test").unwrap());
+                // SAFETY: made only where AVX-512 is; the operands hold the extents.
+                unsafe { blocked::product(&model::Tiles, shape, a, b, c.host::<C>("test").unwrap(), buffers) }
+            }
+        }
+    }
+}
+
+/// All that can run here; says what cannot.
+fn under_test() -> Vec<Under> {
+    let mut all = vec![];
+    for kernel in Kernel::ALL {
+        match Scratch::with_kernel(kernel) {
+            Ok(scratch) => all.push(Under::Test(scratch)),
+            Err(e) => eprintln!("NOT TESTED: {e}"),
+        }
+    }
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    match avx512::available() {
+        true => all.push(Under::Model(Buffers::default())),
+        false => eprintln!("NOT TESTED: the model of amx needs AVX-512 for packing"),
+    }
+    all
+}
+
+/// Odd sizes, edges of panels and tiles, and (last) more than one block along m, n and k for every kernel.
+const SIZES: [[usize; 3]; 12] = [
+    [1, 1, 1],
+    [1, 40, 3],
+    [5, 1, 33],
+    [12, 32, 32],
+    [13, 33, 31],
+    [32, 64, 64],
+    [31, 17, 2],
+    [47, 65, 97],
+    [193, 96, 64],
+    [3, 70, 1100],
+    [530, 31, 130],
+    [200, 330, 4700],
+];
+
+fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = Gemm> {
+    let pad = move |g: Gemm| Gemm { lda: g.lda + gap, ldb: g.ldb + gap, ldc: g.ldc + 2 * gap, ..g };
+    [Gemm::nn(m, n, k), Gemm::nt(m, n, k), Gemm::tn(m, n, k)].into_iter().map(pad)
+}
+
+fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: Gemm) {
+    let Gemm { m, n, k, ta, tb, .. } = shape;
+    let (ra, rb) = (Rng::new(1, 2), Rng::new(3, 4));
+    let round = |x: f32| T::from_f32(x).to_f32();
+    let a: Vec<f32> = (0..m * k).map(|i| round(ra.normal(i as u64))).collect();
+    let b: Vec<f32> = (0..n * k).map(|i| round(rb.normal(i as u64))).collect(); // transposed: both run along k
+    let before = |i: usize, j: usize| ((i * 7 + j * 3) % 11) as f32 - 5.0;
+    let (rows_a, wide_a) = if ta { (k, m) } else { (m, k) };
+    let (rows_b, wide_b) = if tb { (n, k) } else { (k, n) };
+    let stored_a = matrix::<T>(rows_a, wide_a, shape.lda, |r, c| if ta { a[c * k + r] } else { a[r * k + c] });
+    let stored_b = matrix::<T>(rows_b, wide_b, shape.ldb, |r, c| if tb { b[r * k + c] } else { b[c * k + r] });
+
+    let mut exact = vec![0f64; m * n];
+    let mut naive = vec![0f32; m * n];
+    for i in 0..m {
+        for j in 0..n {
+            for (x, y) in a[i * k..][..k].iter().zip(&b[j * k..][..k]) {
+                exact[i * n + j] += *x as f64 * *y as f64;
+                naive[i * n + j] += x * y;
+            }
+        }
+    }
+    for accumulate in [false, true] {
+        let shape = Gemm { accumulate, ..shape };
+        let old = |i: usize| if accumulate { before(i / n, i % n) } else { 0.0 };
+        let error = |of: &dyn Fn(usize) -> f32| {
+            (0..m * n).map(|i| (of(i) as f64 - exact[i] - old(i) as f64).abs()).fold(0.0, f64::max)
+        };
+        let scale = exact.iter().fold(0.0, |s: f64, x| s.max(x.abs()));
+        let allowed = 2.0 * error(&|i| C::from_f32(naive[i] + old(i)).to_f32()) + f32::EPSILON as f64 * scale;
+        for under in all.iter_mut() {
+            // Without `accumulate` C must not be read.
+            let fill = |i, j| if accumulate { before(i, j) } else { f32::NAN };
+            let mut c = matrix::<C>(m, n, shape.ldc, fill);
+            let [len_a, len_b, len_c] = shape.extents().map(|extent| 1..1 + extent);
+            under.gemm::<C>(
+                &shape,
+                stored_a.view().slice(len_a),
+                stored_b.view().slice(len_b),
+                c.view_mut().slice(len_c),
+            );
+            let c = &values::<C>(&c)[1..];
+            let got = |i: usize| c[i / n * shape.ldc + i % n].to_f32();
+            assert!((0..m * n).all(|i| got(i).is_finite()), "{} {shape:?}: not finite", under.name());
+            let e = error(&got);
+            assert!(e <= allowed, "{} {} {shape:?}: error {e:.2e}, allowed {allowed:.2e}", under.name(), C::DTYPE);
+            let gaps = (0..m * shape.ldc).filter(|i| i % shape.ldc >= n);
+            assert!(gaps.map(|i| c[i].to_f32()).all(f32::is_nan), "{} {shape:?}: wrote between rows", under.name());
+        }
+    }
+}
+
+#[test]
+fn f32_products() {
+    let mut plain = [Under::Test(Scratch::new())];
+    for size in SIZES {
+        for gap in [0, 3] {
+            forms(size, gap).for_each(|shape| agrees::<f32, f32>(&mut plain, shape));
+        }
+    }
+}
+#[test]
+fn bf16_products_into_f32() {
+    let mut all = under_test();
+    for size in SIZES {
+        for gap in [0, 3] {
+            forms(size, gap).for_each(|shape| agrees::<bf16, f32>(&mut all, shape));
+        }
+    }
+}
+#[test]
+fn bf16_products_into_bf16() {
+    let mut all = under_test();
+    for size in SIZES {
+        for gap in [0, 3] {
+            forms(size, gap).for_each(|shape| agrees::<bf16, bf16>(&mut all, shape));
+        }
+    }
+}
+
+#[test]
+fn nothing_to_sum_assigns_zero_or_adds_nothing() {
+    let (a, b) = (buf::<bf16>(vec![]), buf::<bf16>(vec![]));
+    for mut under in under_test() {
+        for (accumulate, want) in [(false, 0.0), (true, 7.0)] {
+            let mut c = buf(vec![7f32; 6]);
+            under.gemm::<f32>(&Gemm { accumulate, ..Gemm::nt(2, 3, 0) }, a.view(), b.view(), c.view_mut());
+            assert_eq!(values::<f32>(&c), [want; 6], "{}", under.name());
+        }
+    }
+    let (a, b, mut c) = (buf::<f32>(vec![]), buf::<f32>(vec![]), buf(vec![7f32; 6]));
+    gemm(&mut Scratch::new(), &Gemm::nn(2, 3, 0), a.view(), b.view(), c.view_mut()).unwrap();
+    assert_eq!(values::<f32>(&c), [0.0; 6]);
+    // No rows, no columns: nothing to write.
+    for shape in [Gemm::nn(0, 3, 2), Gemm::nt(2, 0, 3)] {
+        let (a, b, mut c) = (buf(vec![1f32; 6]), buf(vec![1f32; 6]), buf::<f32>(vec![]));
+        gemm(&mut Scratch::new(), &shape, a.view(), b.view(), c.view_mut()).unwrap();
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (f, h) = (buf(vec![0f32; 64]), buf(vec![bf16::ZERO; 64]));
+    let mut scratch = Scratch::new();
+    let mut refused = |shape: Gemm, a: View, b: View, mut c: Buf| {
+        let e = gemm(&mut scratch, &shape, a, b, c.view_mut()).unwrap_err().to_string();
+        assert!(e.starts_with("gemm: "), "{e}");
+    };
+    let c = || buf(vec![0f32; 64]);
+    refused(Gemm::nn(8, 8, 9), f.view(), f.view(), c()); // A and B too short
+    refused(Gemm::nn(9, 8, 4), f.view(), f.view(), c()); // C too short
+    refused(Gemm::nt(8, 8, 8).ldb(9), f.view(), f.view(), c());
+    refused(Gemm::nn(2, 8, 2).ldc(7), f.view(), f.view(), c()); // rows of C overlap
+    refused(Gemm::nn(8, 8, 8), f.view(), h.view(), c());
+    refused(Gemm::nn(8, 8, 8), f.view(), f.view(), buf(vec![bf16::ZERO; 64]));
+}
+
+#[test]
+fn scratch_stops_growing() {
+    let (a, b) = (buf(vec![bf16::ONE; 300 * 200]), buf(vec![bf16::ONE; 300 * 200]));
+    for kernel in Kernel::ALL.into_iter().filter(|k| k.available()) {
+        let mut scratch = Scratch::with_kernel(kernel).unwrap();
+        let mut run = || {
+            let mut c = buf(vec![0f32; 200 * 200]);
+            gemm(&mut scratch, &Gemm::tn(200, 200, 300), a.view(), b.view(), c.view_mut()).unwrap();
+            gemm(&mut scratch, &Gemm::nt(100, 200, 300), a.view(), b.view(), c.view_mut()).unwrap();
+            scratch.bytes()
+        };
+        assert_eq!(run(), run());
+    }
+}
+
+/// AMX on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod model {
+    use super::super::{amx, blocked::Block};
+    use super::*;
+
+    type Tile = [[u32; 16]; 16];
+    pub struct Tiles;
+
+    unsafe fn tileloadd(at: *const u8, row: usize) -> Tile {
+        // SAFETY: the caller's: 16 rows of 64 bytes.
+        std::array::from_fn(|i| unsafe { at.add(i * row).cast::<[u32; 16]>().read_unaligned() })
+    }
+    unsafe fn tilestored(at: *mut u8, row: usize, tile: &Tile) {
+        // SAFETY: the caller's: 16 rows of 64 bytes.
+        tile.iter().enumerate().for_each(|(i, x)| unsafe { at.add(i * row).cast::<[u32; 16]>().write_unaligned(*x) });
+    }
+    /// Intel's pseudocode, but for flushing denormals.
+    fn tdpbf16ps(c: &mut Tile, a: &Tile, b: &Tile) {
+        let [low, high] = [|x: u32| f32::from_bits(x << 16), |x: u32| f32::from_bits(x & 0xffff_0000)];
+        for m in 0..16 {
+            for k in 0..16 {
+                for n in 0..16 {
+                    let sum = f32::from_bits(c[m][n]) + low(a[m][k]) * low(b[k][n]);
+                    c[m][n] = (sum + high(a[m][k]) * high(b[k][n])).to_bits();
+                }
+            }
+        }
+    }
+
+    impl Block<bf16> for Tiles {
+        const ROWS: usize = amx::Tiles::ROWS;
+        const STEPS: usize = amx::Tiles::STEPS;
+        const PANELS: usize = amx::Tiles::PANELS;
+
+        unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32) {
+            let (mut a, mut b, out) = (a.cast::<u8>(), b.cast::<u8>(), out.cast::<u8>());
+            let mut t = [[[0u32; 16]; 16]; 4];
+            // SAFETY: as in the trait.
+            unsafe {
+                for _ in 0..steps {
+                    let (t4, t5) = (tileloadd(a, 64), tileloadd(a.add(1024), 64));
+                    let (t6, t7) = (tileloadd(b, 128), tileloadd(b.add(64), 128));
+                    tdpbf16ps(&mut t[0], &t4, &t6);
+                    tdpbf16ps(&mut t[1], &t4, &t7);
+                    tdpbf16ps(&mut t[2], &t5, &t6);
+                    tdpbf16ps(&mut t[3], &t5, &t7);
+                    (a, b) = (a.add(2048), b.add(2048));
+                }
+                for (at, tile) in [0, 64, 2048, 2112].iter().zip(&t) {
+                    tilestored(out.add(*at), 128, tile);
+                }
+            }
+        }
+    }
+}
