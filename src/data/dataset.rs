@@ -1,0 +1,249 @@
+//! A source of numbered rows of `max_len` tokens. Never knows batches, ranks or the order in which rows are asked for.
+use super::cache::{self, TokenFile};
+use super::corpus::{Corpus, Kind};
+use super::reader;
+use super::synthetic::Synthetic;
+use super::tokenizer::Tokenizer;
+use crate::base::{Error, Result};
+use crate::device::IGNORE;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
+
+#[derive(Clone, Debug)]
+pub struct DataOptions {
+    /// `--dataset`: files and directories, or the one word `synthetic`. Empty: the default corpus.
+    pub paths: Vec<PathBuf>,
+    pub tokenizer: Tokenizer,
+    /// Of the model: ids are below it.
+    pub vocab: usize,
+    /// Tokens of a row.
+    pub max_len: usize,
+    /// Only the first so many rows.
+    pub max_samples: Option<u64>,
+    /// Chooses the synthetic task.
+    pub seed: u64,
+    /// Where token files are kept.
+    pub cache_dir: PathBuf,
+    /// Where cargo keeps its registry, for the default corpus.
+    pub cargo_home: Option<PathBuf>,
+}
+
+/// What was found, for people and for the metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// "Rust sources of 85 crates"
+    pub what: String,
+    pub files: u64,
+    /// Files of a directory that were left out because they are no text.
+    pub skipped: u64,
+    /// Size of the files.
+    pub bytes: u64,
+    pub tokens: u64,
+    pub rows: u64,
+    pub max_len: usize,
+    /// Rows of more than `max_len` tokens: their ends are not trained on.
+    pub cut: u64,
+    /// The token file was made just now, not found.
+    pub built: bool,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, .. } = self;
+        write!(f, "{what}: ")?;
+        if *files > 0 {
+            write!(
+                f,
+                "{files} file{}, {:.1} MiB, ",
+                if *files == 1 { "" } else { "s" },
+                *bytes as f64 / (1 << 20) as f64
+            )?;
+        }
+        write!(f, "{tokens} tokens in {rows} rows of {max_len}")?;
+        if *skipped > 0 {
+            write!(f, "; {skipped} skipped, no text")?;
+        }
+        if *cut > 0 {
+            write!(f, "; {cut} rows are longer and were cut")?;
+        }
+        Ok(())
+    }
+}
+
+enum Source {
+    /// Row r is tokens `r * max_len..=(r + 1) * max_len`: neighbours share one token, an input here and a target there.
+    Stream(TokenFile),
+    Rows(TokenFile),
+    Synthetic(Synthetic),
+}
+
+pub struct Dataset {
+    source: Source,
+    max_len: usize,
+    report: Report,
+    fingerprint: u64,
+}
+
+impl Dataset {
+    /// Finds the files, and builds their token file unless the cache has it. Ranks may all call this at once.
+    ///
+    /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an id
+    /// that the model does not have.
+    pub fn open(options: &DataOptions) -> Result<Dataset> {
+        let DataOptions { paths, tokenizer, vocab, max_len, max_samples, seed, cache_dir, cargo_home } = options;
+        if *max_len == 0 {
+            return Err(Error::input("max_len is 0: a sequence has at least 1 token"));
+        }
+        if let Some(0) = max_samples {
+            return Err(Error::input("max_samples is 0: nothing would be left to train on"));
+        }
+        let limit = max_samples.unwrap_or(u64::MAX);
+        if paths.iter().any(|p| p == Path::new("synthetic")) {
+            if paths.len() > 1 {
+                return Err(Error::input("--dataset synthetic does not mix with files: pass it alone"));
+            }
+            return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
+        }
+        let corpus = match paths.is_empty() {
+            true => Corpus::default(cargo_home.as_deref())?,
+            false => Corpus::find(paths)?,
+        };
+        if corpus.kind != Kind::Tokens && tokenizer.vocab() > *vocab {
+            return Err(Error::input(format!(
+                "vocab_size {vocab} is smaller than the {} ids of --tokenizer {}: tokenizer mismatch. Set vocab_size to {} \
+                 or more",
+                tokenizer.vocab(),
+                tokenizer.name(),
+                tokenizer.vocab()
+            )));
+        }
+        // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
+        let bound = if corpus.kind == Kind::Text { tokenizer.vocab() } else { *vocab };
+        let (file, built) = cache::open(cache_dir, key(&corpus, tokenizer, bound), bound, |out| {
+            reader::read(&corpus, tokenizer, bound, out)
+        })?;
+        let rows =
+            if corpus.kind == Kind::Rows { file.rows() } else { file.words().saturating_sub(1) / *max_len as u64 };
+        if rows == 0 {
+            return Err(nothing(&corpus, &file, *max_len));
+        }
+        let rows = rows.min(limit);
+        let is_rows = corpus.kind == Kind::Rows;
+        let report = Report {
+            what: corpus.what,
+            files: file.files(),
+            skipped: file.skipped(),
+            bytes: file.bytes(),
+            tokens: if is_rows { file.words() / 2 } else { file.words() },
+            rows,
+            max_len: *max_len,
+            cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > *max_len).count() as u64 } else { 0 },
+            built,
+        };
+        let fingerprint = file.content();
+        let source = if is_rows { Source::Rows(file) } else { Source::Stream(file) };
+        Ok(Dataset { source, max_len: *max_len, report, fingerprint })
+    }
+
+    fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
+        let rows = limit.min(Synthetic::ROWS);
+        let report = Report {
+            what: format!("synthetic Markov chain (no model gets below a loss of {:.4})", Synthetic::FLOOR),
+            files: 0,
+            skipped: 0,
+            bytes: 0,
+            tokens: rows * max_len as u64,
+            rows,
+            max_len,
+            cut: 0,
+            built: false,
+        };
+        let fingerprint = task.fingerprint();
+        Ok(Dataset { source: Source::Synthetic(task), max_len, report, fingerprint })
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.report.rows
+    }
+    pub fn max_len(&self) -> usize {
+        self.max_len
+    }
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+    /// Equal for equal tokens, on any machine: tells a resumed run that its data is not what it was.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+    /// The loss that no model can beat, in nats a token, where it is known.
+    pub fn loss_floor(&self) -> Option<f64> {
+        matches!(self.source, Source::Synthetic(_)).then_some(Synthetic::FLOOR)
+    }
+    /// Rows were given by the user one by one, not cut out of a stream.
+    pub fn has_rows_of_its_own(&self) -> bool {
+        matches!(self.source, Source::Rows(_))
+    }
+
+    /// Writes `row` into `tokens` and `targets`, each `max_len` long, and returns how many of its tokens there are; what
+    /// follows them is token 0 without loss. `targets[t]` is what position t predicts. `row` is below [`Dataset::rows`].
+    pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) -> usize {
+        let max = self.max_len;
+        match &self.source {
+            Source::Stream(file) => {
+                let start = row * max as u64;
+                file.range(start, max).ids(tokens);
+                file.range(start + 1, max).targets(targets);
+                max
+            }
+            Source::Synthetic(task) => {
+                let after = task.fill(row, tokens);
+                shift(tokens, after, targets);
+                max
+            }
+            Source::Rows(file) => {
+                let len = file.row_len(row).min(max);
+                let (ids, labels) = file.row(row);
+                ids.first(len).ids(&mut tokens[..len]);
+                tokens[len..].fill(0);
+                let labels = labels.after_first(len);
+                labels.targets(&mut targets[..labels.len()]);
+                targets[labels.len()..].fill(IGNORE);
+                len
+            }
+        }
+    }
+}
+
+/// `targets[t] = tokens[t + 1]`, and `after` for the last.
+fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
+    let next = tokens[1..].iter().copied().chain([after]);
+    targets.iter_mut().zip(next).for_each(|(target, next)| *target = next as i32);
+}
+
+/// What a token file is made of: the same key, the same file.
+fn key(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{} {:?} {} {bound}\n", cache::VERSION, corpus.kind, tokenizer.name()).as_bytes());
+    for file in &corpus.files {
+        hash.update(file.path.as_os_str().as_encoded_bytes());
+        hash.update(format!("\0{} {} {}\n", file.size, file.modified, file.named).as_bytes());
+    }
+    hash.digest()
+}
+
+fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
+    let what = &corpus.what;
+    Error::input(match (corpus.kind, file.files()) {
+        (Kind::Rows, _) => format!("--dataset {what}: no rows, the file is empty"),
+        (_, 0) => format!(
+            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl and .npy can be read",
+            file.skipped()
+        ),
+        _ => format!(
+            "--dataset {what}: {} tokens are not enough for one row of max_len {max_len}, which takes {}. Pass more text or \
+             a smaller --max-len",
+            file.words(),
+            max_len + 1
+        ),
+    })
+}
