@@ -78,6 +78,11 @@ impl Replicated {
         vec![(Category::Params, len * (DType::F32.size() + copy)), (Category::Grads, len * DType::F32.size())]
     }
 
+    /// Elements that a rank owns: all, padding included.
+    pub fn owned(layouts: &[Layout], options: &ReplicatedOptions) -> usize {
+        options.flat(layouts).shard()
+    }
+
     /// Zeroes the bucket's gradient at its first use in a step.
     fn collect(&mut self, unit: usize) -> Result<()> {
         let bucket = &mut self.buckets[unit];

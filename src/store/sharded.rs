@@ -137,6 +137,11 @@ impl Sharded {
         ]
     }
 
+    /// Elements that a rank owns, padding included.
+    pub fn owned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
+        Flat::new(layouts, options.wrap, ranks).shard()
+    }
+
     fn gather(&mut self, unit: usize) -> Result<()> {
         let shards = &self.shards[unit];
         let shard = shards.param.as_ref().unwrap_or(&shards.master);

@@ -1,0 +1,177 @@
+//! One rank's engine: decoder, activations, store, optimizer, norm. Never loops over a data set and never writes files.
+//!
+//! Every rank of the group makes the same calls with as many micro-batches; what differs is what is in them.
+use super::Strategy;
+use super::staging::Staging;
+use crate::base::meter::CATEGORIES;
+use crate::base::rng::{Rng, philox};
+use crate::base::{Category, DType, Result};
+use crate::comm::{Collective, CommUse, Reduce, Tag};
+use crate::data::MicroBatch;
+use crate::device::{Buf, Device};
+use crate::nn::{Decoder, Micro, Spec, Workspace, WorkspaceOptions};
+use crate::optim::{GradNorm, Optimizer, Rule};
+use crate::store::{Store, initialize};
+use std::sync::Arc;
+
+#[derive(Clone)]
+pub struct EngineOptions {
+    pub spec: Spec,
+    pub strategy: Arc<dyn Strategy>,
+    pub rule: Rule,
+    /// Largest global norm of a gradient; 0 is no clipping.
+    pub grad_clip: f32,
+    /// The most tokens in a rank's micro-batch.
+    pub tokens: usize,
+    /// Activation checkpointing.
+    pub checkpoint: bool,
+    /// Of initial weights and dropout.
+    pub seed: u64,
+}
+
+impl EngineOptions {
+    fn workspace(&self) -> WorkspaceOptions {
+        let dtype = self.strategy.dtype();
+        WorkspaceOptions { tokens: self.tokens, dtype, checkpoint: self.checkpoint, train: true }
+    }
+}
+
+/// What the loop decides about a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Counts from 1; part of the dropout's key.
+    pub number: u64,
+    pub lr: f32,
+    /// Tokens with loss in all micro-batches of all ranks: [`Engine::global_count`]. The engine's one division.
+    pub tokens: u64,
+}
+
+/// The same on every rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepReport {
+    /// Mean over the step's tokens, before the update.
+    pub loss: f64,
+    /// Of the whole gradient, before clipping.
+    pub grad_norm: f32,
+    /// The norm was not finite, so no weight was changed.
+    pub skipped: bool,
+}
+
+pub struct Engine {
+    pub(super) dev: Arc<dyn Device>,
+    group: Arc<dyn Collective>,
+    pub(super) decoder: Decoder,
+    pub(super) workspace: Workspace,
+    pub(super) store: Box<dyn Store>,
+    optimizer: Optimizer,
+    norm: GradNorm,
+    pub(super) staging: Staging,
+    /// f64 (2): what is being summed over ranks.
+    sums: Buf,
+    dropout: Rng,
+}
+
+impl Engine {
+    /// Allocates everything that a step needs and fills the weights by their segments' initial values.
+    pub fn new(dev: Arc<dyn Device>, group: Arc<dyn Collective>, options: &EngineOptions) -> Result<Engine> {
+        let decoder = Decoder::new(options.spec.clone())?;
+        let mut store = options.strategy.store(dev.clone(), group.clone(), decoder.layouts())?;
+        initialize(&mut *store, options.seed, &*dev)?;
+        Ok(Engine {
+            workspace: decoder.workspace(&*dev, &options.workspace())?,
+            optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
+            norm: GradNorm::new(&*dev, group.clone(), options.grad_clip)?,
+            staging: Staging::new(&*dev, options.tokens)?,
+            sums: group.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
+            dropout: Rng::named(options.seed, "dropout"),
+            dev,
+            group,
+            decoder,
+            store,
+        })
+    }
+
+    /// Bytes that `new` allocates on a rank of so many, in the order of [`CATEGORIES`].
+    pub fn planned(options: &EngineOptions, ranks: usize) -> Result<Vec<(Category, usize)>> {
+        let decoder = Decoder::new(options.spec.clone())?;
+        let (strategy, layouts) = (&options.strategy, decoder.layouts());
+        let mut parts = strategy.planned(layouts, ranks);
+        parts.extend(decoder.planned(&options.workspace()));
+        parts.push(options.rule.planned(strategy.owned(layouts, ranks)));
+        parts.push(GradNorm::planned());
+        parts.push(Staging::planned(options.tokens));
+        parts.push((Category::Other, 2 * DType::F64.size()));
+        let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
+        Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
+    }
+
+    /// One optimizer step over this rank's micro-batches.
+    pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
+        let tokens = step.tokens.max(1); // no loss anywhere: loss and gradient are 0, not 0/0
+        let loss_scale = (1.0 / tokens as f64) as f32;
+        for (index, batch) in batches.iter().enumerate() {
+            self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
+            let micro = Micro { loss_scale, dropout_key: self.dropout_key(step.number, index) };
+            let batch = self.staging.upload(&*self.dev, batch)?;
+            self.decoder.train(&*self.dev, &mut *self.store, &batch, &mut self.workspace, &micro)?;
+        }
+        self.store.finish_grads()?;
+        let grad_norm = self.norm.measure(&*self.dev, &mut *self.store)?;
+        let skipped = !grad_norm.is_finite();
+        if !skipped {
+            self.optimizer.step(&*self.dev, &mut *self.store, step.lr, self.norm.scale())?;
+        }
+        let loss = self.workspace.take_loss(&*self.dev)?;
+        let [loss, _] = self.sum("loss", [loss, 0.0])?;
+        Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped })
+    }
+
+    /// Token losses, summed over all ranks' batches, and how many there are. Nothing is kept for a backward pass.
+    pub fn evaluate(&mut self, batches: &[MicroBatch]) -> Result<(f64, u64)> {
+        for batch in batches {
+            let batch = self.staging.upload(&*self.dev, batch)?;
+            self.decoder.evaluate(&*self.dev, &mut *self.store, &batch, &mut self.workspace)?;
+        }
+        let loss = self.workspace.take_loss(&*self.dev)?;
+        let tokens: u64 = batches.iter().map(MicroBatch::loss_tokens).sum();
+        let [loss, tokens] = self.sum("evaluation", [loss, tokens as f64])?;
+        Ok((loss, tokens as u64))
+    }
+
+    /// The sum of every rank's count, exact below 2^53.
+    pub fn global_count(&mut self, local: u64) -> Result<u64> {
+        let [count, _] = self.sum("count", [local as f64, 0.0])?;
+        Ok(count as u64)
+    }
+
+    /// Weights and optimizer state, piece by piece: what checkpoints read and write.
+    pub fn state(&mut self) -> (&mut dyn Store, &mut Optimizer) {
+        (&mut *self.store, &mut self.optimizer)
+    }
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.dev
+    }
+    /// The ranks that parameters are spread over.
+    pub fn group(&self) -> &Arc<dyn Collective> {
+        &self.group
+    }
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Unique to the step, the micro-batch and the rank: no two see the same mask.
+    fn dropout_key(&self, step: u64, micro: usize) -> u64 {
+        let counter = [step as u32, (step >> 32) as u32, micro as u32, self.group.rank() as u32];
+        let [a, b, ..] = philox(self.dropout.key(), counter);
+        a as u64 | (b as u64) << 32
+    }
+
+    fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
+        let mut sums = values;
+        self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
+        let ticket = self.group.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
+        self.group.wait(ticket)?;
+        self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
+        Ok(sums)
+    }
+}
