@@ -1,0 +1,136 @@
+//! The mesh: ranks arranged along axes, and the group of each axis that a rank belongs to. Never communicates.
+use super::shm::World;
+use super::{Axis, Collective};
+use crate::base::{Error, Result};
+use std::sync::Arc;
+
+/// Ranks along each axis, outermost first: rank = ((dp_replicate * dp_shard + ...) * sp + ...) * tp + ...
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MeshSizes {
+    pub dp_replicate: usize,
+    pub dp_shard: usize,
+    pub sp: usize,
+    pub tp: usize,
+}
+
+/// A rank's position along each axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Coords {
+    pub dp_replicate: usize,
+    pub dp_shard: usize,
+    pub sp: usize,
+    pub tp: usize,
+}
+
+impl MeshSizes {
+    /// All ranks along dp_shard.
+    pub fn sharded(world: usize) -> MeshSizes {
+        MeshSizes { dp_replicate: 1, dp_shard: world, sp: 1, tp: 1 }
+    }
+    pub fn world(&self) -> usize {
+        self.dp_replicate * self.dp_shard * self.sp * self.tp
+    }
+    /// Every size at least 1, and their product the number of ranks.
+    pub fn check(&self, world: usize) -> Result<()> {
+        let MeshSizes { dp_replicate, dp_shard, sp, tp } = *self;
+        if self.world() == world && world > 0 {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "dp_replicate {dp_replicate} x dp_shard {dp_shard} x sp {sp} x tp {tp} = {}, but there are {world} ranks; \
+             their product must be the number of ranks",
+            self.world()
+        )))
+    }
+    pub fn coords(&self, rank: usize) -> Coords {
+        let (tp, rest) = (rank % self.tp, rank / self.tp);
+        let (sp, rest) = (rest % self.sp, rest / self.sp);
+        Coords { dp_replicate: rest / self.dp_shard, dp_shard: rest % self.dp_shard, sp, tp }
+    }
+    pub fn rank(&self, at: Coords) -> usize {
+        ((at.dp_replicate * self.dp_shard + at.dp_shard) * self.sp + at.sp) * self.tp + at.tp
+    }
+    /// World ranks of the group of `axis` that `rank` is in: they differ from it along that axis only.
+    pub fn group(&self, axis: Axis, rank: usize) -> Vec<usize> {
+        let along: [bool; 4] = match axis {
+            Axis::World => [true; 4],
+            Axis::DpReplicate => [true, false, false, false],
+            Axis::DpShard => [false, true, false, false],
+            Axis::Sp => [false, false, true, false],
+            Axis::Tp => [false, false, false, true],
+            Axis::Fsdp => [false, true, true, false],
+            Axis::Dp => [true, true, false, false],
+        };
+        let values = |r: usize| {
+            let at = self.coords(r);
+            [at.dp_replicate, at.dp_shard, at.sp, at.tp]
+        };
+        let mine = values(rank);
+        let same = |&r: &usize| values(r).iter().zip(mine).zip(along).all(|((&a, b), along)| along || a == b);
+        (0..self.world()).filter(same).collect()
+    }
+}
+
+/// One rank's groups.
+pub struct Mesh {
+    pub sizes: MeshSizes,
+    pub coords: Coords,
+    pub world: Arc<dyn Collective>,
+    pub dp_replicate: Arc<dyn Collective>,
+    pub dp_shard: Arc<dyn Collective>,
+    pub sp: Arc<dyn Collective>,
+    pub tp: Arc<dyn Collective>,
+    pub fsdp: Arc<dyn Collective>,
+    pub dp: Arc<dyn Collective>,
+    /// To abort with; see [`World`].
+    pub member: World,
+}
+
+impl Mesh {
+    pub fn new(member: World, sizes: MeshSizes) -> Result<Mesh> {
+        sizes.check(member.size())?;
+        let rank = member.rank();
+        let group = |axis| -> Result<Arc<dyn Collective>> { Ok(member.group(axis, sizes.group(axis, rank))?) };
+        Ok(Mesh {
+            sizes,
+            coords: sizes.coords(rank),
+            world: group(Axis::World)?,
+            dp_replicate: group(Axis::DpReplicate)?,
+            dp_shard: group(Axis::DpShard)?,
+            sp: group(Axis::Sp)?,
+            tp: group(Axis::Tp)?,
+            fsdp: group(Axis::Fsdp)?,
+            dp: group(Axis::Dp)?,
+            member,
+        })
+    }
+    pub fn rank(&self) -> usize {
+        self.member.rank()
+    }
+    pub fn group(&self, axis: Axis) -> &Arc<dyn Collective> {
+        match axis {
+            Axis::World => &self.world,
+            Axis::DpReplicate => &self.dp_replicate,
+            Axis::DpShard => &self.dp_shard,
+            Axis::Sp => &self.sp,
+            Axis::Tp => &self.tp,
+            Axis::Fsdp => &self.fsdp,
+            Axis::Dp => &self.dp,
+        }
+    }
+    /// Every group in a wrapper: a recorder, delays.
+    pub fn wrap(mut self, wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
+        for group in [
+            &mut self.world,
+            &mut self.dp_replicate,
+            &mut self.dp_shard,
+            &mut self.sp,
+            &mut self.tp,
+            &mut self.fsdp,
+            &mut self.dp,
+        ] {
+            *group = wrap(group.clone());
+        }
+        self
+    }
+}

@@ -1,0 +1,118 @@
+//! The memory that all ranks of a host map: a sparse memfd. Ranks map only what they use, each for itself, so threads in
+//! a test run the very code that processes run. Never interprets what is stored in it.
+use crate::base::{Error, Result};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::NonNull;
+
+pub(super) const PAGE: usize = 4096;
+/// Buffers of at least this size start on a multiple of it in the file, so that the kernel may use huge pages.
+const HUGE: u64 = 2 << 20;
+/// File offsets that belong to one group. The file is sparse: unused offsets cost nothing, so a group never has to know
+/// what others hold.
+pub(super) const REGION: u64 = 4 << 40;
+/// Regions 1.. are for groups (see [`Arena::region`]); region 0 holds the header.
+const GROUPS_PER_RANK: u64 = 8;
+
+/// A memfd. Its number may be handed to child processes, which [`Arena::open`] it.
+#[derive(Debug)]
+pub struct Arena {
+    file: File,
+    world: usize,
+}
+
+impl Arena {
+    /// For a world of so many ranks. Inherited by child processes (not close-on-exec).
+    pub fn create(world: usize) -> Result<Arena> {
+        let failed = |what, e| Error::Run(format!("shared memory: {what}: {e}"));
+        let fd = memfd_create("flatshard", MemfdFlags::empty()).map_err(|e| failed("memfd_create", e))?;
+        ftruncate(&fd, REGION * (1 + GROUPS_PER_RANK * world as u64)).map_err(|e| failed("ftruncate", e))?;
+        Ok(Arena { file: File::from(fd), world })
+    }
+    /// The arena behind descriptor `fd` of this process.
+    pub fn open(fd: RawFd, world: usize) -> Result<Arena> {
+        Arena::open_path(&format!("/proc/self/fd/{fd}"), world)
+    }
+    pub(super) fn open_path(path: &str, world: usize) -> Result<Arena> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::io("open arena", path, e))?;
+        let bytes = file.metadata().map_err(|e| Error::io("stat arena", path, e))?.len();
+        let needs = REGION * (1 + GROUPS_PER_RANK * world as u64);
+        if bytes != needs {
+            return Err(Error::input(format!("{path} is not the arena of a world of {world} ranks ({bytes} bytes)")));
+        }
+        Ok(Arena { file, world })
+    }
+    /// The descriptor that child processes inherit.
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+    pub(super) fn world(&self) -> usize {
+        self.world
+    }
+    /// Where the region of the group of `axis` that is led by world rank `lead` starts.
+    pub(super) fn region(&self, axis: usize, lead: usize) -> u64 {
+        debug_assert!((axis as u64) < GROUPS_PER_RANK && lead < self.world);
+        REGION * (1 + (axis * self.world + lead) as u64)
+    }
+    /// `bytes` rounded up to pages, zero when never written.
+    pub(super) fn map(&self, offset: u64, bytes: usize) -> Result<Mapping> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the file is never truncated after its creation.
+        let ptr = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, &self.file, offset) }
+            .map_err(|e| Error::Run(format!("shared memory: mmap of {bytes} bytes: {e}")))?;
+        if bytes as u64 >= HUGE {
+            // SAFETY: advice only; refused where shared memory has no huge pages, which changes nothing but speed.
+            let _ = unsafe { madvise(ptr, bytes, Advice::LinuxHugepage) };
+        }
+        let ptr = NonNull::new(ptr.cast()).ok_or_else(|| Error::Run("shared memory: mmap gave a null page".into()))?;
+        Ok(Mapping { ptr, bytes })
+    }
+    /// Gives the pages back to the system; they read as zero afterwards.
+    pub(super) fn punch(&self, offset: u64, bytes: usize) {
+        let bytes = bytes.next_multiple_of(PAGE) as u64;
+        // Refused on kernels without hole punching: the memory then stays until the arena is gone.
+        let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes);
+    }
+}
+
+/// The first offset at or after `offset` where a buffer of so many bytes may start.
+pub(super) fn aligned(offset: u64, bytes: usize) -> u64 {
+    offset.next_multiple_of(if bytes as u64 >= HUGE { HUGE } else { PAGE as u64 })
+}
+
+pub(super) struct Mapping {
+    ptr: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: plain memory; who may touch which part when is the group's protocol.
+unsafe impl Send for Mapping {}
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// `offset` is within the mapping or at its end.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.bytes, "offset {offset} of a mapping of {} bytes", self.bytes);
+        // SAFETY: within the mapping.
+        unsafe { self.ptr.as_ptr().add(offset) }
+    }
+    /// A word or record that lives in the arena.
+    ///
+    /// # Safety
+    /// `T` is made of atomics and `UnsafeCell`s, and every bit pattern is valid for it.
+    pub unsafe fn shared<T>(&self, offset: usize) -> &T {
+        assert!(offset % align_of::<T>() == 0 && offset + size_of::<T>() <= self.bytes);
+        // SAFETY: aligned and inside (asserted; pages are 4096-aligned), initialised (fresh pages are zero).
+        unsafe { &*self.at(offset).cast() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Arena::map` with this length; nothing borrows it any more.
+        let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,104 @@
+//! Groups of ranks on one host over shared memory: processes, or threads in tests, by the same code. Never starts a
+//! thread and never spins for longer than about 100 microseconds.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `arena` | the shared file and its mappings |
+//! | `seat` | one rank: its bell (futex), the abort word, its live buffers |
+//! | `record` | what ranks publish about an operation, and the mailboxes |
+//! | `op` | the steps of each kind of operation |
+//! | `sum` | reductions in rank order |
+//! | `group` | the `Collective` |
+mod arena;
+mod group;
+mod op;
+mod record;
+mod seat;
+mod sum;
+
+pub use arena::Arena;
+pub use group::Group;
+
+use super::Axis;
+use super::mesh::{Mesh, MeshSizes};
+use crate::base::{Error, Meter, Result};
+use seat::Seat;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long a call into a group may block before it fails.
+    pub timeout: Duration,
+}
+impl Default for Options {
+    fn default() -> Options {
+        Options { timeout: Duration::from_secs(600) }
+    }
+}
+
+/// One rank's membership in the world. Dropped by a panic, it tells the other ranks.
+pub struct World {
+    seat: Arc<Seat>,
+}
+
+impl World {
+    /// Takes the seat of `rank`. Does not wait for the others.
+    pub fn new(arena: Arc<Arena>, rank: usize, meter: Meter, options: &Options) -> Result<World> {
+        if rank >= arena.world() {
+            return Err(Error::input(format!("rank {rank} of a world of {} ranks", arena.world())));
+        }
+        Ok(World { seat: Arc::new(Seat::take(arena, rank, meter, options.timeout)?) })
+    }
+    pub fn rank(&self) -> usize {
+        self.seat.rank
+    }
+    pub fn size(&self) -> usize {
+        self.seat.arena.world()
+    }
+    /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
+    pub fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<Group>> {
+        let lead = ranks.first().copied().unwrap_or(0);
+        Group::new(self.seat.clone(), axis, self.seat.arena.region(axis as usize, lead), ranks)
+    }
+    /// This rank failed: calls of the others into any group end at once with "rank N failed".
+    pub fn abort(&self) {
+        self.seat.abort(self.seat.rank);
+    }
+    /// The first rank that called [`World::abort`], if any did.
+    pub fn failed(&self) -> Option<usize> {
+        self.seat.failed()
+    }
+    /// Waits until all ranks have taken their seats.
+    pub fn assemble(&self) -> Result<()> {
+        let deadline = Instant::now() + self.seat.timeout;
+        while self.seat.seated() < self.size() {
+            if Instant::now() > deadline {
+                let here = self.seat.seated();
+                return Err(Error::Run(format!("only {here} of {} ranks started", self.size())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort();
+        }
+    }
+}
+
+/// The ranks of a world as threads of this process: for tests. `meters` has one for each rank.
+pub fn threads(sizes: MeshSizes, meters: &[Meter]) -> Result<Vec<Mesh>> {
+    threads_with(sizes, meters, &Options { timeout: Duration::from_secs(60) })
+}
+pub fn threads_with(sizes: MeshSizes, meters: &[Meter], options: &Options) -> Result<Vec<Mesh>> {
+    let arena = Arc::new(Arena::create(sizes.world())?);
+    if meters.len() != sizes.world() {
+        return Err(Error::op("threads", format!("{} meters for {} ranks", meters.len(), sizes.world())));
+    }
+    let mesh = |(rank, meter): (usize, &Meter)| Mesh::new(World::new(arena.clone(), rank, meter.clone(), options)?, sizes);
+    meters.iter().enumerate().map(mesh).collect()
+}

@@ -1,0 +1,366 @@
+//! One operation in flight: where it reads, where it writes, and the steps it takes. A step never blocks: it does what the
+//! peers' states allow now and says whether anything moved.
+//!
+//! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own piece
+//! (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced` buffer reads
+//! the peers' buffers where they are. Everything else is *staged*: cut into rounds of a chunk, which go through the ranks'
+//! mailboxes. Staged operations of a group take the mailboxes one after the other, in the order in which they were started.
+use super::group::Hub;
+use super::record::{CHUNK, Desc, Kind, Phase};
+use super::sum::{self, Sources};
+use crate::base::{DType, Error, Result};
+use crate::comm::{Reduce, Tag};
+use std::sync::Arc;
+
+pub(super) type Keep = [Option<Arc<dyn Send + Sync>>; 2];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Gather in place: write the own piece as soon as earlier contents are released.
+    Write,
+    /// Gather in place: wait for the peers' pieces.
+    Collect,
+    /// Reduction in place: wait for the peers' inputs, reduce the own part.
+    Reduce,
+    /// All-reduce in place: wait for the peers' parts, copy them.
+    Copy,
+    /// Staged: rounds through the mailboxes.
+    Mail,
+    /// Wait until the peers have read what is this rank's.
+    Drain,
+    /// Allocation, barrier: wait until all are here.
+    Meet,
+    /// Gathered, to be released by the caller.
+    Held,
+    Retired,
+}
+
+/// The caller's side of an operation. Pointers are valid as long as `keep`; the caller leaves the memory alone until the
+/// waits say so (Note in `comm`).
+pub(super) struct Op {
+    pub seq: u64,
+    pub kind: Kind,
+    pub tag: Tag,
+    pub desc: Desc,
+    pub dtype: DType,
+    pub step: Step,
+    /// The result is there for the caller.
+    pub complete: bool,
+    /// The caller has released the gathered buffer, or never has to.
+    pub released: bool,
+    pub src: *const u8,
+    pub dst: *mut u8,
+    pub accumulate: bool,
+    pub reduce: Reduce,
+    /// Reductions in place: the ranks' inputs.
+    pub sources: Sources,
+    pub keep: Keep,
+    /// The staged operation before this one: its mailboxes must be read empty.
+    pub before: Option<u64>,
+    wrote: u32,
+    read: u32,
+    matched: bool,
+}
+
+// SAFETY: the pointers stand for buffers kept alive by `keep`, lent to the operation until its waits are done.
+unsafe impl Send for Op {}
+
+impl Op {
+    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize, step: Step) -> Op {
+        Op {
+            seq: 0,
+            kind,
+            tag,
+            desc: Desc::new(kind, tag, dtype, len),
+            dtype,
+            step,
+            complete: false,
+            released: true,
+            src: std::ptr::null(),
+            dst: std::ptr::null_mut(),
+            accumulate: false,
+            reduce: Reduce::Sum,
+            sources: Sources::default(),
+            keep: [None, None],
+            before: None,
+            wrote: 0,
+            read: 0,
+            matched: false,
+        }
+    }
+    /// A slot of the ring that was never used.
+    pub fn none() -> Op {
+        let mut op = Op::new(Kind::Barrier, Tag::new("", 0), DType::U8, 0, Step::Retired);
+        op.complete = true;
+        op
+    }
+    pub fn bytes(&self) -> usize {
+        self.desc.len as usize * self.dtype.size()
+    }
+    pub fn pending(&self) -> bool {
+        !matches!(self.step, Step::Held | Step::Retired)
+    }
+    /// The phase that peers must reach for this step to end: for messages.
+    pub fn awaited(&self) -> Phase {
+        match self.step {
+            Step::Copy => Phase::Reduced,
+            Step::Drain => Phase::Done,
+            Step::Mail if self.matched => Phase::Done,
+            Step::Mail => Phase::Posted,
+            _ => Phase::Ready,
+        }
+    }
+    pub fn retire(&mut self, hub: &Hub) {
+        hub.publish(self.seq, Phase::Retired);
+        self.step = Step::Retired;
+        self.keep = [None, None];
+    }
+
+    /// Goes as far as it can. `free`: earlier contents of the gathered buffer are released by all ranks.
+    pub fn advance(&mut self, hub: &Hub, free: bool) -> Result<bool> {
+        let before = self.step;
+        loop {
+            let step = self.step;
+            let moved = self.take_step(hub, free)?;
+            if self.step == step {
+                return Ok(moved || step != before);
+            }
+        }
+    }
+
+    fn take_step(&mut self, hub: &Hub, free: bool) -> Result<bool> {
+        let step = self.step;
+        match step {
+            Step::Write if free => {
+                // SAFETY: `dst` is this rank's piece of the gathered buffer: all ranks have released it and only this one
+                // writes it; `src` is the shard, as long as the piece. They may not overlap: they are two borrows.
+                unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes()) };
+                hub.publish(self.seq, Phase::Ready);
+                self.step = Step::Collect;
+            }
+            Step::Collect if self.met(hub, Phase::Ready)? => {
+                self.complete = true;
+                match self.released {
+                    true => self.retire(hub),
+                    false => self.step = Step::Held,
+                }
+            }
+            Step::Reduce if self.met(hub, Phase::Ready)? => {
+                let (n, len) = (hub.size(), self.desc.len as usize);
+                if self.kind == Kind::ReduceScatter {
+                    // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
+                    unsafe { sum::sum_f32(self.dst, self.sources, n, len, self.accumulate) };
+                    self.complete = true;
+                    hub.publish(self.seq, Phase::Done);
+                    self.step = Step::Drain;
+                } else {
+                    self.reduce_slice(hub);
+                    hub.publish(self.seq, Phase::Reduced);
+                    self.step = Step::Copy;
+                }
+            }
+            Step::Copy if self.met(hub, Phase::Reduced)? => {
+                for peer in (0..hub.size()).filter(|&r| r != hub.me) {
+                    let (at, bytes) = self.slice(hub, peer);
+                    // SAFETY: the peer is done with writing its slice, and has read this rank's copy of it (it reduced
+                    // it), so nobody else touches either until this rank is `Done`.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(self.sources.of(peer).add(at), self.dst.add(at), bytes)
+                    };
+                }
+                hub.publish(self.seq, Phase::Done);
+                self.step = Step::Drain;
+            }
+            Step::Mail => {
+                let moved = self.rounds(hub)?;
+                if self.wrote == self.rounds_out(hub) && self.read == self.rounds_in(hub) {
+                    self.complete = true;
+                    hub.publish(self.seq, Phase::Done);
+                    self.step = Step::Drain;
+                }
+                return Ok(moved);
+            }
+            Step::Drain if self.met(hub, Phase::Done)? => {
+                // An all-reduced buffer is the caller's again only now: peers were still copying from it.
+                self.complete = true;
+                self.retire(hub);
+            }
+            Step::Meet if self.met(hub, Phase::Ready)? => {
+                self.complete = true;
+                self.retire(hub);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Whether all peers have come to `phase`. Compares each peer's record as soon as it is there.
+    fn met(&mut self, hub: &Hub, phase: Phase) -> Result<bool> {
+        let (mut all, mut posted) = (true, true);
+        for peer in (0..hub.size()).filter(|&r| r != hub.me) {
+            let record = hub.lanes.record(peer, self.seq);
+            if !record.reached(self.seq, Phase::Posted) {
+                (all, posted) = (false, false);
+                continue;
+            }
+            if !self.matched {
+                let theirs = record.desc();
+                if !Desc::agrees(&self.desc, hub.me, &theirs, peer) {
+                    let (me, peer) = (hub.ranks[hub.me], hub.ranks[peer]);
+                    let what = format!(
+                        "operation {} differs: rank {me} called {}, rank {peer} called {theirs}",
+                        self.seq, self.desc
+                    );
+                    return Err(self.error(hub, what));
+                }
+            }
+            all &= record.reached(self.seq, phase);
+        }
+        self.matched |= posted;
+        Ok(all)
+    }
+
+    pub fn error(&self, hub: &Hub, what: String) -> Error {
+        hub.error(self.kind.name(), self.tag, what)
+    }
+
+    /// All-reduce: rank `r`'s slice as (byte offset, bytes): equal slices but for the last ones, whole cache lines each.
+    fn slice(&self, hub: &Hub, r: usize) -> (usize, usize) {
+        let per = self.bytes().div_ceil(hub.size()).next_multiple_of(64);
+        let (start, end) = ((r * per).min(self.bytes()), ((r + 1) * per).min(self.bytes()));
+        (start, end - start)
+    }
+    fn reduce_slice(&mut self, hub: &Hub) {
+        let (at, bytes) = self.slice(hub, hub.me);
+        if hub.size() > 1 {
+            // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
+            // they leave alone until they have seen that; `dst` is the lent buffer.
+            unsafe { sum::reduce(self.dtype, self.reduce, self.dst.add(at), self.sources.offset(at), hub.size(), bytes) };
+        }
+    }
+}
+
+/// Staged operations. Who writes its mailbox, who reads whose: everyone everyone's, but for a broadcast (the root's) and
+/// send_recv (pairs).
+impl Op {
+    /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
+    fn cell(&self, hub: &Hub) -> usize {
+        match self.kind {
+            Kind::ReduceScatter => CHUNK / hub.size() & !63,
+            _ => CHUNK,
+        }
+    }
+    fn rounds_out(&self, hub: &Hub) -> u32 {
+        match self.kind {
+            Kind::Broadcast if hub.me != self.desc.to as usize => 0,
+            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
+        }
+    }
+    fn rounds_in(&self, hub: &Hub) -> u32 {
+        match self.kind {
+            Kind::Broadcast if hub.me == self.desc.to as usize => 0,
+            Kind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
+            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
+        }
+    }
+    fn reads_me(&self, hub: &Hub, peer: usize) -> bool {
+        match self.kind {
+            Kind::Broadcast => peer != hub.me,
+            Kind::SendRecv => peer == self.desc.to as usize,
+            _ => true,
+        }
+    }
+    fn sends_me(&self, peer: usize) -> bool {
+        match self.kind {
+            Kind::Broadcast => peer == self.desc.to as usize,
+            Kind::SendRecv => peer == self.desc.from as usize,
+            _ => true,
+        }
+    }
+
+    fn rounds(&mut self, hub: &Hub) -> Result<bool> {
+        let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
+        let mut moved = false;
+        loop {
+            let (wrote, read) = (self.wrote, self.read);
+            if wrote < out && self.mailbox_free(hub) {
+                self.fill(hub);
+                self.wrote += 1;
+                hub.lanes.record(hub.me, self.seq).wrote.store(self.wrote, std::sync::atomic::Ordering::Release);
+            }
+            if read < inn && self.met(hub, Phase::Posted)? && self.round_there(hub) {
+                self.empty(hub);
+                self.read += 1;
+                hub.lanes.record(hub.me, self.seq).read.store(self.read, std::sync::atomic::Ordering::Release);
+            }
+            if (wrote, read) == (self.wrote, self.read) {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+    /// The half for the next round is read empty by all its readers.
+    fn mailbox_free(&self, hub: &Hub) -> bool {
+        (0..hub.size()).all(|r| {
+            let record = hub.lanes.record(r, self.seq);
+            // Two rounds fit in; before the first ones, the operation before this one must be over.
+            let earlier = self.wrote >= 2 || self.before.is_none_or(|b| r == hub.me || hub.reached(r, b, Phase::Done));
+            earlier
+                && (self.wrote < 2
+                    || !self.reads_me(hub, r)
+                    || record.reached(self.seq, Phase::Posted)
+                        && record.read.load(std::sync::atomic::Ordering::Acquire) + 1 >= self.wrote)
+        })
+    }
+    fn round_there(&self, hub: &Hub) -> bool {
+        (0..hub.size()).filter(|&r| self.sends_me(r)).all(|r| {
+            hub.lanes.record(r, self.seq).wrote.load(std::sync::atomic::Ordering::Acquire) > self.read
+        })
+    }
+
+    fn fill(&self, hub: &Hub) {
+        let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
+        let at = self.wrote as usize * cell;
+        let bytes = cell.min(self.bytes() - at);
+        let parts = if self.kind == Kind::ReduceScatter { hub.size() } else { 1 };
+        for part in 0..parts {
+            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent input
+            // (of `parts * self.bytes()` bytes).
+            unsafe {
+                let src = self.src.add(part * self.bytes() + at);
+                std::ptr::copy_nonoverlapping(src, mail.add(part * cell), bytes);
+            }
+        }
+    }
+    fn empty(&self, hub: &Hub) {
+        let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
+        let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
+        let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
+        let total = if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
+        let (n, bytes) = (hub.size(), cell.min(total - at));
+        // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
+        unsafe {
+            match self.kind {
+                Kind::AllGather => {
+                    for r in 0..n {
+                        std::ptr::copy_nonoverlapping(mail(r), self.dst.add(r * total + at), bytes);
+                    }
+                }
+                Kind::ReduceScatter => {
+                    let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
+                    sum::sum_f32(self.dst.add(at), sources, n, bytes / 4, self.accumulate);
+                }
+                Kind::AllReduce => {
+                    sum::reduce(self.dtype, self.reduce, self.dst.add(at), Sources::new(mail(0), stride), n, bytes)
+                }
+                Kind::Broadcast => {
+                    std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes)
+                }
+                Kind::SendRecv => {
+                    std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes)
+                }
+                Kind::Alloc | Kind::Barrier => {}
+            }
+        }
+    }
+}

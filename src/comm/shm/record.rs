@@ -1,0 +1,226 @@
+//! What each rank publishes about each operation: a record in a ring in the arena. Never moves data.
+//!
+//! [Note: phases] Operation `seq` of a group has one record per rank, in slot `seq % RING` of the rank's lane. Its state is
+//! `seq << 3 | phase` and only grows, so "rank r has come at least to phase p of operation s" is one comparison, which also
+//! holds after r has gone on to later operations. A rank writes only its own records. It stores the state with Release
+//! after the writes that the phase announces, and peers load it with Acquire before they read what it announces. A slot is
+//! used again when all ranks have retired its operation: none of them looks at the old record any more.
+use super::arena::{Mapping, PAGE};
+use crate::base::DType;
+use crate::comm::{Reduce, Tag};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Operations of one group that may be unfinished (or gathered and not released) at a time.
+pub(super) const RING: u64 = 1024;
+/// Half a mailbox: one half is filled while peers read the other.
+pub(super) const CHUNK: usize = 256 << 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Phase {
+    /// The record is there.
+    Posted = 1,
+    /// What peers read first is there: the piece of a gather, the input of a reduction.
+    Ready,
+    /// All-reduce: this rank's slice is reduced.
+    Reduced,
+    /// This rank has read all that it needs of its peers.
+    Done,
+    /// This rank has no more to do with the operation, nor with the gathered buffer.
+    Retired,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Alloc = 1,
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    Broadcast,
+    SendRecv,
+    Barrier,
+}
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Alloc => "alloc",
+            Kind::AllGather => "all_gather",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllReduce => "all_reduce",
+            Kind::Broadcast => "broadcast",
+            Kind::SendRecv => "send_recv",
+            Kind::Barrier => "barrier",
+        }
+    }
+}
+
+/// An operation as its ranks must agree on it. Plain integers, so any bytes in shared memory are a valid value.
+#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Desc {
+    kind: u8,
+    dtype: u8,
+    /// The reduction, or the usage of an allocation.
+    pub arg: u8,
+    what_len: u8,
+    unit: u32,
+    /// Elements: of the shard, of the buffer, or sent.
+    pub len: u64,
+    /// Elements received (send_recv).
+    pub recv_len: u64,
+    /// Where in the arena ([`Desc::STAGED`] if not), the same for all ranks.
+    pub place: u64,
+    /// Group ranks: destination, or the root of a broadcast; source.
+    pub to: u32,
+    pub from: u32,
+    what: [u8; 24],
+}
+
+const DTYPES: [DType; 6] = [DType::F32, DType::Bf16, DType::F64, DType::U32, DType::I32, DType::U8];
+
+impl Desc {
+    /// Not in the arena: goes through the mailboxes.
+    pub const STAGED: u64 = u64::MAX;
+
+    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize) -> Desc {
+        let mut what = [0; 24];
+        let n = tag.what.len().min(what.len());
+        what[..n].copy_from_slice(&tag.what.as_bytes()[..n]);
+        Desc {
+            kind: kind as u8,
+            dtype: DTYPES.iter().position(|&d| d == dtype).unwrap_or(DTYPES.len()) as u8,
+            arg: 0,
+            what_len: n as u8,
+            unit: tag.unit as u32,
+            len: len as u64,
+            recv_len: 0,
+            place: Desc::STAGED,
+            to: 0,
+            from: 0,
+            what,
+        }
+    }
+    /// Whether `mine`, of group rank `me`, and `theirs`, of group rank `peer`, are the same operation.
+    pub fn agrees(mine: &Desc, me: usize, theirs: &Desc, peer: usize) -> bool {
+        if mine.kind != Kind::SendRecv as u8 {
+            return mine == theirs;
+        }
+        let same = |d: &Desc| (d.kind, d.dtype, d.unit, d.what);
+        let pair = |a: &Desc, i: usize, b: &Desc, j: usize| (a.to == j as u32) == (b.from == i as u32);
+        let len = |a: &Desc, j: usize, b: &Desc| a.to != j as u32 || a.len == b.recv_len;
+        same(mine) == same(theirs)
+            && pair(mine, me, theirs, peer)
+            && pair(theirs, peer, mine, me)
+            && len(mine, peer, theirs)
+            && len(theirs, me, mine)
+    }
+}
+impl std::fmt::Display for Desc {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        const KINDS: [Kind; 7] = [
+            Kind::Alloc,
+            Kind::AllGather,
+            Kind::ReduceScatter,
+            Kind::AllReduce,
+            Kind::Broadcast,
+            Kind::SendRecv,
+            Kind::Barrier,
+        ];
+        let Some(kind) = KINDS.into_iter().find(|&k| k as u8 == self.kind) else {
+            return write!(f, "an unknown operation");
+        };
+        let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]).into_owned();
+        write!(f, "{} ({what} {})", kind.name(), self.unit)?;
+        if kind == Kind::Barrier {
+            return Ok(());
+        }
+        write!(f, " of {} {}", self.len, DTYPES.get(self.dtype as usize).map_or("?", |d| d.name()))?;
+        match kind {
+            Kind::Alloc if self.arg == 0 => write!(f, ", gathered"),
+            Kind::Alloc => write!(f, ", reduced"),
+            Kind::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
+            Kind::Broadcast => write!(f, " from {}", self.to),
+            Kind::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
+            _ => Ok(()),
+        }?;
+        match self.place {
+            Desc::STAGED => Ok(()),
+            place => write!(f, " in group buffer {} at byte {}", place >> 44, place & ((1 << 44) - 1)),
+        }
+    }
+}
+
+#[repr(C, align(128))]
+pub(super) struct Record {
+    state: AtomicU64,
+    /// Chunks put into the own mailbox, and chunks read from the mailboxes of all senders.
+    pub wrote: AtomicU32,
+    pub read: AtomicU32,
+    desc: UnsafeCell<Desc>,
+}
+
+const fn state(seq: u64, phase: Phase) -> u64 {
+    seq << 3 | phase as u64
+}
+
+impl Record {
+    pub fn reached(&self, seq: u64, phase: Phase) -> bool {
+        self.state.load(Acquire) >= state(seq, phase)
+    }
+    pub fn publish(&self, seq: u64, phase: Phase) {
+        debug_assert!(self.state.load(Relaxed) < state(seq, phase));
+        self.state.store(state(seq, phase), Release);
+    }
+    /// Only of a record that has reached `Posted` for an operation that this rank has not retired.
+    pub fn desc(&self) -> Desc {
+        // SAFETY: its owner wrote it before `Posted` and writes it again only when this rank has retired the operation.
+        unsafe { *self.desc.get() }
+    }
+    fn post(&self, seq: u64, desc: Desc, phase: Phase) {
+        // SAFETY: the own record, of an operation that all ranks have retired: nobody reads it.
+        unsafe { *self.desc.get() = desc };
+        self.wrote.store(0, Relaxed);
+        self.read.store(0, Relaxed);
+        self.publish(seq, phase);
+    }
+}
+
+/// A rank's part of a group's control region: how far it has come, its ring, its mailbox.
+const RING_AT: usize = 128;
+const MAIL_AT: usize = (RING_AT + RING as usize * size_of::<Record>()).next_multiple_of(PAGE);
+const LANE: usize = MAIL_AT + 2 * CHUNK;
+
+pub(super) struct Lanes(Mapping);
+
+impl Lanes {
+    pub const fn bytes(ranks: usize) -> usize {
+        LANE * ranks
+    }
+    pub fn new(control: Mapping) -> Lanes {
+        Lanes(control)
+    }
+    /// Operations started by a rank: for messages.
+    fn started(&self, rank: usize) -> &AtomicU64 {
+        // SAFETY: an atomic.
+        unsafe { self.0.shared(rank * LANE) }
+    }
+    pub fn record(&self, rank: usize, seq: u64) -> &Record {
+        // SAFETY: atomics and an UnsafeCell of plain integers.
+        unsafe { self.0.shared(rank * LANE + RING_AT + (seq % RING) as usize * size_of::<Record>()) }
+    }
+    pub fn post(&self, rank: usize, seq: u64, desc: Desc, phase: Phase) {
+        self.record(rank, seq).post(seq, desc, phase);
+        self.started(rank).store(seq + 1, Release);
+    }
+    pub fn mailbox(&self, rank: usize, round: u32) -> *mut u8 {
+        self.0.at(rank * LANE + MAIL_AT + (round % 2) as usize * CHUNK)
+    }
+    /// What a rank started last, for messages only: the record may be overwritten while it is read, and the text be of
+    /// another operation.
+    pub fn last(&self, rank: usize) -> String {
+        match self.started(rank).load(Acquire).checked_sub(1) {
+            None => "it has not started anything in this group".into(),
+            Some(seq) => format!("its last operation here is {}", self.record(rank, seq).desc()),
+        }
+    }
+}

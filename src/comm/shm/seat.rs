@@ -1,0 +1,174 @@
+//! One rank's place in the world: its bell, the abort word, and what it holds in shared memory. Never moves data.
+//!
+//! [Note: bells] A blocked rank sleeps on *one* futex word, whatever it waits for, because a peer in any group may be what
+//! unblocks it. Whoever publishes a state adds 1 to the bells of the peers concerned. No wake-up is lost: the sleeper reads
+//! the bell, looks at the states, announces itself in `sleepers` and lets the kernel compare the bell again; the ringer
+//! publishes, changes the bell, then reads `sleepers`. These four accesses to bell and sleepers are sequentially
+//! consistent, so either the ringer sees the sleeper and wakes it, or the kernel sees the changed bell and does not sleep.
+use super::arena::{Arena, Mapping};
+use super::group::Group;
+use crate::base::{Error, Meter, Result};
+use crate::comm::CommUse;
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// At the start of the arena: zero, or 1 + the rank that failed first.
+#[repr(C, align(128))]
+struct Header {
+    failed: AtomicU32,
+}
+
+/// Two cache lines: adjacent lines are fetched together.
+#[repr(C, align(128))]
+struct Bell {
+    count: AtomicU32,
+    sleepers: AtomicU32,
+    /// Process of the rank; 0 before it joined.
+    pid: AtomicU32,
+}
+
+/// A live buffer of `Collective::alloc`: how a view's address becomes a place that all ranks of the group agree on.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    /// This rank's buffer.
+    pub start: usize,
+    pub bytes: usize,
+    pub usage: CommUse,
+    /// Which group allocated it, and as its how manieth.
+    pub group: u64,
+    pub index: u64,
+    /// Address of rank 0's buffer, and the distance from one rank's to the next one's.
+    pub base: usize,
+    pub stride: usize,
+}
+
+pub(super) struct Seat {
+    pub rank: usize,
+    pub arena: Arc<Arena>,
+    pub meter: Meter,
+    pub timeout: Duration,
+    words: Mapping,
+    /// Spin rounds before sleeping: grows where spinning was enough, shrinks where it was not.
+    spin: AtomicU32,
+    spin_max: u32,
+    held: Mutex<Vec<Held>>,
+    groups: Mutex<Vec<Weak<Group>>>,
+}
+
+/// A panic elsewhere leaves nothing half-done under these locks that matters more than reporting it.
+pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Seat {
+    pub fn take(arena: Arc<Arena>, rank: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
+        let words = arena.map(0, size_of::<Header>() + arena.world() * size_of::<Bell>())?;
+        // Spinning only pays where the peer runs at the same time.
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let spin_max = if cores < arena.world() { SPIN_MIN } else { SPIN_MAX };
+        let seat = Seat {
+            rank,
+            arena,
+            meter,
+            timeout,
+            words,
+            spin: AtomicU32::new(SPIN_MIN),
+            spin_max,
+            held: Mutex::default(),
+            groups: Mutex::default(),
+        };
+        if let Err(pid) = seat.bell(rank).pid.compare_exchange(0, std::process::id(), AcqRel, Acquire) {
+            let what = format!("two processes say that they are rank {rank}: {pid} and {}", std::process::id());
+            return Err(Error::input(what));
+        }
+        Ok(seat)
+    }
+    fn header(&self) -> &Header {
+        // SAFETY: made of atomics.
+        unsafe { self.words.shared(0) }
+    }
+    fn bell(&self, rank: usize) -> &Bell {
+        // SAFETY: made of atomics.
+        unsafe { self.words.shared(size_of::<Header>() + rank * size_of::<Bell>()) }
+    }
+
+    /// How many ranks have taken their seats.
+    pub fn seated(&self) -> usize {
+        (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) != 0).count()
+    }
+    /// The first rank that failed, if any did.
+    pub fn failed(&self) -> Option<usize> {
+        (self.header().failed.load(Acquire) as usize).checked_sub(1)
+    }
+    /// Tells all ranks that `rank` failed; the first one told of stays.
+    pub fn abort(&self, rank: usize) {
+        let _ = self.header().failed.compare_exchange(0, rank as u32 + 1, AcqRel, Acquire);
+        for r in 0..self.arena.world() {
+            self.ring(r);
+        }
+    }
+
+    /// Read before looking at peers' states, given to [`Seat::listen`] after.
+    pub fn bell_count(&self) -> u32 {
+        self.bell(self.rank).count.load(SeqCst)
+    }
+    pub fn ring(&self, rank: usize) {
+        let bell = self.bell(rank);
+        bell.count.fetch_add(1, SeqCst);
+        if bell.sleepers.load(SeqCst) != 0 {
+            // Flags::empty: not private, because the word is shared between processes. Waking cannot fail on a mapped word.
+            let _ = futex::wake(&bell.count, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+    /// Returns when the bell is no longer `heard`, or after `at_most`, or for no reason.
+    pub fn listen(&self, heard: u32, at_most: Duration) {
+        let bell = self.bell(self.rank);
+        let budget = self.spin.load(Relaxed);
+        for _ in 0..budget {
+            if bell.count.load(Acquire) != heard {
+                self.spin.store((budget * 2).min(self.spin_max), Relaxed);
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.spin.store((budget / 2).max(SPIN_MIN), Relaxed);
+        bell.sleepers.fetch_add(1, SeqCst);
+        let timeout =
+            futex::Timespec { tv_sec: at_most.as_secs() as _, tv_nsec: at_most.subsec_nanos() as _ };
+        // Every outcome (woken, bell already changed, timeout, signal) means: look again.
+        let _ = futex::wait(&bell.count, futex::Flags::empty(), heard, Some(&timeout));
+        bell.sleepers.fetch_sub(1, SeqCst);
+    }
+
+    pub fn hold(&self, held: Held) {
+        lock(&self.held).push(held);
+    }
+    pub fn drop_held(&self, group: u64, index: u64) {
+        lock(&self.held).retain(|h| (h.group, h.index) != (group, index));
+    }
+    /// The live buffer of any of this rank's groups that holds `bytes` at `start`.
+    pub fn find(&self, start: *const u8, bytes: usize) -> Option<Held> {
+        let start = start as usize;
+        lock(&self.held).iter().find(|h| h.start <= start && start + bytes <= h.start + h.bytes).copied()
+    }
+
+    pub fn enter(&self, group: &Arc<Group>) {
+        lock(&self.groups).push(Arc::downgrade(group));
+    }
+    /// Moves on what is pending in this rank's other groups: a peer that this rank waits for may be waiting for those.
+    pub fn progress_others(&self, blocked: &Group) {
+        // Two threads of one rank may block in two groups at once: whoever comes second leaves the work to the first.
+        let Ok(groups) = self.groups.try_lock() else { return };
+        for group in groups.iter().filter_map(Weak::upgrade) {
+            if !std::ptr::eq(&*group, blocked) {
+                group.try_progress();
+            }
+        }
+    }
+}
+
+/// A round is one `pause`: 10 to 50 ns. So 0.5 to 3 us at least, 20 to 100 us at most.
+const SPIN_MIN: u32 = 64;
+const SPIN_MAX: u32 = 2048;
