@@ -36,7 +36,8 @@ impl Arena {
         Arena::open_path(&format!("/proc/self/fd/{fd}"), world)
     }
     pub(super) fn open_path(path: &str, world: usize) -> Result<Arena> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::io("open arena", path, e))?;
+        let file =
+            OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::io("open arena", path, e))?;
         let bytes = file.metadata().map_err(|e| Error::io("stat arena", path, e))?.len();
         let needs = REGION * (1 + GROUPS_PER_RANK * world as u64);
         if bytes != needs {

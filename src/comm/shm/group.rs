@@ -388,7 +388,8 @@ impl Group {
                 Ok((held.index << 44 | at as u64, Sources::new((held.base + at) as *const u8, held.stride)))
             }
             Some(held) if held.usage == CommUse::Gathered => {
-                let what = "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
+                let what =
+                    "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
                 Err(self.refuse(kind, tag, what.into()))
             }
             _ => Ok((Desc::STAGED, solo)),
@@ -418,7 +419,11 @@ impl Group {
         let n = self.hub.size();
         match shard * n == full {
             true => Ok(()),
-            false => Err(self.refuse(kind, tag, format!("full has {full} elements, {n} shards of {shard} are {}", n * shard))),
+            false => Err(self.refuse(
+                kind,
+                tag,
+                format!("full has {full} elements, {n} shards of {shard} are {}", n * shard),
+            )),
         }
     }
 }

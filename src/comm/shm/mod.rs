@@ -99,6 +99,7 @@ pub fn threads_with(sizes: MeshSizes, meters: &[Meter], options: &Options) -> Re
     if meters.len() != sizes.world() {
         return Err(Error::op("threads", format!("{} meters for {} ranks", meters.len(), sizes.world())));
     }
-    let mesh = |(rank, meter): (usize, &Meter)| Mesh::new(World::new(arena.clone(), rank, meter.clone(), options)?, sizes);
+    let mesh =
+        |(rank, meter): (usize, &Meter)| Mesh::new(World::new(arena.clone(), rank, meter.clone(), options)?, sizes);
     meters.iter().enumerate().map(mesh).collect()
 }

@@ -164,9 +164,7 @@ impl Op {
                     let (at, bytes) = self.slice(hub, peer);
                     // SAFETY: the peer is done with writing its slice, and has read this rank's copy of it (it reduced
                     // it), so nobody else touches either until this rank is `Done`.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(self.sources.of(peer).add(at), self.dst.add(at), bytes)
-                    };
+                    unsafe { std::ptr::copy_nonoverlapping(self.sources.of(peer).add(at), self.dst.add(at), bytes) };
                 }
                 hub.publish(self.seq, Phase::Done);
                 self.step = Step::Drain;
@@ -235,7 +233,9 @@ impl Op {
         if hub.size() > 1 {
             // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
             // they leave alone until they have seen that; `dst` is the lent buffer.
-            unsafe { sum::reduce(self.dtype, self.reduce, self.dst.add(at), self.sources.offset(at), hub.size(), bytes) };
+            unsafe {
+                sum::reduce(self.dtype, self.reduce, self.dst.add(at), self.sources.offset(at), hub.size(), bytes)
+            };
         }
     }
 }
@@ -313,9 +313,9 @@ impl Op {
         })
     }
     fn round_there(&self, hub: &Hub) -> bool {
-        (0..hub.size()).filter(|&r| self.sends_me(r)).all(|r| {
-            hub.lanes.record(r, self.seq).wrote.load(std::sync::atomic::Ordering::Acquire) > self.read
-        })
+        (0..hub.size())
+            .filter(|&r| self.sends_me(r))
+            .all(|r| hub.lanes.record(r, self.seq).wrote.load(std::sync::atomic::Ordering::Acquire) > self.read)
     }
 
     fn fill(&self, hub: &Hub) {
@@ -336,7 +336,8 @@ impl Op {
         let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
         let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
         let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
-        let total = if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
+        let total =
+            if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
         let (n, bytes) = (hub.size(), cell.min(total - at));
         // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
         unsafe {
@@ -353,12 +354,8 @@ impl Op {
                 Kind::AllReduce => {
                     sum::reduce(self.dtype, self.reduce, self.dst.add(at), Sources::new(mail(0), stride), n, bytes)
                 }
-                Kind::Broadcast => {
-                    std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes)
-                }
-                Kind::SendRecv => {
-                    std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes)
-                }
+                Kind::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
+                Kind::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),
                 Kind::Alloc | Kind::Barrier => {}
             }
         }

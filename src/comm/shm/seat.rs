@@ -135,8 +135,7 @@ impl Seat {
         }
         self.spin.store((budget / 2).max(SPIN_MIN), Relaxed);
         bell.sleepers.fetch_add(1, SeqCst);
-        let timeout =
-            futex::Timespec { tv_sec: at_most.as_secs() as _, tv_nsec: at_most.subsec_nanos() as _ };
+        let timeout = futex::Timespec { tv_sec: at_most.as_secs() as _, tv_nsec: at_most.subsec_nanos() as _ };
         // Every outcome (woken, bell already changed, timeout, signal) means: look again.
         let _ = futex::wait(&bell.count, futex::Flags::empty(), heard, Some(&timeout));
         bell.sleepers.fetch_sub(1, SeqCst);
