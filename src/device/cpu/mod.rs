@@ -1,2 +1,351 @@
-//! The CPU device: runs every operation at once, on this thread.
+//! The CPU device: runs every operation at once, on the caller's thread. This file checks lengths and dtypes and chooses
+//! the compiled form; the arithmetic is in the files by family. Never allocates after the first step, but for the tiles of
+//! attention and the packed panels of the matrix product, which grow to the largest shape seen and stay (uncounted by the
+//! [`Meter`]: buffers of the model are not in them).
+mod activation;
+mod attention;
+mod dropout;
+mod embed;
 pub mod gemm;
+mod loss;
+mod memory;
+mod norm;
+mod optim;
+mod reduce;
+mod rope;
+pub mod simd;
+
+use self::simd::Level;
+use super::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, Rope, Sgd, View, ViewMut};
+use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
+use half::bf16;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub struct CpuDevice {
+    meter: Meter,
+    level: Level,
+    gemm: Mutex<gemm::Scratch>,
+    attention: Mutex<attention::Scratch>,
+}
+
+impl CpuDevice {
+    /// With the widest vectors that this CPU has.
+    pub fn new(meter: Meter) -> CpuDevice {
+        CpuDevice { meter, level: Level::best(), gemm: Mutex::default(), attention: Mutex::default() }
+    }
+    /// With narrower ones, for tests and comparisons (the matrix product chooses for itself). An error where this CPU lacks
+    /// them.
+    pub fn with_level(meter: Meter, level: Level) -> Result<CpuDevice> {
+        if !level.available() {
+            return Err(Error::op("cpu device", format!("this CPU has no {level}, at most {}", Level::best())));
+        }
+        Ok(CpuDevice { level, ..CpuDevice::new(meter) })
+    }
+}
+
+/// Scratch holds nothing between calls, so what a panicking thread left there does no harm.
+fn lock<T>(scratch: &Mutex<T>) -> MutexGuard<'_, T> {
+    scratch.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Refuses the first operand whose length is not the one that the others demand.
+fn lengths(op: &'static str, operands: &[(&str, usize, usize)]) -> Result<()> {
+    match operands.iter().find(|(_, have, need)| have != need) {
+        None => Ok(()),
+        Some((name, have, need)) => Err(Error::op(op, format!("{name} holds {have} elements, needs {need}"))),
+    }
+}
+
+/// Rows of `len` elements in rows of `width`.
+fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
+    match len.checked_div(width) {
+        Some(rows) if rows * width == len => Ok(rows),
+        _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),
+    }
+}
+
+/// Runs `$body` at the device's level with the type `$T` that `$dtype` names; `?` inside leaves the closure.
+macro_rules! floats {
+    ($dev:ident, $op:ident, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => floats!(@run $dev, $T = f32, $body),
+            DType::Bf16 => floats!(@run $dev, $T = bf16, $body),
+            other => Err(Error::op($op, format!("computes in f32 or bf16, got {other}"))),
+        }
+    };
+    (@run $dev:ident, $T:ident = $type:ty, $body:expr) => {{
+        type $T = $type;
+        $dev.level.run(
+            #[inline(always)]
+            || {
+                $body;
+                Ok(())
+            },
+        )
+    }};
+}
+
+#[inline(always)]
+fn convert<A: Float, B: Float>(src: &[A], dst: &mut [B]) {
+    for (src, dst) in src.iter().zip(dst) {
+        *dst = B::from_f32(src.to_f32());
+    }
+}
+#[inline(always)]
+fn add<T: Float>(x: &[T], y: &mut [T]) {
+    for (x, y) in x.iter().zip(y) {
+        *y = T::from_f32(y.to_f32() + x.to_f32());
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        format!("cpu ({}, {})", self.level, lock(&self.gemm).kernel_name())
+    }
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        memory::alloc(dtype, len, self.meter.lease(category, len * dtype.size()))
+    }
+    fn upload(&self, src: &[u8], mut dst: ViewMut) -> Result<()> {
+        lengths("upload", &[("source (bytes)", src.len(), dst.bytes())])?;
+        // SAFETY: `dst` is exclusive and holds as many bytes; every dtype takes any bits.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
+        Ok(())
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        lengths("download", &[("destination (bytes)", dst.len(), src.bytes())])?;
+        // SAFETY: `dst` is exclusive and holds as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, src: View, mut dst: ViewMut) -> Result<()> {
+        const OP: &str = "copy";
+        lengths(OP, &[("dst", dst.len(), src.len())])?;
+        match (src.dtype(), dst.dtype()) {
+            (a, b) if a == b => {
+                // SAFETY: alike in dtype and length; `dst` is exclusive, so they do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.bytes()) };
+                Ok(())
+            }
+            (DType::F32, _) => floats!(self, OP, dst.dtype(), T => convert::<f32, T>(src.host(OP)?, dst.host(OP)?)),
+            (DType::Bf16, _) => floats!(self, OP, dst.dtype(), T => convert::<bf16, T>(src.host(OP)?, dst.host(OP)?)),
+            (a, b) => Err(Error::op(OP, format!("cannot cast {a} to {b}"))),
+        }
+    }
+    fn zero(&self, mut x: ViewMut) -> Result<()> {
+        // SAFETY: `x` is exclusive; zero bits are zero in every dtype.
+        unsafe { std::ptr::write_bytes(x.as_mut_ptr(), 0, x.bytes()) };
+        Ok(())
+    }
+    fn add(&self, x: View, y: ViewMut) -> Result<()> {
+        const OP: &str = "add";
+        lengths(OP, &[("y", y.len(), x.len())])?;
+        floats!(self, OP, x.dtype(), T => add::<T>(x.host(OP)?, y.host(OP)?))
+    }
+
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        gemm::gemm(&mut lock(&self.gemm), shape, a, b, c)
+    }
+    fn bias(&self, bias: View, y: ViewMut) -> Result<()> {
+        const OP: &str = "bias";
+        rows(OP, "y", y.len(), bias.len())?;
+        floats!(self, OP, y.dtype(), T => norm::bias::<T>(bias.host(OP)?, y.host(OP)?))
+    }
+    fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()> {
+        const OP: &str = "bias_backward";
+        rows(OP, "dy", dy.len(), db.len())?;
+        floats!(self, OP, dy.dtype(), T => norm::bias_backward::<T>(dy.host(OP)?, db.host(OP)?))
+    }
+
+    fn rmsnorm(&self, eps: f32, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
+        const OP: &str = "rmsnorm";
+        let n = rows(OP, "x", x.len(), w.len())?;
+        lengths(OP, &[("y", y.len(), x.len()), ("rstd", rstd.len(), n)])?;
+        floats!(self, OP, x.dtype(), T =>
+            norm::rmsnorm::<T>(eps, x.host(OP)?, w.host(OP)?, y.host(OP)?, rstd.host(OP)?))
+    }
+    fn rmsnorm_backward(&self, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut) -> Result<()> {
+        const OP: &str = "rmsnorm_backward";
+        let n = rows(OP, "x", x.len(), w.len())?;
+        lengths(OP, &[("rstd", rstd.len(), n), ("dw", dw.len(), w.len())])?;
+        lengths(OP, &[("dy", dy.len(), x.len()), ("dx", dx.len(), x.len())])?;
+        floats!(self, OP, x.dtype(), T => norm::rmsnorm_backward::<T>(
+            x.host(OP)?, w.host(OP)?, rstd.host(OP)?, dy.host(OP)?, dx.host(OP)?, dw.host(OP)?))
+    }
+    fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
+        const OP: &str = "layernorm";
+        let n = rows(OP, "x", x.len(), w.len())?;
+        lengths(OP, &[("b", b.len(), w.len()), ("y", y.len(), x.len()), ("stats", stats.len(), 2 * n)])?;
+        floats!(self, OP, x.dtype(), T =>
+            norm::layernorm::<T>(eps, x.host(OP)?, w.host(OP)?, b.host(OP)?, y.host(OP)?, stats.host(OP)?))
+    }
+    fn layernorm_backward(
+        &self,
+        x: View,
+        w: View,
+        stats: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+        db: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "layernorm_backward";
+        let n = rows(OP, "x", x.len(), w.len())?;
+        lengths(OP, &[("stats", stats.len(), 2 * n), ("dw", dw.len(), w.len()), ("db", db.len(), w.len())])?;
+        lengths(OP, &[("dy", dy.len(), x.len()), ("dx", dx.len(), x.len())])?;
+        floats!(self, OP, x.dtype(), T => norm::layernorm_backward::<T>(
+            x.host(OP)?, w.host(OP)?, stats.host(OP)?, dy.host(OP)?, dx.host(OP)?, dw.host(OP)?, db.host(OP)?))
+    }
+
+    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
+        const OP: &str = "rope";
+        if shape.head_dim % 2 != 0 || shape.heads * shape.head_dim > shape.row {
+            return Err(Error::op(OP, format!("{shape:?}: heads must be even and fit the row")));
+        }
+        let (max_len, n) = (rows(OP, "table", table.len(), shape.head_dim)?, rows(OP, "qkv", qkv.len(), shape.row)?);
+        lengths(OP, &[("positions", positions.len(), n)])?;
+        let (table, positions) = (table.host(OP)?, positions.host::<u32>(OP)?);
+        embed::check(OP, "position", positions, max_len)?;
+        floats!(self, OP, qkv.dtype(), T => rope::rope::<T>(shape, table, positions, qkv.host(OP)?, inverse))
+    }
+    fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+        const OP: &str = "attention";
+        let n = attention::rows(OP, shape, qkv.len())?;
+        lengths(OP, &[("o", o.len(), n * shape.heads * shape.head_dim), ("lse", lse.len(), shape.heads * n)])?;
+        let documents = attention::documents(OP, cu_seqlens.host(OP)?, n)?;
+        let scratch = &mut *lock(&self.attention);
+        floats!(self, OP, qkv.dtype(), T =>
+            attention::forward::<T>(scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?))
+    }
+    fn attention_backward(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        qkv: View,
+        o: View,
+        lse: View,
+        d_o: View,
+        delta: ViewMut,
+        dqkv: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "attention_backward";
+        let n = attention::rows(OP, shape, qkv.len())?;
+        let (out, stats) = (n * shape.heads * shape.head_dim, shape.heads * n);
+        lengths(OP, &[("o", o.len(), out), ("lse", lse.len(), stats), ("d_o", d_o.len(), out)])?;
+        lengths(OP, &[("delta", delta.len(), stats), ("dqkv", dqkv.len(), qkv.len())])?;
+        let documents = attention::documents(OP, cu_seqlens.host(OP)?, n)?;
+        let scratch = &mut *lock(&self.attention);
+        floats!(self, OP, qkv.dtype(), T => attention::backward::<T>(
+            scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?, d_o.host(OP)?, delta.host(OP)?,
+            dqkv.host(OP)?))
+    }
+
+    fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
+        const OP: &str = "swiglu";
+        lengths(OP, &[("up", up.len(), gate.len()), ("y", y.len(), gate.len())])?;
+        floats!(self, OP, gate.dtype(), T => activation::swiglu::<T>(gate.host(OP)?, up.host(OP)?, y.host(OP)?))
+    }
+    fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
+        const OP: &str = "swiglu_backward";
+        let n = gate.len();
+        lengths(OP, &[("up", up.len(), n), ("dy", dy.len(), n), ("dgate", dgate.len(), n), ("dup", dup.len(), n)])?;
+        floats!(self, OP, gate.dtype(), T => activation::swiglu_backward::<T>(
+            gate.host(OP)?, up.host(OP)?, dy.host(OP)?, dgate.host(OP)?, dup.host(OP)?))
+    }
+    fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
+        const OP: &str = "gelu";
+        lengths(OP, &[("y", y.len(), x.len())])?;
+        floats!(self, OP, x.dtype(), T => activation::gelu::<T>(x.host(OP)?, y.host(OP)?))
+    }
+    fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()> {
+        const OP: &str = "gelu_backward";
+        lengths(OP, &[("dy", dy.len(), x.len()), ("dx", dx.len(), x.len())])?;
+        floats!(self, OP, x.dtype(), T => activation::gelu_backward::<T>(x.host(OP)?, dy.host(OP)?, dx.host(OP)?))
+    }
+    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()> {
+        const OP: &str = "dropout";
+        if !(0.0..1.0).contains(&d.p) {
+            return Err(Error::op(OP, format!("p = {} is not in [0, 1)", d.p)));
+        }
+        floats!(self, OP, x.dtype(), T => dropout::dropout::<T>(d, x.host(OP)?))
+    }
+
+    fn embed(&self, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
+        const OP: &str = "embed";
+        let tokens = tokens.host::<u32>(OP)?;
+        let Some(c) = embed::width(OP, tokens, y.len(), w.len())? else { return Ok(()) };
+        floats!(self, OP, w.dtype(), T => embed::embed::<T>(tokens, w.host(OP)?, y.host(OP)?, c, accumulate))
+    }
+    fn embed_backward(&self, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
+        const OP: &str = "embed_backward";
+        let tokens = tokens.host::<u32>(OP)?;
+        let Some(c) = embed::width(OP, tokens, dy.len(), dw.len())? else { return Ok(()) };
+        floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(tokens, dy.host(OP)?, dw.host(OP)?, c))
+    }
+    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
+        const OP: &str = "cross_entropy";
+        let n = rows(OP, "logits", logits.len(), shape.vocab)?;
+        lengths(OP, &[("targets", targets.len(), n), ("loss", loss.len(), 1)])?;
+        let (targets, loss) = (targets.host(OP)?, &mut loss.host(OP)?[0]);
+        loss::check(OP, targets, shape.vocab)?;
+        floats!(self, OP, logits.dtype(), T => loss::cross_entropy::<T>(shape, targets, logits.host(OP)?, loss))
+    }
+
+    fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
+        const OP: &str = "sum_squares";
+        lengths(OP, &[("acc", acc.len(), LIMBS)])?;
+        let (x, acc) = (x.host(OP)?, acc.host(OP)?);
+        self.level.run(
+            #[inline(always)]
+            || reduce::sum_squares(x, acc),
+        );
+        Ok(())
+    }
+    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
+        const OP: &str = "clip_scale";
+        lengths(OP, &[("acc", acc.len(), LIMBS), ("out", out.len(), 2)])?;
+        reduce::clip_scale(acc.host(OP)?, max_norm, out.host(OP)?);
+        Ok(())
+    }
+    fn adamw(
+        &self,
+        h: &AdamW,
+        scale: View,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()> {
+        const OP: &str = "adamw";
+        let (n, dtype) = (g.len(), out.as_ref().map_or(DType::F32, ViewMut::dtype));
+        lengths(OP, &[("m", m.len(), n), ("v", v.len(), n), ("p", p.len(), n)])?;
+        lengths(OP, &[("out", out.as_ref().map_or(n, ViewMut::len), n)])?;
+        let (scale, g) = (scale.host::<f32>(OP)?, g.host(OP)?);
+        let (m, v, p) = (m.host(OP)?, v.host(OP)?, p.host(OP)?);
+        floats!(self, OP, dtype, T => {
+            let out = out.map(|out| out.host::<T>(OP)).transpose()?;
+            optim::adamw::<T>(h, first(OP, scale)?, g, m, v, p, out)
+        })
+    }
+    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+        const OP: &str = "sgd";
+        let (n, dtype) = (g.len(), out.as_ref().map_or(DType::F32, ViewMut::dtype));
+        lengths(OP, &[("m", m.as_ref().map_or(n, ViewMut::len), n), ("p", p.len(), n)])?;
+        lengths(OP, &[("out", out.as_ref().map_or(n, ViewMut::len), n)])?;
+        let (scale, g, p) = (scale.host::<f32>(OP)?, g.host(OP)?, p.host(OP)?);
+        let m = m.map(|m| m.host(OP)).transpose()?;
+        floats!(self, OP, dtype, T => {
+            let out = out.map(|out| out.host::<T>(OP)).transpose()?;
+            optim::sgd::<T>(h, first(OP, scale)?, g, m, p, out)
+        })
+    }
+}
+
+/// The clip scale: element 0 of what [`Device::clip_scale`] wrote.
+fn first(op: &'static str, scale: &[f32]) -> Result<f32> {
+    scale.first().copied().ok_or_else(|| Error::op(op, "scale holds 0 elements, needs at least 1"))
+}

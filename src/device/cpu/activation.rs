@@ -1,0 +1,45 @@
+//! SwiGLU and GELU, element by element. Never reads another element than its own.
+use super::simd::sigmoid;
+use crate::base::dtype::Float;
+
+#[inline(always)]
+pub fn swiglu<T: Float>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((g, u), y) in gate.iter().zip(up).zip(y) {
+        let g = g.to_f32();
+        *y = T::from_f32(g * sigmoid(g).0 * u.to_f32());
+    }
+}
+
+/// With s = sigmoid(g): d silu / dg = s + g s (1 - s).
+#[inline(always)]
+pub fn swiglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T], dup: &mut [T]) {
+    for ((((g, u), dy), dg), du) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
+        let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
+        let (s, rest) = sigmoid(g);
+        *dg = T::from_f32(dy * u * (g * s).mul_add(rest, s));
+        *du = T::from_f32(dy * g * s);
+    }
+}
+
+/// sqrt(2/pi) and the cubic coefficient of Hendrycks & Gimpel 2016.
+const C: f32 = 0.797_884_56;
+const CUBIC: f32 = 0.044715;
+
+/// x (1 + tanh u) / 2 = x sigmoid(2u), which does not cancel for negative x.
+#[inline(always)]
+pub fn gelu<T: Float>(x: &[T], y: &mut [T]) {
+    for (x, y) in x.iter().zip(y) {
+        let x = x.to_f32();
+        *y = T::from_f32(x * sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0)).0);
+    }
+}
+
+#[inline(always)]
+pub fn gelu_backward<T: Float>(x: &[T], dy: &[T], dx: &mut [T]) {
+    for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
+        let x = x.to_f32();
+        let (s, rest) = sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0));
+        let slope = 2.0 * C * (3.0 * CUBIC * x).mul_add(x, 1.0);
+        *dx = T::from_f32(dy.to_f32() * (x * s * rest).mul_add(slope, s));
+    }
+}

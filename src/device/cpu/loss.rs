@@ -1,0 +1,65 @@
+//! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk that it was given.
+use super::simd::{exp, sum};
+use crate::base::{Error, Result, dtype::Float};
+use crate::device::{CrossEntropy, IGNORE};
+
+pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
+    match targets.iter().position(|&t| t != IGNORE && !(0..vocab as i64).contains(&(t as i64))) {
+        None => Ok(()),
+        Some(i) => {
+            Err(Error::op(op, format!("target {} at row {i} is neither {IGNORE} nor in 0..{vocab}", targets[i])))
+        }
+    }
+}
+
+/// Logits of a block: small enough that its second reading (the sum, after the maximum) hits the first-level cache.
+const BLOCK: usize = 2048;
+
+/// (max, sum of exp(x - max)) of a row in one pass over memory (Milakov & Gimelshein 2018, a block at a time). The maximum
+/// starts finite, so that a block of minus infinities adds 0 and not a NaN.
+#[inline(always)]
+fn max_and_sum<T: Float>(row: &[T]) -> (f32, f32) {
+    let (mut max, mut total) = (f32::MIN, 0.0);
+    for block in row.chunks(BLOCK) {
+        let mut lanes = [f32::MIN; super::simd::LANES];
+        let (whole, tail) = block.as_chunks::<{ super::simd::LANES }>();
+        for x in whole {
+            for (lane, x) in lanes.iter_mut().zip(x) {
+                let x = x.to_f32();
+                *lane = if x > *lane { x } else { *lane };
+            }
+        }
+        let block_max = lanes.into_iter().chain(tail.iter().map(|x| x.to_f32())).fold(max, f32::max);
+        let block_sum = sum(
+            block.len(),
+            #[inline(always)]
+            |i| exp(block[i].to_f32() - block_max),
+        );
+        total = total * exp(max - block_max) + block_sum;
+        max = block_max;
+    }
+    (max, total)
+}
+
+#[inline(always)]
+pub fn cross_entropy<T: Float>(shape: &CrossEntropy, targets: &[i32], logits: &mut [T], loss: &mut f64) {
+    for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
+        if target == IGNORE {
+            if shape.grad {
+                row.fill(T::from_f32(0.0));
+            }
+            continue;
+        }
+        let target = target as usize;
+        let (max, total) = max_and_sum(row);
+        let at_target = row[target].to_f32();
+        *loss += (total as f64).ln() + max as f64 - at_target as f64;
+        if shape.grad {
+            let (inverse, scale) = (1.0 / total, shape.scale);
+            for x in row.iter_mut() {
+                *x = T::from_f32(exp(x.to_f32() - max) * inverse * scale);
+            }
+            row[target] = T::from_f32((exp(at_target - max) * inverse - 1.0) * scale);
+        }
+    }
+}

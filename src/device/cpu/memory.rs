@@ -1,0 +1,45 @@
+//! Pages for buffers. Never touches them: the kernel hands them out zeroed.
+use crate::base::meter::Lease;
+use crate::base::{DType, Error, Result};
+use crate::device::Buf;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::{ptr::NonNull, sync::Arc};
+
+/// Buffers from here on ask for huge pages: one page of 2 MiB in place of 512.
+const HUGE: usize = 4 << 20;
+
+struct Pages {
+    at: NonNull<u8>,
+    bytes: usize,
+    _lease: Lease,
+}
+// SAFETY: private anonymous memory, reached only through the `Buf` that owns it.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `alloc` with this length; the last holder is gone. Unmapping what was mapped cannot fail.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Zeroed and page-aligned. An empty buffer takes one page, so that it has an address.
+pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+    let bytes = (len * dtype.size()).max(1);
+    let failed = |e| Error::op("alloc", format!("{bytes} bytes for {len} elements of {dtype}: {e}"));
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let at = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+            .map_err(failed)?
+    };
+    let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| Error::op("alloc", "mapped at address 0"))?;
+    if bytes >= HUGE {
+        // SAFETY: the range just mapped. Only advice: a kernel without huge pages refuses, and nothing is lost.
+        let _ = unsafe { madvise(at.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+    }
+    let pages = Pages { at, bytes, _lease: lease };
+    // SAFETY: page alignment fits every dtype; `pages` unmaps when the last holder of the Buf is gone.
+    Ok(unsafe { Buf::from_raw(at, dtype, len, Arc::new(pages)) })
+}

@@ -1,0 +1,206 @@
+//! What every CPU kernel shares: the vector width chosen at run time, fixed-order reductions, and an exponential that
+//! vectorises. Never touches buffers.
+//!
+//! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that may use
+//! the instructions of that level, where the compiler's vectoriser does the rest. Reductions keep [`LANES`] partial sums
+//! whatever the width and every multiply-add is fused, so all levels give the same bits.
+use std::fmt;
+
+/// Partial sums of a reduction: one register of AVX-512, two of AVX2.
+pub const LANES: usize = 16;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+pub enum Level {
+    /// What every CPU of the target has. On x86-64 without FMA each `mul_add` is a slow library call: correct, not fast.
+    Baseline,
+    Avx2,
+    Avx512,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Level::Baseline => "baseline",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+        })
+    }
+}
+
+impl Level {
+    /// Whether this CPU can run it.
+    pub fn available(self) -> bool {
+        match self {
+            Level::Baseline => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                Level::Avx2.available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+    /// Those that this CPU can run, slowest first.
+    pub fn all() -> impl Iterator<Item = Level> {
+        [Level::Baseline, Level::Avx2, Level::Avx512].into_iter().filter(|l| l.available())
+    }
+    pub fn best() -> Level {
+        Level::all().last().unwrap_or(Level::Baseline)
+    }
+    /// Runs `f` compiled for this level. `f` and all that it calls must be `#[inline(always)]` to profit.
+    #[inline(always)]
+    pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        debug_assert!(self.available());
+        match self {
+            // SAFETY: a device is made only with a level that is available.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => unsafe { avx2(f) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => unsafe { avx512(f) },
+            _ => f(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+fn avx512<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+/// The sum of the lanes, always as the same tree.
+#[inline(always)]
+pub fn lane_sum(mut v: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            v[i] += v[i + half];
+        }
+        half /= 2;
+    }
+    v[0]
+}
+
+/// `sum of f(i)` for i in 0..n: lane i % LANES takes element i, then [`lane_sum`].
+#[inline(always)]
+pub fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let whole = n - n % LANES;
+    for start in (0..whole).step_by(LANES) {
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane += f(start + l);
+        }
+    }
+    for i in whole..n {
+        lanes[i - whole] += f(i);
+    }
+    lane_sum(lanes)
+}
+
+/// e^x without branches, so that loops over it vectorise: x = n ln2 + r with |r| <= ln2/2, a polynomial of degree 6 in r
+/// (the minimax coefficients of Cephes' `expf`), then 2^n in two factors, so that results down to the smallest subnormal
+/// come out. At most 2 ulp from e^x where the result is normal (tested). 0 below -104, infinity above 88.73, NaN of NaN.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    // ln2 = LN2_HIGH - LN2_LOW; n * LN2_HIGH is exact for |n| < 2^9.
+    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_LOW: f32 = 2.121_944_4e-4;
+    // Comparisons instead of `clamp` and `max`: they let a NaN through.
+    let x = if x < -106.0 { -106.0 } else { x };
+    let x = if x > 90.0 { 90.0 } else { x };
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let nf = shifted - ROUND;
+    let r = nf.mul_add(LN2_LOW, nf.mul_add(-LN2_HIGH, x));
+    let p = 1.987_569_1e-4f32;
+    let p = p.mul_add(r, 1.398_2e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 0.5);
+    let p = (p * r).mul_add(r, r) + 1.0;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
+    p * power(n >> 1) * power(n - (n >> 1))
+}
+
+/// (sigmoid(x), 1 - sigmoid(x)), each to full relative accuracy.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> (f32, f32) {
+    // e^80 is finite; beyond it the sigmoid is 0 to within 2e-35.
+    let e = exp(if x < -80.0 { 80.0 } else { -x });
+    let s = 1.0 / (1.0 + e);
+    (s, e * s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_ulp() {
+        let mut worst = 0.0f64;
+        for i in -870_000..885_000 {
+            let x = i as f32 * 1e-4;
+            let (got, want) = (exp(x), (x as f64).exp());
+            let ulp = (want as f32).to_bits();
+            let ulp = f32::from_bits(ulp + 1) as f64 - f32::from_bits(ulp) as f64;
+            worst = worst.max((got as f64 - want).abs() / ulp);
+        }
+        assert!(worst <= 2.0, "{worst} ulp");
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-104.0), 0.0);
+        assert!(exp(-100.0) > 0.0, "subnormal results are kept");
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(88.8), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn sigmoid_at_the_ends() {
+        assert_eq!(sigmoid(200.0), (1.0, 0.0));
+        let (s, rest) = sigmoid(-200.0);
+        assert!(s < 1e-30 && rest == 1.0);
+        assert!(sigmoid(f32::NAN).0.is_nan());
+    }
+
+    #[test]
+    fn every_level_gives_the_same_sum() {
+        let x: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.37).sin()).collect();
+        let of = |level: Level| {
+            level.run(
+                #[inline(always)]
+                || {
+                    sum(
+                        x.len(),
+                        #[inline(always)]
+                        |i| x[i] * exp(x[i]),
+                    )
+                },
+            )
+        };
+        let want = of(Level::Baseline);
+        assert!(want.abs() > 1.0);
+        for level in Level::all() {
+            assert_eq!(of(level).to_bits(), want.to_bits(), "{level}");
+        }
+    }
+}
