@@ -76,6 +76,17 @@ pub enum CommUse {
     Reduced,
 }
 
+impl CommUse {
+    /// Bytes that a buffer of `bytes` counts for each of `ranks` ranks on a host: one that is gathered into is there once
+    /// for all of them.
+    pub fn counted(self, bytes: usize, ranks: usize) -> usize {
+        match self {
+            CommUse::Gathered => bytes.div_ceil(ranks),
+            CommUse::Reduced => bytes,
+        }
+    }
+}
+
 /// Names one operation of one group until both its waits are done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a collective that is never waited for is never finished"]

@@ -11,6 +11,8 @@
 //!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
 //! ```
 //!
+//! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them.
+//!
 //! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
 //! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
@@ -19,7 +21,7 @@ use super::flat::{Flat, Wrap};
 use super::slots::{GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::Collective;
+use crate::comm::{Collective, CommUse};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Weights};
 use std::sync::Arc;
@@ -128,12 +130,15 @@ impl Sharded {
         let flat = Flat::new(layouts, options.wrap, ranks);
         let cycles = options.cycles(flat.units.len());
         let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
-        let total = |slots: Vec<usize>| slots.iter().sum::<usize>();
+        let slots = |cycle, dtype: DType, usage: CommUse| {
+            let bytes = flat.slots(cycle).into_iter().map(|len| usage.counted(len * dtype.size(), ranks));
+            (Category::Slots, bytes.sum())
+        };
         vec![
             (Category::Params, flat.shard() * (DType::F32.size() + copy)),
             (Category::Grads, flat.shard() * DType::F32.size()),
-            (Category::Slots, total(flat.slots(cycles.weights)) * options.dtype.size()),
-            (Category::Slots, total(flat.slots(cycles.grads)) * DType::F32.size()),
+            slots(cycles.weights, options.dtype, CommUse::Gathered),
+            slots(cycles.grads, DType::F32, CommUse::Reduced),
         ]
     }
 

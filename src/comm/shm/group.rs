@@ -460,7 +460,7 @@ impl Collective for Group {
             let (base, mine) = (mapping.at(PAGE), mapping.at(PAGE + if copies > 1 { stride * hub.me } else { 0 }));
             let (start, base) = (mine as usize, base as usize);
             seat.hold(Held { start, bytes, usage, group: self.id, index, base, stride });
-            let counted = if usage == CommUse::Gathered { bytes.div_ceil(hub.size()) } else { bytes };
+            let counted = usage.counted(bytes, hub.size());
             let owner = Owner {
                 seat: seat.clone(),
                 mapping,
