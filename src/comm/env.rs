@@ -69,7 +69,9 @@ impl Vars<'_> {
     /// A number that must be there since `because` is.
     fn needed<T: std::str::FromStr>(&self, name: &str, because: &str) -> Result<T> {
         self.number(name)?.ok_or_else(|| {
-            Error::input(format!("{because} is set but {name} is not: set both, or unset both to start ranks from here"))
+            Error::input(format!(
+                "{because} is set but {name} is not: set both, or unset both to start ranks from here"
+            ))
         })
     }
     fn finish(&self, ranks: [usize; 4], run_id: String) -> Result<Option<RankEnv>> {
@@ -122,8 +124,8 @@ impl Vars<'_> {
         let local_rank = self.needed("SLURM_LOCALID", "SLURM_NTASKS")?;
         let nodes: usize = self.number("SLURM_NNODES")?.unwrap_or(1);
         let local_world = if nodes == 1 { world } else { world.div_ceil(nodes).max(local_rank + 1) };
-        let [job, step, restart] = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"]
-            .map(|name| self.text(name).unwrap_or_default());
+        let [job, step, restart] =
+            ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| self.text(name).unwrap_or_default());
         self.finish([rank, world, local_rank, local_world], format!("slurm {job} {step} {restart}"))
     }
 }

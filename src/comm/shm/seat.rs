@@ -96,15 +96,15 @@ impl Seat {
 
     /// Waits until all ranks have taken their seats.
     pub fn assemble(&self, deadline: Instant) -> Result<()> {
-        let missing = || -> Vec<usize> {
-            (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) == 0).collect()
-        };
+        let missing =
+            || -> Vec<usize> { (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) == 0).collect() };
         while !missing().is_empty() {
             if let Some(rank) = self.failed() {
                 return Err(Error::Run(format!("rank {}: rank {rank} failed while ranks were starting", self.rank)));
             }
             if Instant::now() > deadline {
-                let what = format!("rank {}: of {} ranks these never started: {:?}", self.rank, self.arena.world(), missing());
+                let what =
+                    format!("rank {}: of {} ranks these never started: {:?}", self.rank, self.arena.world(), missing());
                 return Err(Error::Run(what));
             }
             std::thread::sleep(Duration::from_millis(1));
