@@ -2,10 +2,11 @@
 //! need. Never trusts a length, a name or an offset of a file.
 use super::layout::{Plan, Run, Share, Tensor, Tensors, checksum, runs};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
-use super::{CHUNK, Checkpointer, Moments, hf};
+use super::{CHUNK, Checkpointer, hf};
 use crate::base::{Error, Result};
 use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, Spec};
+use crate::optim::Optimizer;
 use crate::store::Store;
 use half::{bf16, f16};
 use safetensors::{Dtype, tensor::Metadata};
@@ -29,11 +30,11 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
 impl Checkpointer {
     /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks of any strategy. An error is
     /// an error on all ranks; after one, the store's content is unspecified.
-    pub fn load(&mut self, dir: &Path, store: &mut dyn Store, moments: &mut dyn Moments) -> Result<TrainerState> {
-        let opened = Source::checkpoint(dir, &self.spec, &self.layouts, &self.moments);
+    pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
+        let opened = Source::checkpoint(dir, &self.spec, &self.layouts, self.moments);
         let (source, state, checksums) = self.opened(opened)?;
-        self.read(&source, store, Some(moments), Some(&checksums))?;
-        moments.resume(state.optimizer_steps);
+        self.read(&source, store, Some(optimizer), Some(&checksums))?;
+        optimizer.resume(state.optimizer_steps);
         Ok(state)
     }
 
@@ -57,11 +58,11 @@ impl Checkpointer {
         &mut self,
         source: &Source,
         store: &mut dyn Store,
-        moments: Option<&mut dyn Moments>,
+        optimizer: Option<&mut Optimizer>,
         checksums: Option<&Checksums>,
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
-        let sums = source.read(&*self.dev, &mut self.chunk, store, moments, self.moments.len());
+        let sums = source.read(&*self.dev, &mut self.chunk, store, optimizer);
         let own = sums.as_ref().map_or(Vec::new(), Vec::clone);
         let all = self.exchange.agree(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
         // What every rank read alike is not added up.
@@ -121,18 +122,16 @@ impl Source {
         dev: &dyn Device,
         chunk: &mut [u8],
         store: &mut dyn Store,
-        mut moments: Option<&mut dyn Moments>,
-        names: usize,
+        mut optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         let mut sums = vec![0; self.tensors.list.len()];
         store.for_each_piece(&mut |mut piece| {
             for run in runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE) {
                 let master = piece.master.reborrow().slice(run.range.clone());
                 self.read_run(dev, chunk, &mut sums, 0, &run, master)?;
-                let Some(moments) = &mut moments else { continue };
-                for moment in 0..names {
-                    let state = moments.of(piece.unit, moment).slice(run.range.clone());
-                    self.read_run(dev, chunk, &mut sums, 1 + moment, &run, state)?;
+                let Some(optimizer) = &mut optimizer else { continue };
+                for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
+                    self.read_run(dev, chunk, &mut sums, 1 + moment, &run, state.slice(run.range.clone()))?;
                 }
             }
             match piece.param {

@@ -23,29 +23,19 @@ pub use state::TrainerState;
 
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag};
-use crate::device::{Buf, Device, ViewMut};
+use crate::device::{Buf, Device};
 use crate::nn::{Layout, Spec};
 use crate::store::Store;
 use layout::{MAX_FILE_BYTES, Plan, Share};
 use std::sync::Arc;
-
-/// The optimizer's state, which lies beside the pieces of the store: f32, as long as the piece of its unit.
-pub trait Moments {
-    /// PyTorch's names.
-    fn names(&self) -> &'static [&'static str];
-    fn of(&mut self, unit: usize, moment: usize) -> ViewMut<'_>;
-    /// Updates done: the optimizer's own count.
-    fn steps(&self) -> u64;
-    fn resume(&mut self, steps: u64);
-}
 
 /// Saves and loads what the ranks of a group hold. Every rank makes one and calls the same things in the same order.
 pub struct Checkpointer {
     dev: Arc<dyn Device>,
     spec: Spec,
     layouts: Vec<Layout>,
-    moments: Vec<&'static str>,
     max_file_bytes: u64,
+    moments: &'static [&'static str],
     plan: Arc<Plan>,
     exchange: Exchange,
     /// Passes between device and files: nothing larger is ever held.
@@ -57,13 +47,13 @@ pub struct Checkpointer {
 const CHUNK: usize = 1 << 20;
 
 impl Checkpointer {
-    /// `layouts`: the decoder's. `moments`: the names that the optimizer's rule gives to its state.
+    /// `layouts`: the decoder's. `moments`: what the optimizer's rule calls its state.
     pub fn new(
         dev: Arc<dyn Device>,
         group: Arc<dyn Collective>,
         spec: &Spec,
         layouts: &[Layout],
-        moments: &[&'static str],
+        moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
         Checkpointer::with_files_of(MAX_FILE_BYTES, dev, group, spec, layouts, moments)
     }
@@ -75,7 +65,7 @@ impl Checkpointer {
         group: Arc<dyn Collective>,
         spec: &Spec,
         layouts: &[Layout],
-        moments: &[&'static str],
+        moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
         let plan = Plan::new(layouts, moments, max_file_bytes);
         let exchange = Exchange::new(&*dev, group, 1 + plan.tensors.list.len())?;
@@ -84,8 +74,8 @@ impl Checkpointer {
             dev,
             spec: spec.clone(),
             layouts: layouts.to_vec(),
-            moments: moments.to_vec(),
             max_file_bytes,
+            moments,
             plan: Arc::new(plan),
             exchange,
             chunk: vec![0; CHUNK],

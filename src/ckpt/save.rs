@@ -2,9 +2,10 @@
 //! touches a checkpoint that is complete before the new one is.
 use super::layout::{Plan, Run, Share, checksum, runs};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
-use super::{CHUNK, Checkpointer, Moments, dirs, hf};
+use super::{CHUNK, Checkpointer, dirs, hf};
 use crate::base::{Error, Result};
 use crate::device::{Device, View};
+use crate::optim::Optimizer;
 use crate::store::Store;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
@@ -34,12 +35,12 @@ impl Checkpointer {
         dir: &Path,
         keep: usize,
         store: &mut dyn Store,
-        moments: &mut dyn Moments,
+        optimizer: &mut Optimizer,
         state: &TrainerState,
     ) -> Result<Saved> {
         let name = dirs::name(state.step);
-        let state = TrainerState { optimizer_steps: moments.steps(), ..state.clone() };
-        let mut saved = self.write(self.plan.clone(), &dir.join(&name), store, Some(moments), Some(&state))?;
+        let state = TrainerState { optimizer_steps: optimizer.steps(), ..state.clone() };
+        let mut saved = self.write(self.plan.clone(), &dir.join(&name), store, Some(optimizer), Some(&state))?;
         let after = match self.rank() {
             0 => dirs::point_latest(dir, &name).map(|()| {
                 saved.note = dirs::prune(dir, state.step, keep).err().map(|e| format!("an old checkpoint stays: {e}"));
@@ -65,7 +66,7 @@ impl Checkpointer {
         plan: Arc<Plan>,
         target: &Path,
         store: &mut dyn Store,
-        moments: Option<&mut dyn Moments>,
+        optimizer: Option<&mut Optimizer>,
         state: Option<&TrainerState>,
     ) -> Result<Saved> {
         let started = Instant::now();
@@ -85,7 +86,7 @@ impl Checkpointer {
         let dir = unfinished(nonces[0][0]);
 
         // 2. Every rank writes what it owns. 3. Rank 0 adds the small files and the name.
-        let result = self.write_tensors(&plan, &dir, store, moments).and_then(|sums| {
+        let result = self.write_tensors(&plan, &dir, store, optimizer).and_then(|sums| {
             let published = match self.rank() {
                 0 => self.finish(&plan, &dir, target, &sums, state),
                 _ => Ok(()),
@@ -107,11 +108,11 @@ impl Checkpointer {
         plan: &Plan,
         dir: &Path,
         store: &mut dyn Store,
-        moments: Option<&mut dyn Moments>,
+        optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         let (share, tensors) = (self.share(store), plan.tensors.list.len());
         let sums = Writer::open(&*self.dev, plan, dir, &mut self.chunk)
-            .and_then(|writer| writer.write_all(store, share, self.moments.len(), moments));
+            .and_then(|writer| writer.write_all(store, share, optimizer));
         let all = self.exchange.agree(&*self.dev, "write its part of the checkpoint", sums, tensors)?;
         Ok(super::total(&all, tensors))
     }
@@ -230,15 +231,13 @@ impl<'a> Writer<'a> {
         mut self,
         store: &mut dyn Store,
         share: Share,
-        names: usize,
-        mut moments: Option<&mut dyn Moments>,
+        mut optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         store.for_each_piece(&mut |piece| {
             for run in runs(piece.layout, piece.start, piece.master.len(), share) {
                 self.write(0, &run, piece.master.as_view().slice(run.range.clone()))?;
-                let Some(moments) = &mut moments else { continue };
-                for moment in 0..names {
-                    let state = moments.of(piece.unit, moment);
+                let Some(optimizer) = &mut optimizer else { continue };
+                for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
                     self.write(1 + moment, &run, state.as_view().slice(run.range.clone()))?;
                 }
             }
