@@ -98,7 +98,7 @@ impl WeightSlots {
     /// Forgets everything: the weights have changed. No rank comes out of it before all have come in.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
         self.slots.iter_mut().try_for_each(|slot| slot.clear(group))?;
-        group.barrier(Tag::new("weights changed", 0))
+        group.barrier(Tag::new("update", 0))
     }
     fn held(&mut self, unit: usize) -> Result<&mut Held> {
         let held = self.slots[flat::slot(unit, self.cycle)].held.as_mut().filter(|h| h.unit == unit);

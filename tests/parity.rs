@@ -1,0 +1,251 @@
+//! The same training, however parameters are kept: sharded runs must leave the bits that replicated ones leave (losses,
+//! norms, every weight), because sums go in rank order in both and nothing else may depend on the cut.
+mod common;
+
+use common::*;
+use flatshard::base::{DType, Result};
+use flatshard::nn::Spec;
+use flatshard::optim::Rule;
+use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
+use flatshard::strategy::{Engine, EngineOptions};
+
+/// FSDP with `options` against DDP, three steps, clipped.
+fn check(spec: &Spec, world: usize, rule: Rule, sharded: ShardedOptions) {
+    let accum = sharded.grad_accum;
+    let replicated = outcome(world, &options(spec, ddp(sharded.dtype), rule), 3, accum);
+    let what = format!("{:?} world {world} {rule:?} {sharded:?}", spec.arch);
+    let norms = replicated.steps.iter().map(|s| f32::from_bits(s.1));
+    assert!(norms.clone().any(|norm| norm > 0.5), "{what}: clipping was never active: {:?}", norms.collect::<Vec<_>>());
+    assert_same_bits(&replicated, &outcome(world, &options(spec, fsdp(sharded), rule), 3, accum), &what);
+}
+
+#[test]
+fn sharded_equals_replicated_at_every_world_size() {
+    // SGD first: Adam divides by the gradient's own size and so hides a wrong scale.
+    for rule in [SGD, ADAMW] {
+        for spec in [llama(), gpt()] {
+            for world in 1..=4 {
+                check(&spec, world, rule, sharded());
+            }
+        }
+    }
+}
+
+#[test]
+fn sharded_equals_replicated_however_layers_are_wrapped() {
+    for wrap in [Wrap::None, Wrap::Size(1), Wrap::Size(8000), Wrap::Size(usize::MAX)] {
+        for reshard in [true, false] {
+            check(&llama(), 3, SGD, ShardedOptions { wrap, reshard, ..sharded() });
+        }
+    }
+}
+
+#[test]
+fn sharded_equals_replicated_with_and_without_prefetch_and_reshard() {
+    for forward_prefetch in [true, false] {
+        for backward_prefetch in [BackwardPrefetch::Pre, BackwardPrefetch::Post, BackwardPrefetch::None] {
+            for reshard in [true, false] {
+                let sharded = ShardedOptions { forward_prefetch, backward_prefetch, reshard, ..sharded() };
+                check(&llama(), 2, SGD, sharded);
+            }
+        }
+    }
+}
+
+#[test]
+fn sharded_equals_replicated_with_accumulation() {
+    // Gradients assigned instead of added, or reduced too early, show with two micro-batches only.
+    for (spec, reshard) in [(llama(), true), (llama(), false), (gpt(), true)] {
+        check(&spec, 3, SGD, ShardedOptions { grad_accum: 2, reshard, ..sharded() });
+    }
+    check(&llama(), 2, ADAMW, ShardedOptions { grad_accum: 3, wrap: Wrap::Size(8000), ..sharded() });
+}
+
+#[test]
+fn sharded_equals_replicated_in_bf16() {
+    for rule in [SGD, ADAMW] {
+        for world in [1, 3] {
+            check(&llama(), world, rule, ShardedOptions { dtype: DType::Bf16, ..sharded() });
+        }
+    }
+    check(&gpt(), 2, SGD, ShardedOptions { dtype: DType::Bf16, grad_accum: 2, reshard: false, ..sharded() });
+}
+
+#[test]
+fn checkpointing_changes_no_bit() {
+    for (spec, strategy) in [(llama(), fsdp(sharded())), (gpt(), fsdp(sharded())), (gpt(), ddp(DType::F32))] {
+        let kept = options(&spec, strategy, SGD);
+        let recomputed = EngineOptions { checkpoint: true, ..kept.clone() };
+        assert_same_bits(&outcome(2, &kept, 3, 1), &outcome(2, &recomputed, 3, 1), "checkpointing");
+    }
+}
+
+#[test]
+fn reducing_each_micro_batch_is_the_same_sum_in_another_order() {
+    // (a0 + b0) + (a1 + b1) for (a0 + a1) + (b0 + b1): equal to rounding. On one rank it is the same order.
+    for (world, accum) in [(1, 3), (3, 2)] {
+        let at_once = ShardedOptions { grad_accum: accum, ..sharded() };
+        let each = ShardedOptions { sync_each_batch: true, ..at_once.clone() };
+        let a = outcome(world, &options(&llama(), fsdp(at_once), SGD), 3, accum);
+        let b = outcome(world, &options(&llama(), fsdp(each), SGD), 3, accum);
+        let (weights, losses) = distance(&a, &b);
+        assert!(weights < 1e-6 && losses < 1e-6, "world {world}: weights differ by {weights}, losses by {losses}");
+    }
+}
+
+/// What one step leaves behind, with the rank's samples in one micro-batch or in two.
+fn one_step(world: usize, options: &EngineOptions, split: bool) -> Outcome {
+    let results = ranks(world, |rank| {
+        let index = rank.rank;
+        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let (a, b) = (batch(&options.spec, 1, 0, index), batch(&options.spec, 1, 1, index));
+        let batches = if split { vec![a, b] } else { vec![joined(&a, &b)] };
+        let report = step(&mut engine, &batches, 1)?;
+        Ok((vec![report], fragments(&mut engine)?))
+    });
+    gathered(&options.spec, results)
+}
+
+#[test]
+fn two_micro_batches_equal_one_of_twice_the_size() {
+    let accumulated = ShardedOptions { grad_accum: 2, ..sharded() };
+    let each = ShardedOptions { sync_each_batch: true, ..accumulated.clone() };
+    let unresharded = ShardedOptions { reshard: false, ..accumulated.clone() };
+    for strategy in [ddp(DType::F32), fsdp(accumulated), fsdp(each), fsdp(unresharded)] {
+        let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, SGD) };
+        for world in [1, 2] {
+            let (weights, loss) = distance(&one_step(world, &options, true), &one_step(world, &options, false));
+            // A weight moves by about 1e-3 in this step.
+            assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
+    // Between two steps, and between a step's micro-batches' weights and the update: what it gathered must not be used
+    // after the weights have changed.
+    let run = |strategy, evaluate: bool| {
+        let options = options(&llama(), strategy, SGD);
+        let results = ranks(3, |rank| {
+            let index = rank.rank;
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut reports = Vec::new();
+            for number in 1..=3 {
+                let batches = [batch(&options.spec, number, 0, index)];
+                if evaluate {
+                    engine.evaluate(&batches)?;
+                }
+                reports.push(step(&mut engine, &batches, number)?);
+                if evaluate {
+                    engine.evaluate(&[batches[0].clone(), batch(&options.spec, 9, 0, index)])?;
+                }
+            }
+            Ok((reports, fragments(&mut engine)?))
+        });
+        gathered(&options.spec, results)
+    };
+    let replicated = run(ddp(DType::F32), false);
+    for reshard in [true, false] {
+        for wrap in [Wrap::Transformer, Wrap::None] {
+            let strategy = || fsdp(ShardedOptions { reshard, wrap, ..sharded() });
+            assert_same_bits(&replicated, &run(strategy(), true), "evaluate, then step");
+        }
+    }
+    assert_same_bits(&replicated, &run(ddp(DType::F32), true), "evaluate, then step, ddp");
+}
+
+#[test]
+fn an_evaluation_measures_what_the_next_step_reports() {
+    // Forward without dropout, on the same batch before the update: the same loss.
+    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+        let options = options(&llama(), strategy, SGD);
+        ranks(2, |rank| {
+            let index = rank.rank;
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            for number in 1..=3 {
+                let batches = [batch(&options.spec, number, 0, index)];
+                let (sum, tokens) = engine.evaluate(&batches)?;
+                let report = step(&mut engine, &batches, number)?;
+                assert_eq!(tokens, (0..2).map(|r| batch(&options.spec, number, 0, r).loss_tokens()).sum::<u64>());
+                assert_eq!(sum / tokens as f64, report.loss, "step {number}");
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn clipping_scales_the_update_to_the_norm() {
+    // SGD without momentum or decay: the update is lr * scale * gradient, so its norm is lr * max_norm when clipped.
+    let rule = Rule::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+        let run = |grad_clip, steps| {
+            let options = EngineOptions { grad_clip, ..options(&llama(), strategy.clone(), rule) };
+            outcome(2, &options, steps, 1)
+        };
+        let (before, clipped, free) = (run(0.0, 0), run(0.01, 1), run(0.0, 1));
+        let moved = |after: &Outcome| {
+            let pairs = before.weights.iter().flat_map(|(name, x)| x.iter().zip(&after.weights[name]));
+            let square = |(x, y): (&u32, &u32)| (f32::from_bits(*x) as f64 - f32::from_bits(*y) as f64).powi(2);
+            pairs.map(square).sum::<f64>().sqrt()
+        };
+        let norm = f32::from_bits(free.steps[0].1) as f64;
+        assert_eq!(clipped.steps[0].1, free.steps[0].1, "the norm is reported before clipping");
+        assert!((moved(&free) / (0.01 * norm) - 1.0).abs() < 1e-3, "{} for norm {norm}", moved(&free));
+        assert!((moved(&clipped) / (0.01 * 0.01) - 1.0).abs() < 1e-2, "{}", moved(&clipped));
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_no_weight() {
+    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+        let options = options(&llama(), strategy, ADAMW);
+        ranks(3, |rank| {
+            let index = rank.rank;
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let batches = [batch(&options.spec, 1, 0, index)];
+            step(&mut engine, &batches, 1)?;
+            spoil(&mut engine, index == 1)?;
+            let before = fragments(&mut engine)?;
+            let report = step(&mut engine, &batches, 2)?;
+            assert!(report.skipped && !report.grad_norm.is_finite(), "{report:?}");
+            let bits = |f: &Fragments| -> Vec<u32> { f.iter().flat_map(|f| &f.2).map(|x| x.to_bits()).collect() };
+            assert_eq!(bits(&before), bits(&fragments(&mut engine)?));
+            assert_eq!(engine.state().1.steps(), 1);
+            Ok(())
+        });
+    }
+}
+
+/// Puts an infinity into the first weight of the last unit; with replicas `everywhere`, elsewhere on one rank only.
+fn spoil(engine: &mut Engine, here: bool) -> Result<()> {
+    let dev = engine.device().clone();
+    let (store, _) = engine.state();
+    let (last, everywhere) = (store.units() - 1, store.replicated());
+    store.for_each_piece(&mut |piece| match piece.unit == last && (here || everywhere) {
+        true => dev.upload(bytemuck::bytes_of(&f32::INFINITY), piece.master.slice(0..1)),
+        false => Ok(()),
+    })?;
+    store.weights_changed()
+}
+
+#[test]
+fn all_ranks_generate_the_same_and_what_one_rank_would() {
+    use flatshard::strategy::Sampling;
+    let generate = |world, strategy, temperature| {
+        let options = options(&llama(), strategy, SGD);
+        let mut texts = ranks(world, |rank| {
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            engine.generate(&[1, 2, 3], 20, &Sampling { temperature, seed: 5 })
+        });
+        assert!(texts.iter().all(|t| *t == texts[0]), "ranks generate different tokens");
+        texts.remove(0)
+    };
+    for temperature in [0.0, 1.0] {
+        let alone = generate(1, ddp(DType::F32), temperature);
+        assert_eq!(alone.len(), 20);
+        assert_eq!(alone, generate(3, fsdp(sharded()), temperature));
+    }
+    assert_ne!(generate(1, ddp(DType::F32), 0.0), generate(1, ddp(DType::F32), 1.0));
+}
