@@ -115,7 +115,9 @@ fn the_formula_of_the_design() {
     let p = 2 * table + 128 + 8 * block;
     let ddp: Arc<dyn Strategy> =
         Arc::new(Ddp(ReplicatedOptions { dtype: DType::Bf16, bucket_bytes: ReplicatedOptions::BUCKET }));
-    for (category, each) in [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8), (Category::Slots, 0)] {
+    for (category, each) in
+        [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8), (Category::Slots, 0)]
+    {
         assert_eq!(bytes(ddp.clone(), n, category), each * p);
     }
 }

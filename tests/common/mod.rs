@@ -37,16 +37,7 @@ pub fn llama() -> Spec {
 }
 /// Tied head, biases, dropout.
 pub fn gpt() -> Spec {
-    Spec {
-        arch: Arch::Gpt,
-        heads: 5,
-        kv_heads: 5,
-        head_dim: 4,
-        layers: 3,
-        tied: true,
-        dropout: 0.2,
-        ..llama()
-    }
+    Spec { arch: Arch::Gpt, heads: 5, kv_heads: 5, head_dim: 4, layers: 3, tied: true, dropout: 0.2, ..llama() }
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
