@@ -75,3 +75,37 @@ impl Cx<'_> {
         Ok(masked.rows(self.n))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{Category, DType, Meter};
+    use crate::device::cpu::CpuDevice;
+
+    /// Every layer, place and key has a mask of its own, and the same one each time.
+    #[test]
+    fn masks_differ() {
+        let dev = CpuDevice::new(Meter::default());
+        let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
+        let view = nothing.view();
+        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view };
+        let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
+        let mut mask = |layer, place, key| {
+            x.view_mut().host::<f32>("test").unwrap().fill(1.0);
+            let cx = Cx { dev: &dev, batch, n: 0, table: view, dropout: Some((0.5, key)), layer };
+            cx.drop(place, x.view_mut()).unwrap();
+            x.view().host::<f32>("test").unwrap().to_vec()
+        };
+        let mut masks = Vec::new();
+        for key in [1, 2] {
+            for layer in 0..3 {
+                for place in [Place::Embedding, Place::Attention, Place::Mlp] {
+                    let drawn = mask(layer, place, key);
+                    assert!(drawn == mask(layer, place, key));
+                    assert!(!masks.contains(&drawn), "layer {layer}, {place:?}, key {key}");
+                    masks.push(drawn);
+                }
+            }
+        }
+    }
+}

@@ -72,8 +72,7 @@ impl Decoder {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
         let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, dx } = ws;
-        let dropout = (self.spec.dropout > 0.0).then_some((self.spec.dropout, micro.dropout_key));
-        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout, layer: ROOT };
+        let cx = self.cx(dev, batch, table, Some(micro.dropout_key));
         self.forward(&cx, store, stream, saved, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
@@ -112,7 +111,7 @@ impl Decoder {
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), true)?;
         let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, .. } = ws;
-        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout: None, layer: ROOT };
+        let cx = self.cx(dev, batch, table, None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
@@ -130,14 +129,24 @@ impl Decoder {
         out: &mut [f32],
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), false)?;
+        if row >= n {
+            return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
+        }
         let Workspace { stream, saved, scratch, fixed: Fixed { table, next, .. }, .. } = ws;
-        let cx = Cx { dev, batch: *batch, n, table: table.rows(table.capacity()), dropout: None, layer: ROOT };
+        let cx = self.cx(dev, batch, table, None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
         self.root.logits(&cx, w, x, scratch, next.rows_mut(1))?;
         store.release(ROOT, Pass::Evaluate)?;
         dev.download(next.rows(1), bytemuck::cast_slice_mut(out))
+    }
+
+    fn cx<'a>(&self, dev: &'a dyn Device, batch: &Batch<'a>, table: &'a Tensor, key: Option<u64>) -> Cx<'a> {
+        let p = self.spec.dropout;
+        let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
+        let table = table.rows(table.capacity());
+        Cx { dev, batch: *batch, n: batch.tokens.len(), table, dropout, layer: ROOT }
     }
 
     /// Assigns the residual stream and what each block keeps.

@@ -6,7 +6,7 @@ use super::norm::Norm;
 use super::store::{Grads, Weights};
 use super::workspace::{MlpSaved, Scratch};
 use crate::base::Result;
-use crate::device::{Device, View, ViewMut};
+use crate::device::{Device, ViewMut};
 
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
@@ -59,7 +59,7 @@ impl MlpBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n) = (cx.dev, cx.n);
-        let (x, gate, up): (View, View, View) = (saved.x.rows(n), saved.gate.rows(n), saved.up.rows(n));
+        let (x, gate, up) = (saved.x.rows(n), saved.gate.rows(n), saved.up.rows(n));
         let d_branch = cx.branch_grad(Place::Mlp, dy.as_view(), &mut scratch.masked)?;
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         self.down.weight_grad(dev, dw, scratch.act.rows(n), d_branch)?;

@@ -1,0 +1,367 @@
+//! The model against itself: gradients against finite differences, and what must not change a bit or a sum:
+//! checkpointing, micro-batches, chunks of logits, packing, the size of the workspace.
+#[path = "common/plain.rs"]
+mod plain;
+
+use flatshard::base::rng::Rng;
+use flatshard::base::{Category, DType, Error};
+use flatshard::device::Device;
+use flatshard::device::cpu::CpuDevice;
+use flatshard::nn::{Arch, Decoder, Micro, Pass, ROOT, Segment, Spec, Workspace, WorkspaceOptions};
+use plain::{Call, Docs, Plain, device, distance, dot};
+
+/// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
+const LENGTHS: [usize; 4] = [13, 1, 8, 5];
+const TOKENS: usize = 27;
+const MICRO: Micro = Micro { loss_scale: 0.25, dropout_key: 99 };
+
+fn llama() -> Spec {
+    Spec {
+        arch: Arch::Llama,
+        vocab: 37,
+        dim: 24,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 10,
+        ff: 28,
+        max_len: 16,
+        rope_theta: 10000.0,
+        norm_eps: 1e-5,
+        tied: false,
+        dropout: 0.0,
+    }
+}
+fn gpt() -> Spec {
+    Spec { arch: Arch::Gpt, heads: 3, kv_heads: 3, head_dim: 8, tied: true, ..llama() }
+}
+
+fn options(checkpoint: bool) -> WorkspaceOptions {
+    WorkspaceOptions { tokens: TOKENS, dtype: DType::F32, checkpoint, train: true }
+}
+
+/// A decoder with weights, a workspace and documents on a device of its own.
+struct Model {
+    dev: CpuDevice,
+    decoder: Decoder,
+    store: Plain,
+    ws: Workspace,
+    docs: Docs,
+}
+impl Model {
+    fn new(spec: Spec, options: WorkspaceOptions) -> Model {
+        let (dev, decoder) = (device(), Decoder::new(spec).unwrap());
+        let store = Plain::random(&dev, &decoder, options.dtype, 0.25);
+        let ws = decoder.workspace(&dev, &options).unwrap();
+        let docs = Docs::random(&dev, 3, decoder.spec().vocab, &LENGTHS, 5);
+        Model { dev, decoder, store, ws, docs }
+    }
+    /// Adds gradients; the summed loss of this micro-batch.
+    fn train(&mut self) -> f64 {
+        let Model { dev, decoder, store, ws, docs } = self;
+        decoder.train(dev, store, &docs.batch(), ws, &MICRO).unwrap();
+        ws.take_loss(dev).unwrap()
+    }
+    fn evaluate(&mut self) -> f64 {
+        let Model { dev, decoder, store, ws, docs } = self;
+        decoder.evaluate(dev, store, &docs.batch(), ws).unwrap();
+        ws.take_loss(dev).unwrap()
+    }
+}
+
+/// Of finite differences. A longer step has more truncation, a shorter one more rounding (losses are computed in f32): errors
+/// are smallest about here, 1e-4 at worst.
+const STEP: f32 = 1e-2;
+const TOLERANCE: f64 = 3e-4;
+
+/// The derivative along a direction, from four losses (error of fourth order in `step`).
+fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f32], step: f32) -> f64 {
+    let start = model.store.weights(layer, segment).to_vec();
+    let mut loss = |by: f32| {
+        let weights = model.store.weights(layer, segment);
+        for ((w, s), d) in weights.iter_mut().zip(&start).zip(direction) {
+            *w = s + by * d;
+        }
+        model.store.publish(&model.dev);
+        model.train()
+    };
+    let near = loss(step) - loss(-step);
+    let far = loss(2.0 * step) - loss(-2.0 * step);
+    loss(0.0);
+    (8.0 * near - far) / (12.0 * step as f64)
+}
+
+/// Every tensor's gradient along itself (a wrong factor shows) and along two random directions (a wrong element shows).
+/// Errors are relative to the length of gradient times direction, so that a small product is no excuse.
+fn check_gradients(spec: Spec) {
+    let mut model = Model::new(spec, options(false));
+    model.train();
+    let analytic: Vec<(usize, Segment, Vec<f32>)> = model
+        .store
+        .segments()
+        .map(|(layer, segment)| (layer, segment.clone(), model.store.grad(layer, segment).to_vec()))
+        .collect();
+    let mut worst = (0.0, String::new());
+    for (layer, segment, grad) in &analytic {
+        let length = dot(grad, grad).sqrt();
+        assert!(length > 1e-3, "{}: the gradient is {length}: nothing is tested", segment.name);
+        let random = |seed| -> Vec<f32> {
+            let rng = Rng::new(seed, 1);
+            (0..grad.len()).map(|i| rng.normal(i as u64) / (grad.len() as f32).sqrt()).collect()
+        };
+        let along = grad.iter().map(|g| g / length as f32).collect();
+        for direction in [along, random(1), random(2)] {
+            let numeric = MICRO.loss_scale as f64 * difference(&mut model, *layer, segment, &direction, STEP);
+            let error = (numeric - dot(grad, &direction)).abs() / (length * dot(&direction, &direction).sqrt());
+            if error > worst.0 {
+                worst = (error, segment.name.clone());
+            }
+        }
+    }
+    println!("worst error {:.1e} in {}", worst.0, worst.1);
+    assert!(worst.0 < TOLERANCE, "{}: relative error {:.1e}", worst.1, worst.0);
+}
+#[test]
+fn llama_gradients() {
+    check_gradients(llama());
+}
+#[test]
+fn llama_gradients_with_tied_head_and_dropout() {
+    check_gradients(Spec { tied: true, dropout: 0.2, ..llama() });
+}
+#[test]
+fn gpt_gradients() {
+    check_gradients(Spec { tied: false, ..gpt() });
+}
+#[test]
+fn gpt_gradients_with_tied_head_and_dropout() {
+    check_gradients(Spec { dropout: 0.2, ..gpt() });
+}
+
+/// The same losses and gradients to the bit, under dropout, in both dtypes.
+#[test]
+fn checkpointing_changes_no_bit() {
+    for dtype in [DType::F32, DType::Bf16] {
+        for spec in [Spec { layers: 3, dropout: 0.2, ..llama() }, Spec { layers: 3, dropout: 0.2, ..gpt() }] {
+            let mut kept = Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(false) });
+            let mut again = Model::new(spec, WorkspaceOptions { dtype, ..options(true) });
+            for _ in 0..2 {
+                assert_eq!(kept.train().to_bits(), again.train().to_bits());
+            }
+            assert!(kept.store.all_grads() == again.store.all_grads(), "gradients differ in {dtype}");
+            assert!(
+                again.dev.meter().live(Category::Saved) < kept.dev.meter().live(Category::Saved),
+                "checkpointing saves no memory"
+            );
+        }
+    }
+}
+
+/// A second micro-batch adds to the gradients of the first, in every tensor.
+#[test]
+fn micro_batches_add() {
+    for spec in [llama(), gpt()] {
+        let mut model = Model::new(spec.clone(), options(true));
+        let mut grads_of = |docs: &[Docs]| {
+            model.store.zero_grads(&model.dev);
+            for docs in docs {
+                model.decoder.train(&model.dev, &mut model.store, &docs.batch(), &mut model.ws, &MICRO).unwrap();
+            }
+            let grads: Vec<_> = model
+                .store
+                .segments()
+                .map(|(layer, s)| (s.name.clone(), model.store.grad(layer, s).to_vec()))
+                .collect();
+            (grads, model.ws.take_loss(&model.dev).unwrap())
+        };
+        let docs = |seed| Docs::random(&device(), seed, spec.vocab, &LENGTHS, 0);
+        let (a, loss_a) = grads_of(&[docs(1)]);
+        let (b, loss_b) = grads_of(&[docs(2)]);
+        let (both, loss) = grads_of(&[docs(1), docs(2)]);
+        assert!(((loss_a + loss_b) / loss - 1.0).abs() < 1e-12, "{loss_a} + {loss_b} is not {loss}");
+        for ((a, b), both) in a.iter().zip(&b).zip(&both) {
+            let sum: Vec<f32> = a.1.iter().zip(&b.1).map(|(a, b)| a + b).collect();
+            assert!(distance(&both.1, &sum) < 1e-5, "{}: {:.1e}", a.0, distance(&both.1, &sum));
+            assert!(distance(&b.1, &sum) > 0.1, "{}: the first micro-batch adds nothing", a.0);
+        }
+    }
+}
+
+/// With 66,000 words a chunk of logits holds 256 rows: three chunks at once are the same as three micro-batches of one.
+#[test]
+fn chunks_of_logits_add_up() {
+    let spec = Spec { vocab: 66_000, dim: 8, layers: 1, heads: 2, kv_heads: 1, head_dim: 4, ff: 8, ..llama() };
+    let lengths = [16; 44];
+    let tokens = lengths.iter().sum();
+    let run = |parts: usize| {
+        let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
+        let mut store = Plain::random(&dev, &decoder, DType::F32, 0.25);
+        let mut ws = decoder.workspace(&dev, &WorkspaceOptions { tokens, ..options(false) }).unwrap();
+        let all = Docs::random(&dev, 1, spec.vocab, &lengths, 7);
+        let all = all.batch();
+        let (ids, targets) = (all.tokens.host::<u32>("test").unwrap(), all.targets.host::<i32>("test").unwrap());
+        for part in 0..parts {
+            let (docs, n) = (lengths.len() / parts, tokens / parts);
+            let range = part * n..(part + 1) * n;
+            let docs = Docs::new(&dev, &ids[range.clone()], &targets[range], &lengths[..docs]);
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+        }
+        let scratch = dev.meter().live(Category::Scratch);
+        assert!(scratch < 100 << 20, "{scratch} bytes: 704 rows of logits alone would be 186 MB");
+        (ws.take_loss(&dev).unwrap(), store.all_grads())
+    };
+    let ((loss, grads), (loss4, grads4)) = (run(1), run(4));
+    assert!((loss / loss4 - 1.0).abs() < 1e-7, "{loss} in chunks, {loss4} in micro-batches");
+    assert!(distance(&grads, &grads4) < 1e-5, "{:.1e}", distance(&grads, &grads4));
+}
+
+/// Evaluation gives the loss of training without dropout to the bit, on its own workspace (with less memory) and on the
+/// training one, and touches no gradient. The next token's logits are those that the loss is made of.
+#[test]
+fn evaluation_agrees_with_training() {
+    for spec in [Spec { layers: 3, ..llama() }, Spec { layers: 3, ..gpt() }] {
+        let mut model = Model::new(spec.clone(), options(false));
+        let loss = model.train();
+        let grads = model.store.all_grads();
+        assert_eq!(model.evaluate().to_bits(), loss.to_bits());
+        assert!(model.store.all_grads() == grads, "evaluation changes gradients");
+
+        let mut small = Model::new(spec.clone(), WorkspaceOptions { train: false, ..options(false) });
+        assert_eq!(small.evaluate().to_bits(), loss.to_bits());
+        assert!(small.dev.meter().total() < model.dev.meter().total());
+
+        let mut sum = 0.0;
+        let mut logits = vec![0f32; spec.vocab];
+        let Model { dev, decoder, store, ws, docs } = &mut small;
+        for (row, &target) in docs.targets().iter().enumerate().filter(|(_, t)| **t != -100) {
+            decoder.next_token_logits(dev, store, &docs.batch(), ws, row, &mut logits).unwrap();
+            let total: f64 = logits.iter().map(|&l| (l as f64).exp()).sum();
+            sum += total.ln() - logits[target as usize] as f64;
+        }
+        assert!((sum / loss - 1.0).abs() < 1e-6, "{sum} from logits, {loss} from the loss");
+
+        // Dropout is for training only.
+        let mut dropped = Model::new(Spec { dropout: 0.5, ..spec }, options(false));
+        assert_eq!(dropped.evaluate().to_bits(), loss.to_bits());
+        assert!((dropped.train() - loss).abs() > 1e-3 * loss, "dropout does nothing");
+    }
+}
+
+/// What one document's tokens lose does not depend on which documents are packed beside it, nor on the room around them.
+#[test]
+fn documents_are_independent() {
+    for spec in [llama(), gpt()] {
+        let mut packed = Model::new(spec.clone(), options(false));
+        let loss = packed.train();
+        let mut alone = Model::new(spec, WorkspaceOptions { tokens: 40, ..options(false) });
+        let batch = packed.docs.batch();
+        let (ids, targets) = (batch.tokens.host::<u32>("test").unwrap(), batch.targets.host::<i32>("test").unwrap());
+        let mut start = 0;
+        for n in LENGTHS {
+            let range = start..start + n;
+            let docs = Docs::new(&alone.dev, &ids[range.clone()], &targets[range], &[n]);
+            alone.decoder.train(&alone.dev, &mut alone.store, &docs.batch(), &mut alone.ws, &MICRO).unwrap();
+            start += n;
+        }
+        let sum = alone.ws.take_loss(&alone.dev).unwrap();
+        assert!((sum / loss - 1.0).abs() < 1e-6, "{sum} one by one, {loss} packed");
+        let distance = distance(&packed.store.all_grads(), &alone.store.all_grads());
+        assert!(distance < 1e-5, "gradients differ by {distance:.1e}");
+    }
+}
+
+/// The verbs of a training and of an evaluation pass, in the order that stores rely on.
+#[test]
+fn the_store_is_called_in_order() {
+    use Call::*;
+    let mut model = Model::new(llama(), options(true));
+    model.train();
+    let (f, b) = (Pass::Forward, Pass::Backward);
+    let mut want = vec![Acquire(ROOT, f), Acquire(1, f), Release(1, f), Acquire(2, f), Release(2, f), Acquire(ROOT, f)];
+    want.push(Grads(ROOT));
+    for layer in [2, 1] {
+        want.extend([Acquire(layer, b), Grads(layer), Ready(layer), Release(layer, b)]);
+    }
+    want.extend([Grads(ROOT), Ready(ROOT), Release(ROOT, b)]);
+    assert_eq!(std::mem::take(&mut model.store.calls), want);
+
+    model.evaluate();
+    let e = Pass::Evaluate;
+    let want = [
+        Acquire(ROOT, e),
+        Acquire(1, e),
+        Release(1, e),
+        Acquire(2, e),
+        Release(2, e),
+        Acquire(ROOT, e),
+        Release(ROOT, e),
+    ];
+    assert_eq!(model.store.calls, want);
+}
+
+/// A workspace holds what was planned to the byte, and steps allocate nothing.
+#[test]
+fn memory_is_as_planned() {
+    for spec in [llama(), gpt(), Spec { dropout: 0.1, ..gpt() }] {
+        for (checkpoint, train, dtype) in [
+            (false, true, DType::F32),
+            (true, true, DType::Bf16),
+            (false, true, DType::Bf16),
+            (false, false, DType::F32),
+        ] {
+            let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
+            let options = WorkspaceOptions { tokens: TOKENS, dtype, checkpoint, train };
+            let mut ws = decoder.workspace(&dev, &options).unwrap();
+            let planned = decoder.planned(&options);
+            assert!(planned.iter().all(|(_, bytes)| *bytes > 0), "{planned:?}");
+            for (category, bytes) in &planned {
+                assert_eq!(dev.meter().live(*category), *bytes, "{category:?}");
+            }
+            assert_eq!(dev.meter().total(), planned.iter().map(|(_, bytes)| bytes).sum::<usize>());
+            if !train {
+                continue;
+            }
+            let mut store = Plain::random(&dev, &decoder, dtype, 0.25);
+            let docs = Docs::random(&dev, 3, spec.vocab, &LENGTHS, 0);
+            let mut step = || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+            step();
+            let after_one = dev.meter().allocations();
+            step();
+            assert_eq!(dev.meter().allocations(), after_one);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(false) });
+    let Model { dev, decoder, store, ws, docs } = &mut model;
+    let error = decoder.train(dev, store, &docs.batch(), ws, &MICRO).unwrap_err();
+    assert!(matches!(&error, Error::Op { what, .. } if what.contains("without room for a backward pass")), "{error}");
+    let long = Docs::random(dev, 3, 37, &[TOKENS + 1], 0);
+    let error = decoder.evaluate(dev, store, &long.batch(), ws).unwrap_err().to_string();
+    assert!(error.contains("28 tokens") && error.contains("27 tokens"), "{error}");
+    assert!(Decoder::new(Spec { kv_heads: 3, ..llama() }).is_err());
+}
+
+/// Counts that others publish: GPT-2 small has 124,439,808 parameters; Llama-2-7B has 6,738,415,616.
+#[test]
+fn parameters_are_counted() {
+    let gpt2 = Spec {
+        vocab: 50257,
+        dim: 768,
+        layers: 12,
+        heads: 12,
+        kv_heads: 12,
+        head_dim: 64,
+        ff: 3072,
+        max_len: 1024,
+        ..gpt()
+    };
+    assert_eq!(gpt2.params(), 124_439_808);
+    let llama2 =
+        Spec { vocab: 32000, dim: 4096, layers: 32, heads: 32, kv_heads: 32, head_dim: 128, ff: 11008, ..llama() };
+    assert_eq!(llama2.params(), 6_738_415_616);
+    // 6 P + 12 * layers * width * seq
+    assert_eq!(llama2.flops_per_token(2048), 6 * 6_738_415_616 + 12 * 32 * 4096 * 2048);
+}
