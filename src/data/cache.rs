@@ -296,9 +296,15 @@ pub fn open(
     if let Some(whole) = TokenFile::open(&path, key)? {
         return Ok((whole, false));
     }
-    fs::create_dir_all(dir).map_err(|e| Error::io("create the cache directory", dir, e))?;
+    let unwritable = |e: &dyn std::fmt::Display| {
+        let dir = dir.display();
+        Error::input(format!(
+            "the cache of tokens {dir} cannot be written ({e}): set XDG_CACHE_HOME to a directory that can"
+        ))
+    };
+    fs::create_dir_all(dir).map_err(|e| unwritable(&e))?;
     let lock_path = path.with_extension("lock");
-    let lock = create(&lock_path)?; // dropped, and so unlocked, on return
+    let lock = create(&lock_path).map_err(|e| unwritable(&e))?; // dropped, and so unlocked, on return
     flock(&lock, FlockOperation::LockExclusive).map_err(|e| Error::io("lock", &lock_path, e.into()))?;
     if let Some(whole) = TokenFile::open(&path, key)? {
         return Ok((whole, false));

@@ -1,6 +1,6 @@
 //! Which files to train on. Never opens them: names, sizes and times are all that is looked at.
 use crate::base::{Error, Result};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -106,14 +106,14 @@ impl Corpus {
         let project = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let system = Path::new("/usr");
         let places = [
-            (format!("Rust sources of {} crates", crates.len()), crates, vec!["rs"]),
-            ("this project's sources".into(), vec![project.join("src"), project.join("tests")], vec!["rs"]),
-            ("Python's library".into(), starting(&system.join("lib"), "python3"), vec!["py"]),
-            ("licences".into(), vec![system.join("share/common-licenses")], vec![""]),
-            ("documentation".into(), vec![system.join("share/doc")], vec!["", "txt", "md", "html"]),
+            (format!("Rust sources of {} crates", crates.len()), crates, PER_CRATE, vec!["rs"]),
+            ("this project's sources".into(), vec![project.join("src"), project.join("tests")], CAP, vec!["rs"]),
+            ("Python's library".into(), starting(&system.join("lib"), "python3"), CAP, vec!["py"]),
+            ("licences".into(), vec![system.join("share/common-licenses")], CAP, vec![""]),
+            ("documentation".into(), vec![system.join("share/doc")], CAP, vec!["", "txt", "md", "html"]),
         ];
-        for (what, roots, extensions) in places {
-            let files = sample(&roots, &extensions)?;
+        for (what, roots, per_root, extensions) in places {
+            let files = sample(&roots, per_root, &extensions)?;
             if !files.is_empty() {
                 found.what += if found.what.is_empty() { "" } else { " and " };
                 found.what += &what;
@@ -142,36 +142,36 @@ const PER_CRATE: u64 = 1 << 20;
 /// Larger source files are generated: Unicode tables, bindings.
 const PER_FILE: u64 = 128 << 10;
 
-/// Files under `roots` in hash order within the caps; a root is a "crate".
-fn sample(roots: &[PathBuf], extensions: &[&str]) -> Result<Vec<Source>> {
+/// Files under `roots` in the order of their names' hashes: at most `per_root` bytes of each root, [`CAP`] of all.
+fn sample(roots: &[PathBuf], per_root: u64, extensions: &[&str]) -> Result<Vec<Source>> {
     let mut all = Vec::new();
-    for (crate_, root) in roots.iter().enumerate() {
+    for root in roots.iter().filter(|root| root.is_dir()) {
         let mut files = Vec::new();
-        if root.is_dir() {
-            walk(root, &mut files)?;
-        }
-        for file in files {
+        walk(root, &mut files)?;
+        files.retain(|file| {
             let extension = file.path.extension().and_then(|e| e.to_str()).unwrap_or("");
-            if file.size > 0 && file.size <= PER_FILE && extensions.contains(&extension) {
-                // From the crate's name on: the same order on every machine.
-                let name = file.path.strip_prefix(root.parent().unwrap_or(root)).unwrap_or(&file.path);
-                all.push((xxh3_64(name.as_os_str().as_encoded_bytes()), crate_, file));
-            }
-        }
+            file.size > 0 && file.size <= PER_FILE && extensions.contains(&extension)
+        });
+        let named = files.into_iter().map(|file| {
+            // From the crate's name on: the same order on every machine.
+            let name = file.path.strip_prefix(root.parent().unwrap_or(root)).unwrap_or(&file.path);
+            (xxh3_64(name.as_os_str().as_encoded_bytes()), file)
+        });
+        all.extend(fitting(named.collect(), per_root));
     }
-    all.sort_by_key(|(hash, ..)| *hash);
-    let alone = roots.len() == 1;
-    let (mut total, mut given) = (0, HashMap::<usize, u64>::new());
-    all.retain(|(_, crate_, file)| {
-        let given = given.entry(*crate_).or_default();
-        let keep = total + file.size <= CAP && (alone || *given + file.size <= PER_CRATE);
-        if keep {
-            total += file.size;
-            *given += file.size;
-        }
-        keep
+    Ok(fitting(all, CAP).into_iter().map(|(_, file)| file).collect())
+}
+
+/// Sorted by hash, without those that would make it more than `cap` bytes.
+fn fitting(mut files: Vec<(u64, Source)>, cap: u64) -> Vec<(u64, Source)> {
+    files.sort_by_key(|(hash, _)| *hash);
+    let mut total = 0;
+    files.retain(|(_, file)| {
+        let fits = total + file.size <= cap;
+        total += if fits { file.size } else { 0 };
+        fits
     });
-    Ok(all.into_iter().map(|(.., file)| file).collect())
+    files
 }
 
 /// Directories of the crates in the lock file of this build, as cargo unpacked them.

@@ -79,7 +79,7 @@ pub(super) fn read(
 fn not_a_row(text: &str, error: serde_json::Error) -> String {
     let shown: String = text.trim_end().chars().take(80).collect();
     format!(
-        "is not a row ({error}): {shown}\na row is {{\"input_ids\": [...], \"labels\": [...]}} or {{\"text\": ...}}"
+        "is not a row ({error}): {shown} -- a row is {{\"input_ids\": [...], \"labels\": [...]}} or {{\"text\": ...}}"
     )
 }
 

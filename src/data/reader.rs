@@ -1,6 +1,6 @@
 //! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the cache is.
 use super::cache::Writer;
-use super::corpus::{Corpus, Kind};
+use super::corpus::{Corpus, Kind, Source};
 use super::tokenizer::Tokenizer;
 use super::{jsonl, npy};
 use crate::base::{Error, Result};
@@ -47,11 +47,7 @@ pub(super) fn read(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize, out: &m
             Kind::Text => {
                 if !text(&file.path, tokenizer, &mut chunk, &mut ids, out)? {
                     if file.named {
-                        return Err(Error::input(format!(
-                            "{}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl and .npy can \
-                             be read",
-                            file.path.display()
-                        )));
+                        return Err(unreadable(file));
                     }
                     out.skipped += 1;
                     continue;
@@ -64,6 +60,16 @@ pub(super) fn read(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize, out: &m
         out.bytes += file.size;
     }
     Ok(())
+}
+
+fn unreadable(file: &Source) -> Error {
+    let path = file.path.display();
+    Error::input(match file.size {
+        0 => format!("{path}: the file is empty"),
+        _ => format!(
+            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl and .npy can be read"
+        ),
+    })
 }
 
 /// One file and an end-of-text token. False, with nothing written, where the file is not text; an empty file is no text.

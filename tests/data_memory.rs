@@ -1,0 +1,55 @@
+//! A corpus larger than what may be held builds and reads in constant memory. A test binary of its own, so that the peak of
+//! its process is the peak of this.
+use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Tokenizer};
+use std::io::Write;
+use std::sync::Arc;
+
+/// Peak resident memory of this process, bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn a_corpus_larger_than_memory_builds_in_constant_memory() {
+    const SIZE: u64 = 200 << 20;
+    const ALLOWED: u64 = 16 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large.txt");
+    let line = b"the quick brown fox jumps over the lazy dog, and then once more, until the file is full.\n";
+    let block = line.repeat(10_000);
+    let mut file = std::fs::File::create(&path).unwrap();
+    let mut written = 0;
+    while written < SIZE {
+        file.write_all(&block).unwrap();
+        written += block.len() as u64;
+    }
+    let before = peak();
+    let data = Dataset::open(&DataOptions {
+        paths: vec![path],
+        tokenizer: Tokenizer::Bytes,
+        vocab: 257,
+        max_len: 256,
+        max_samples: None,
+        seed: 1,
+        cache_dir: dir.path().join("cache"),
+        cargo_home: None,
+    })
+    .unwrap();
+    assert!(data.report().built);
+    assert_eq!(data.report().tokens, written + 1);
+    let grown = peak() - before;
+    assert!(grown < ALLOWED, "building a corpus of {written} bytes took {grown} bytes of memory");
+
+    // The last rows are there, and reading some does not bring in the rest.
+    let options = LoaderOptions { batch_size: 4, grad_accum: 1, dp_rank: 0, dp_size: 1, shuffle: false, seed: 1 };
+    let mut loader = Loader::new(Arc::new(data), options).unwrap();
+    let mut batch = MicroBatch::default();
+    loader.seek(loader.rows_per_epoch() - 4);
+    loader.next(&mut batch);
+    let text = Tokenizer::Bytes.decode(&batch.tokens);
+    assert!(text.contains("the quick brown fox jumps over the lazy dog"), "{text}");
+    let grown = peak() - before;
+    assert!(grown < ALLOWED, "reading rows took {grown} bytes of memory");
+}
