@@ -8,7 +8,7 @@ use crate::base::{Error, Result};
 use crate::device::{IGNORE, mapped::MappedFile};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -163,7 +163,7 @@ impl TokenFile {
         let io = |e| Error::io("read", path, e);
         let mut file = match File::open(path) {
             Ok(file) => file,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(e) => return Err(io(e)),
         };
         let len = file.metadata().map_err(io)?.len();
