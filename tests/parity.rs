@@ -7,7 +7,7 @@ use flatshard::base::{DType, Result};
 use flatshard::nn::Spec;
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
-use flatshard::strategy::{Engine, EngineOptions};
+use flatshard::strategy::{Engine, EngineOptions, Step};
 
 /// FSDP with `options` against DDP, three steps, clipped.
 fn check(spec: &Spec, world: usize, rule: Rule, sharded: ShardedOptions) {
@@ -118,6 +118,75 @@ fn two_micro_batches_equal_one_of_twice_the_size() {
             // A weight moves by about 1e-3 in this step.
             assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
         }
+    }
+}
+
+#[test]
+fn two_ranks_equal_one_with_both_batches() {
+    // What FSDP = DDP cannot see: a wrong division common to both.
+    let one = EngineOptions { grad_clip: 0.0, ..options(&llama(), ddp(DType::F32), SGD) };
+    let results = ranks(1, |rank| {
+        let mut engine = Engine::new(rank.device, rank.group, &one)?;
+        let batches = [joined(&batch(&one.spec, 1, 0, 0), &batch(&one.spec, 1, 0, 1))];
+        let report = step(&mut engine, &batches, 1)?;
+        Ok((vec![report], fragments(&mut engine)?))
+    });
+    let one_rank = gathered(&one.spec, results);
+    for strategy in [ddp(DType::F32), fsdp(sharded())] {
+        let two = EngineOptions { strategy, ..one.clone() };
+        let (weights, loss) = distance(&one_rank, &outcome(2, &two, 1, 1));
+        assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
+    }
+}
+
+#[test]
+fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
+    // First order: L(w - lr g) = L(w) - lr |g|^2, so a gradient of the wrong size or of another loss shows.
+    let rule = Rule::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+        let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, rule) };
+        ranks(2, |rank| {
+            let index = rank.rank;
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let batches = [batch(&options.spec, 1, 0, index)];
+            let tokens = engine.global_count(batches[0].loss_tokens())?;
+            let lr = 1e-3;
+            let report = engine.train_step(&batches, &Step { number: 1, lr, tokens })?;
+            let fell = report.loss - engine.evaluate(&batches)?.0 / tokens as f64;
+            let expected = lr as f64 * (report.grad_norm as f64).powi(2);
+            assert!((fell / expected - 1.0).abs() < 0.02, "fell by {fell}, expected {expected}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn weights_that_change_from_outside_are_seen() {
+    // As a checkpoint does it, after a forward-only pass has filled the slots.
+    let losses = |strategy| {
+        let options = options(&llama(), strategy, SGD);
+        let losses = ranks(3, |rank| {
+            let index = rank.rank;
+            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let batches = [batch(&options.spec, 1, 0, index)];
+            let before = engine.evaluate(&batches)?.0;
+            let dev = engine.device().clone();
+            let (store, _) = engine.state();
+            store.for_each_piece(&mut |piece| {
+                let mut values = vec![0f32; piece.master.len()];
+                dev.download(piece.master.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+                values.iter_mut().for_each(|x| *x *= 2.0);
+                dev.upload(bytemuck::cast_slice(&values), piece.master)
+            })?;
+            store.weights_changed()?;
+            Ok((before, engine.evaluate(&batches)?.0))
+        });
+        assert!(losses.iter().all(|l| *l == losses[0] && l.0 != l.1));
+        losses[0]
+    };
+    let replicated = losses(ddp(DType::F32));
+    for reshard in [true, false] {
+        assert_eq!(losses(fsdp(ShardedOptions { reshard, ..sharded() })), replicated);
     }
 }
 

@@ -111,7 +111,8 @@ impl Engine {
         let loss_scale = (1.0 / tokens as f64) as f32;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
-            let micro = Micro { loss_scale, dropout_key: self.dropout_key(step.number, index) };
+            let dropout_key = dropout_key(self.dropout, step.number, index, self.group.rank());
+            let micro = Micro { loss_scale, dropout_key };
             let batch = self.staging.upload(&*self.dev, batch)?;
             self.decoder.train(&*self.dev, &mut *self.store, &batch, &mut self.workspace, &micro)?;
         }
@@ -159,13 +160,6 @@ impl Engine {
         &self.decoder
     }
 
-    /// Unique to the step, the micro-batch and the rank: no two see the same mask.
-    fn dropout_key(&self, step: u64, micro: usize) -> u64 {
-        let counter = [step as u32, (step >> 32) as u32, micro as u32, self.group.rank() as u32];
-        let [a, b, ..] = philox(self.dropout.key(), counter);
-        a as u64 | (b as u64) << 32
-    }
-
     fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
         let mut sums = values;
         self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
@@ -173,5 +167,30 @@ impl Engine {
         self.group.wait(ticket)?;
         self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
         Ok(sums)
+    }
+}
+
+/// Its own for each step, micro-batch and rank: no two see the same mask.
+fn dropout_key(rng: Rng, step: u64, micro: usize, rank: usize) -> u64 {
+    let [a, b, ..] = philox(rng.key(), [step as u32, (step >> 32) as u32, micro as u32, rank as u32]);
+    a as u64 | (b as u64) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_micro_batch_of_every_rank_and_step_has_its_own_dropout() {
+        let mut keys = HashSet::new();
+        for seed in [1, 2] {
+            let rng = Rng::named(seed, "dropout");
+            for step in [1, 2, 1 << 32, 1 << 33] {
+                for (micro, rank) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    assert!(keys.insert(dropout_key(rng, step, micro, rank)), "step {step} micro {micro} rank {rank}");
+                }
+            }
+        }
     }
 }
