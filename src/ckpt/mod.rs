@@ -1,1 +1,165 @@
-//! Floor 6: checkpoints as plain safetensors. Never knows the loop.
+//! Floor 6: checkpoints as plain safetensors in the model's own global layout. Every rank writes the bytes that it owns
+//! and reads the bytes that it needs, so that nothing is gathered anywhere, and another number of ranks, strategy or
+//! precision needs no conversion. A checkpoint is there complete or not at all. Never knows the loop.
+//!
+//! ```text
+//! CKPT_DIR/latest                        "step-00000100"
+//! CKPT_DIR/step-00000100/config.json     a Hugging Face model directory, with
+//!                        model*.safetensors      f32 masters
+//!                        optimizer*.safetensors  exp_avg.{tensor}, exp_avg_sq.{tensor}
+//!                        trainer_state.json      where the run stood; checksums of all the above
+//! ```
+pub mod dirs;
+pub mod hf;
+pub mod layout;
+mod load;
+mod save;
+pub mod state;
+
+pub use dirs::{Resume, prepare, resolve};
+pub use load::{inspect, inspect_model};
+pub use save::{Saved, check_export};
+pub use state::TrainerState;
+
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::{Collective, CommUse, Tag};
+use crate::device::{Buf, Device};
+use crate::nn::{Layout, Spec};
+use crate::store::Store;
+use layout::{MAX_FILE_BYTES, Plan, Share};
+use std::sync::Arc;
+
+/// Saves and loads what the ranks of a group hold. Every rank makes one and calls the same things in the same order.
+pub struct Checkpointer {
+    dev: Arc<dyn Device>,
+    spec: Spec,
+    layouts: Vec<Layout>,
+    max_file_bytes: u64,
+    moments: &'static [&'static str],
+    plan: Arc<Plan>,
+    exchange: Exchange,
+    /// Passes between device and files: nothing larger is ever held.
+    chunk: Vec<u8>,
+    _lease: crate::base::meter::Lease,
+}
+
+/// Bytes of the buffer between device and files: stays in a core's second-level cache.
+const CHUNK: usize = 1 << 20;
+
+impl Checkpointer {
+    /// `layouts`: the decoder's. `moments`: what the optimizer's rule calls its state.
+    pub fn new(
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        spec: &Spec,
+        layouts: &[Layout],
+        moments: &'static [&'static str],
+    ) -> Result<Checkpointer> {
+        Checkpointer::with_files_of(MAX_FILE_BYTES, dev, group, spec, layouts, moments)
+    }
+
+    /// With files of at most `max_file_bytes`, one tensor at least.
+    pub fn with_files_of(
+        max_file_bytes: u64,
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        spec: &Spec,
+        layouts: &[Layout],
+        moments: &'static [&'static str],
+    ) -> Result<Checkpointer> {
+        let plan = Plan::new(layouts, moments, max_file_bytes);
+        let exchange = Exchange::new(&*dev, group, 1 + plan.tensors.list.len())?;
+        let lease = dev.meter().lease(Category::Other, CHUNK);
+        Ok(Checkpointer {
+            dev,
+            spec: spec.clone(),
+            layouts: layouts.to_vec(),
+            max_file_bytes,
+            moments,
+            plan: Arc::new(plan),
+            exchange,
+            chunk: vec![0; CHUNK],
+            _lease: lease,
+        })
+    }
+
+    /// Bytes that one rank of `ranks` holds for as long as it lives.
+    pub fn planned(layouts: &[Layout], moments: &[&str], ranks: usize) -> (Category, usize) {
+        let tensors = layouts.iter().map(|l| l.segments.len()).sum::<usize>() * (1 + moments.len());
+        (Category::Other, CHUNK + Exchange::bytes(1 + tensors) * (1 + ranks))
+    }
+
+    fn rank(&self) -> usize {
+        self.exchange.group.rank()
+    }
+
+    /// Which part of its pieces this rank writes: all, or an equal part of what every rank holds.
+    fn share(&self, store: &dyn Store) -> Share {
+        match store.replicated() {
+            true => Share { index: self.rank(), of: self.exchange.group.size() },
+            false => Share::WHOLE,
+        }
+    }
+}
+
+/// Numbers from each rank to all, through the group.
+struct Exchange {
+    group: Arc<dyn Collective>,
+    mine: Buf,
+    all: Buf,
+    bytes: Vec<u8>,
+}
+
+impl Exchange {
+    const fn bytes(words: usize) -> usize {
+        words * size_of::<u64>()
+    }
+    /// Of up to `words` numbers a rank.
+    fn new(dev: &dyn Device, group: Arc<dyn Collective>, words: usize) -> Result<Exchange> {
+        let bytes = Exchange::bytes(words);
+        let mine = dev.alloc(DType::U8, bytes, Category::Other)?;
+        let all = group.alloc(DType::U8, bytes * group.size(), CommUse::Gathered, Category::Other)?;
+        Ok(Exchange { bytes: vec![0; bytes * group.size()], group, mine, all })
+    }
+
+    /// Every rank's numbers, as many as this rank gave, in rank order.
+    fn gather(&mut self, dev: &dyn Device, words: &[u64]) -> Result<Vec<u64>> {
+        let len = self.mine.len();
+        self.bytes[..len].fill(0);
+        for (to, word) in self.bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        dev.upload(&self.bytes[..len], self.mine.view_mut())?;
+        let ticket = self.group.all_gather(Tag::new("checkpoint", 0), self.mine.view(), self.all.view_mut())?;
+        self.group.wait(ticket)?;
+        dev.download(self.all.view(), &mut self.bytes)?;
+        self.group.release(ticket)?;
+        let word = |b: &[u8]| b.iter().rev().fold(0, |word, byte| word << 8 | *byte as u64);
+        let of_rank =
+            |bytes: &[u8]| bytes.chunks_exact(size_of::<u64>()).take(words.len()).map(word).collect::<Vec<_>>();
+        Ok(self.bytes.chunks_exact(len).flat_map(of_rank).collect())
+    }
+
+    /// What all ranks found, in rank order, when all succeeded; else an error on every rank: its own, or one that names
+    /// the rank that failed.
+    fn agree(&mut self, dev: &dyn Device, what: &str, mine: Result<Vec<u64>>, words: usize) -> Result<Vec<Vec<u64>>> {
+        let mut sent = vec![0; 1 + words];
+        match &mine {
+            Ok(found) => sent[1..].copy_from_slice(found),
+            Err(error) => sent[0] = error.exit_status() as u64,
+        }
+        let all = self.gather(dev, &sent)?;
+        mine?;
+        let ranks = all.chunks_exact(sent.len());
+        let Some((rank, failed)) = ranks.clone().enumerate().find(|(_, r)| r[0] != 0) else {
+            return Ok(ranks.map(|r| r[1..].to_vec()).collect());
+        };
+        let text = format!("rank {rank} could not {what}; its own message says why");
+        Err(if failed[0] == 2 { Error::Input(text) } else { Error::Run(text) })
+    }
+}
+
+/// Every tensor's checksum: ranks' sums added up.
+fn total(ranks: &[Vec<u64>], tensors: usize) -> Vec<u64> {
+    (0..tensors).map(|i| ranks.iter().fold(0u64, |sum, rank| sum.wrapping_add(rank[i]))).collect()
+}

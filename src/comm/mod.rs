@@ -7,7 +7,11 @@
 //! `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
 //! order. Buffers in flight are kept alive by the group.
 #![allow(unsafe_code)] // the communication floor: shared memory
+pub mod delayed;
+pub mod env;
 pub mod mesh;
+pub mod recorder;
+pub mod seam;
 pub mod shm;
 
 pub use mesh::{Mesh, MeshSizes};

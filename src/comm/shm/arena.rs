@@ -5,6 +5,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 pub(super) const PAGE: usize = 4096;
@@ -15,6 +16,8 @@ const HUGE: u64 = 2 << 20;
 pub(super) const REGION: u64 = 4 << 40;
 /// Regions 1.. are for groups (see [`Arena::region`]); region 0 holds the header.
 const GROUPS_PER_RANK: u64 = 8;
+/// Where the word is that tells this arena from others (see `rendezvous`): the last one of region 0.
+const NONCE_AT: u64 = REGION - 8;
 
 /// A memfd. Its number may be handed to child processes, which [`Arena::open`] it.
 #[derive(Debug)]
@@ -48,6 +51,14 @@ impl Arena {
     /// The descriptor that child processes inherit.
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+    pub(super) fn nonce(&self) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, NONCE_AT).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    }
+    pub(super) fn set_nonce(&self, nonce: u64) -> Result<()> {
+        self.file.write_all_at(&nonce.to_ne_bytes(), NONCE_AT).map_err(|e| Error::io("write", "arena", e))
     }
     pub(super) fn world(&self) -> usize {
         self.world
@@ -105,7 +116,7 @@ impl Mapping {
     /// # Safety
     /// `T` is made of atomics and `UnsafeCell`s, and every bit pattern is valid for it.
     pub unsafe fn shared<T>(&self, offset: usize) -> &T {
-        assert!(offset % align_of::<T>() == 0 && offset + size_of::<T>() <= self.bytes);
+        assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.bytes);
         // SAFETY: aligned and inside (asserted; pages are 4096-aligned), initialised (fresh pages are zero).
         unsafe { &*self.at(offset).cast() }
     }

@@ -9,10 +9,12 @@
 //! | `op` | the steps of each kind of operation |
 //! | `sum` | reductions in rank order |
 //! | `group` | the `Collective` |
+//! | `rendezvous` | how ranks of other launchers find the arena |
 mod arena;
 mod group;
 mod op;
 mod record;
+mod rendezvous;
 mod seat;
 mod sum;
 
@@ -20,6 +22,7 @@ pub use arena::Arena;
 pub use group::Group;
 
 use super::Axis;
+use super::env::RankEnv;
 use super::mesh::{Mesh, MeshSizes};
 use crate::base::{Error, Meter, Result};
 use seat::Seat;
@@ -50,6 +53,21 @@ impl World {
         }
         Ok(World { seat: Arc::new(Seat::take(arena, rank, meter, options.timeout)?) })
     }
+    /// The world of a process that a launcher started. Returns when all its ranks are there.
+    pub fn join(env: &RankEnv, meter: Meter, options: &Options) -> Result<World> {
+        if env.local_world != env.world {
+            return Err(Error::input(format!(
+                "{} of {} ranks are on this host: CPU ranks share memory, so all of them must be on one host",
+                env.local_world, env.world
+            )));
+        }
+        let Some(fd) = env.arena_fd else {
+            return Ok(World { seat: Arc::new(rendezvous::meet(env, meter, options)?) });
+        };
+        let world = World::new(Arc::new(Arena::open(fd, env.world)?), env.rank, meter, options)?;
+        world.seat.assemble(Instant::now() + options.timeout)?;
+        Ok(world)
+    }
     pub fn rank(&self) -> usize {
         self.seat.rank
     }
@@ -68,18 +86,6 @@ impl World {
     /// The first rank that called [`World::abort`], if any did.
     pub fn failed(&self) -> Option<usize> {
         self.seat.failed()
-    }
-    /// Waits until all ranks have taken their seats.
-    pub fn assemble(&self) -> Result<()> {
-        let deadline = Instant::now() + self.seat.timeout;
-        while self.seat.seated() < self.size() {
-            if Instant::now() > deadline {
-                let here = self.seat.seated();
-                return Err(Error::Run(format!("only {here} of {} ranks started", self.size())));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
     }
 }
 impl Drop for World {

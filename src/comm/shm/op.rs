@@ -246,7 +246,7 @@ impl Op {
     /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
     fn cell(&self, hub: &Hub) -> usize {
         match self.kind {
-            Kind::ReduceScatter => CHUNK / hub.size() & !63,
+            Kind::ReduceScatter => (CHUNK / hub.size()) & !63,
             _ => CHUNK,
         }
     }

@@ -12,7 +12,7 @@ use crate::comm::CommUse;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// At the start of the arena: zero, or 1 + the rank that failed first.
 #[repr(C, align(128))]
@@ -94,9 +94,22 @@ impl Seat {
         unsafe { self.words.shared(size_of::<Header>() + rank * size_of::<Bell>()) }
     }
 
-    /// How many ranks have taken their seats.
-    pub fn seated(&self) -> usize {
-        (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) != 0).count()
+    /// Waits until all ranks have taken their seats.
+    pub fn assemble(&self, deadline: Instant) -> Result<()> {
+        let missing =
+            || -> Vec<usize> { (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) == 0).collect() };
+        while !missing().is_empty() {
+            if let Some(rank) = self.failed() {
+                return Err(Error::Run(format!("rank {}: rank {rank} failed while ranks were starting", self.rank)));
+            }
+            if Instant::now() > deadline {
+                let what =
+                    format!("rank {}: of {} ranks these never started: {:?}", self.rank, self.arena.world(), missing());
+                return Err(Error::Run(what));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
     /// The first rank that failed, if any did.
     pub fn failed(&self) -> Option<usize> {

@@ -1,0 +1,233 @@
+//! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed. Never
+//! reads what is inside, and never removes a directory that does not carry our name.
+use crate::base::{Error, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// The file that names the newest checkpoint.
+pub const LATEST: &str = "latest";
+const STEP: &str = "step-";
+/// What an unfinished save is called, or a checkpoint that is being removed.
+const UNFINISHED: &str = ".tmp-";
+
+/// `--resume`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Resume {
+    /// The newest complete checkpoint of the checkpoint directory; a fresh start where there is none.
+    Auto,
+    /// This checkpoint, or the newest of this checkpoint directory.
+    Dir(PathBuf),
+}
+
+pub fn name(step: u64) -> String {
+    format!("{STEP}{step:08}")
+}
+
+/// The step of a directory called `step-` and eight digits or more; no other is ever resumed from or removed.
+pub fn step(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(STEP)?;
+    let plain = digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit());
+    plain.then(|| digits.parse().ok()).flatten()
+}
+
+/// Complete checkpoints in `dir`, newest first. Empty where `dir` does not exist.
+fn complete(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut found: Vec<_> = entries(dir)?
+        .into_iter()
+        .filter_map(|(name, path)| Some((step(&name)?, path)))
+        .filter(|(_, path)| path.is_dir() && !path.is_symlink())
+        .collect();
+    found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
+    Ok(found)
+}
+
+fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let failed = |e| Error::io("list", dir, e);
+    match fs::read_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(failed(e)),
+        Ok(list) => list
+            .map(|entry| {
+                let entry = entry.map_err(failed)?;
+                Ok((entry.file_name().to_string_lossy().into_owned(), entry.path()))
+            })
+            .collect(),
+    }
+}
+
+/// The checkpoint that `latest` names, else the one of the highest step: `latest` is what was saved last, which is not the
+/// highest step when a run was taken up again from an earlier one.
+pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
+    let complete = complete(dir)?;
+    let named = fs::read_to_string(dir.join(LATEST)).ok();
+    let named = named.and_then(|n| complete.iter().find(|(s, _)| Some(*s) == step(n.trim())).cloned());
+    Ok(named.or(complete.into_iter().next()).map(|(_, path)| path))
+}
+
+/// Where to resume from; `None` is a fresh start.
+pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBuf>> {
+    match (resume, ckpt_dir) {
+        (Resume::Auto, Some(dir)) => newest(dir),
+        (Resume::Auto, None) => {
+            Err(Error::input("--resume auto looks into --ckpt-dir, which is not given: add --ckpt-dir DIR"))
+        }
+        (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
+        (Resume::Dir(dir), _) => newest(dir)?.map(Some).ok_or_else(|| {
+            Error::input(format!(
+                "--resume {}: neither a checkpoint (it has no {}) nor a directory that holds one; give a step-* directory, \
+                 or auto",
+                dir.display(),
+                super::state::FILE
+            ))
+        }),
+    }
+}
+
+/// Makes `dir` and removes what dead saves left in it. One process calls it, before any rank saves; two runs must not
+/// share a checkpoint directory.
+pub fn prepare(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).map_err(|e| Error::input(format!("--ckpt-dir {}: cannot make it: {e}", dir.display())))?;
+    for (name, path) in entries(dir)? {
+        if name.strip_prefix(UNFINISHED).is_some_and(|n| n.starts_with(STEP) || n == LATEST) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// A new name for an unfinished save of `name`, unlike any other.
+pub fn unfinished(name: &str, nonce: u64) -> String {
+    format!("{UNFINISHED}{name}-{nonce:016x}")
+}
+
+pub(super) fn remove(path: &Path) -> Result<()> {
+    let result = if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    result.map_err(|e| Error::io("remove", path, e))
+}
+
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
+}
+
+/// Gives the complete directory `from` its name `to`, at once and durably; what had that name is removed.
+pub(super) fn publish(from: &Path, to: &Path) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io("rename", to, e);
+    // An empty directory under the name is replaced by rename itself; a full one changes places with the new one.
+    match fs::rename(from, to) {
+        Ok(()) => {}
+        Err(_) if to.is_dir() => {
+            if renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE).is_err() {
+                // A file system without exchange (NFS): the name is free for a moment.
+                let aside = from.with_extension("old");
+                fs::rename(to, &aside).map_err(failed)?;
+                fs::rename(from, to).map_err(failed)?;
+                fs::rename(&aside, from).map_err(failed)?;
+            }
+            remove(from)?;
+        }
+        Err(e) => return Err(failed(e)),
+    }
+    sync_dir(parent(to))
+}
+
+/// `latest` names `name` from now on.
+pub(super) fn point_latest(dir: &Path, name: &str) -> Result<()> {
+    let unfinished = dir.join(format!("{UNFINISHED}{LATEST}"));
+    write_synced(&unfinished, format!("{name}\n").as_bytes())?;
+    fs::rename(&unfinished, dir.join(LATEST)).map_err(|e| Error::io("rename", dir.join(LATEST), e))?;
+    sync_dir(dir)
+}
+
+/// Removes what lies behind the `keep` newest checkpoints up to `newest`. Those of later steps belong to a run that was
+/// abandoned by resuming from an earlier step: they stay until this run replaces them.
+pub(super) fn prune(dir: &Path, newest: u64, keep: usize) -> Result<()> {
+    for (_, path) in complete(dir)?.into_iter().filter(|(step, _)| *step <= newest).skip(keep.max(1)) {
+        // Renamed first: a checkpoint that is half removed must not look complete.
+        let doomed = dir.join(format!("{UNFINISHED}{}-pruned", path.file_name().unwrap_or_default().to_string_lossy()));
+        fs::rename(&path, &doomed).map_err(|e| Error::io("rename", &path, e))?;
+        remove(&doomed)?;
+    }
+    Ok(())
+}
+
+pub(super) fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(path)?;
+        std::io::Write::write_all(&mut file, content)?;
+        file.sync_all()
+    };
+    write().map_err(|e| Error::io("write", path, e))
+}
+
+/// "." for a bare name.
+pub(super) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = entries(dir).unwrap().into_iter().map(|(n, _)| n).collect();
+        names.sort();
+        names
+    }
+    fn make(dir: &Path, names: &[&str]) {
+        names.iter().for_each(|n| fs::create_dir_all(dir.join(n).join("inside")).unwrap());
+    }
+
+    #[test]
+    fn prune_keeps_the_newest_and_whatever_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let foreign = ["step-100", "step-0000010x", "step-00000001.bak", "notes", "step--0000001"];
+        make(dir.path(), &foreign);
+        make(dir.path(), &["step-00000010", "step-00000020", "step-00000030", "step-00000099"]);
+        std::os::unix::fs::symlink(dir.path().join("notes"), dir.path().join("step-00000005")).unwrap();
+        prune(dir.path(), 30, 2).unwrap();
+        let mut expected = vec!["step-00000005", "step-00000020", "step-00000030", "step-00000099"];
+        expected.extend(foreign);
+        expected.sort();
+        assert_eq!(listed(dir.path()), expected);
+        prune(dir.path(), 30, 0).unwrap();
+        assert!(dir.path().join("step-00000030/inside").exists(), "the newest is never pruned");
+    }
+
+    #[test]
+    fn newest_follows_latest_then_the_highest_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let newest = || newest(dir.path()).unwrap().map(|p| p.file_name().unwrap().to_string_lossy().into_owned());
+        assert_eq!(newest(), None);
+        make(dir.path(), &["step-00000010", "step-00000020", ".tmp-step-00000030-00"]);
+        assert_eq!(newest().as_deref(), Some("step-00000020"));
+        point_latest(dir.path(), "step-00000010").unwrap();
+        assert_eq!(newest().as_deref(), Some("step-00000010"));
+        for stale in ["step-00000099", "../../etc", ""] {
+            fs::write(dir.path().join(LATEST), stale).unwrap();
+            assert_eq!(newest().as_deref(), Some("step-00000020"), "latest holds {stale:?}");
+        }
+    }
+
+    #[test]
+    fn prepare_removes_only_what_dead_saves_left() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), &["step-00000010", ".tmp-step-00000020-0123", ".tmp-mine"]);
+        fs::write(dir.path().join(".tmp-latest"), "step-0").unwrap();
+        prepare(dir.path()).unwrap();
+        assert_eq!(listed(dir.path()), [".tmp-mine", "step-00000010"]);
+    }
+
+    #[test]
+    fn publish_replaces_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, old) = (dir.path().join(".tmp-step-00000010-1"), dir.path().join("step-00000010"));
+        for content in ["first", "second"] {
+            fs::create_dir(&new).unwrap();
+            fs::write(new.join("file"), content).unwrap();
+            publish(&new, &old).unwrap();
+            assert_eq!(fs::read_to_string(old.join("file")).unwrap(), content);
+            assert_eq!(listed(dir.path()), ["step-00000010"]);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Which byte of which file holds which element: the plan that every rank makes alike and writes its own part of. Tensors
+//! lie in the model's own global layout, so the plan knows nothing of ranks. Never touches the disk.
+//!
+//! safetensors: 8 bytes of header length (little endian), a JSON header, the tensors without gaps. The header is padded
+//! with spaces so that the tensors start on [`DATA_ALIGN`].
+use crate::base::{Error, Result};
+use crate::device::ALIGN;
+use crate::nn::{Layout, Segment};
+use safetensors::Dtype;
+use serde_json::{Map, Value, json};
+use std::{collections::HashMap, ops::Range};
+
+/// Where the tensors of a file start: a page.
+pub const DATA_ALIGN: usize = 4096;
+/// A model or optimizer file grows up to this size before another one is begun (the default of `transformers`: 5 GB).
+pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
+
+/// One tensor on disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// F32 in everything that we write; BF16 and F16 are read from models of others.
+    pub dtype: Dtype,
+    /// Index of its file.
+    pub file: usize,
+    /// Its first byte in the file.
+    pub offset: u64,
+}
+
+impl Tensor {
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The tensors of a checkpoint: those of the model in layout order, then as many for each moment of the optimizer.
+#[derive(Clone, Debug, Default)]
+pub struct Tensors {
+    pub list: Vec<Tensor>,
+    by_name: HashMap<String, usize>,
+    model: usize,
+}
+
+impl Tensors {
+    /// `group` 0 is the model, group i the optimizer's moment i - 1; `name` is that of the model's tensor.
+    pub fn find(&self, group: usize, name: &str) -> Result<usize> {
+        match self.by_name.get(name) {
+            Some(i) => Ok(group * self.model + i),
+            None => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
+        }
+    }
+    /// How many of them are the model's.
+    pub fn model(&self) -> usize {
+        self.model
+    }
+}
+
+/// What a file of the plan is.
+#[derive(Clone, Debug)]
+pub struct File {
+    pub name: String,
+    /// Length, JSON and padding: everything before the tensors.
+    pub header: Vec<u8>,
+    /// Header and tensors.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub tensors: Tensors,
+    pub files: Vec<File>,
+    /// `model.safetensors.index.json` and its like: name and text, where a stem takes several files.
+    pub indices: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// `layouts`: the model's, in layer order. `moments`: names of the optimizer's state ("exp_avg", ...), stored as
+    /// `{moment}.{tensor}` in `optimizer*.safetensors`.
+    pub fn new(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
+        let segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
+        let mut plan = Plan {
+            tensors: Tensors {
+                list: Vec::with_capacity(segments.len() * (1 + moments.len())),
+                by_name: segments.iter().enumerate().map(|(i, s)| (s.name.clone(), i)).collect(),
+                model: segments.len(),
+            },
+            files: Vec::new(),
+            indices: Vec::new(),
+        };
+        let named = |prefix: &str| -> Vec<(String, Vec<usize>)> {
+            segments.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
+        };
+        plan.append("model", named(""), max_file_bytes);
+        if !moments.is_empty() {
+            let moments = moments.iter().flat_map(|m| named(&format!("{m}."))).collect();
+            plan.append("optimizer", moments, max_file_bytes);
+        }
+        plan
+    }
+
+    /// Adds the files of one stem: one, or several `stem-0000i-of-0000n` and an index.
+    fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, max_file_bytes: u64) {
+        let mut files: Vec<Vec<(String, Vec<usize>)>> = vec![Vec::new()];
+        let mut filled = 0;
+        for tensor in tensors {
+            let size = byte_len(&tensor.1);
+            if filled > 0 && filled + size > max_file_bytes {
+                files.push(Vec::new());
+                filled = 0;
+            }
+            filled += size;
+            files.last_mut().expect("never empty").push(tensor);
+        }
+        let (count, mut weight_map, mut total) = (files.len(), Map::new(), 0);
+        for (i, tensors) in files.into_iter().enumerate() {
+            let name = match count {
+                1 => format!("{stem}.safetensors"),
+                _ => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
+            };
+            let header = header(&tensors);
+            let mut offset = header.len() as u64;
+            for (tensor, shape) in tensors {
+                weight_map.insert(tensor.clone(), json!(name));
+                let size = byte_len(&shape);
+                let file = self.files.len();
+                self.tensors.list.push(Tensor { name: tensor, shape, dtype: Dtype::F32, file, offset });
+                offset += size;
+                total += size;
+            }
+            self.files.push(File { name, header, bytes: offset });
+        }
+        if count > 1 {
+            weight_map.sort_keys();
+            let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
+            self.indices.push((format!("{stem}.safetensors.index.json"), pretty(&index)));
+        }
+    }
+
+    /// Of all files, headers included.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes).sum()
+    }
+}
+
+fn byte_len(shape: &[usize]) -> u64 {
+    shape.iter().product::<usize>() as u64 * 4
+}
+
+/// Length, JSON with sorted names, spaces up to [`DATA_ALIGN`].
+fn header(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+    let mut entries = Map::new();
+    let mut at = 0;
+    for (name, shape) in tensors {
+        let end = at + byte_len(shape);
+        entries.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]}));
+        at = end;
+    }
+    entries.insert("__metadata__".into(), json!({"format": "pt"}));
+    entries.sort_keys();
+    let mut text = Value::Object(entries).to_string().into_bytes();
+    text.resize((8 + text.len()).next_multiple_of(DATA_ALIGN) - 8, b' ');
+    [&(text.len() as u64).to_le_bytes()[..], &text].concat()
+}
+
+/// JSON as people read it, with a newline at the end.
+pub(super) fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// A range of one tensor inside a piece of a unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run<'a> {
+    pub segment: &'a Segment,
+    /// First element in the tensor; a multiple of [`ALIGN`].
+    pub at: usize,
+    /// The elements in the piece.
+    pub range: Range<usize>,
+}
+
+/// A part of what several ranks hold alike: part `index` of `of`. Ranks that hold different things have the whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    pub index: usize,
+    pub of: usize,
+}
+impl Share {
+    pub const WHOLE: Share = Share { index: 0, of: 1 };
+
+    /// Of `len` elements, cut at multiples of [`ALIGN`].
+    fn range(self, len: usize) -> Range<usize> {
+        let part = len.div_ceil(self.of).next_multiple_of(ALIGN);
+        (self.index * part).min(len)..((self.index + 1) * part).min(len)
+    }
+}
+
+/// The real elements (no padding) of a piece that starts at `start` of its unit and is `len` long, cut to `share`.
+pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = Run<'_>> {
+    let part = share.range(len);
+    let piece = start + part.start..start + part.end;
+    layout.segments.iter().filter_map(move |segment| {
+        let all = segment.range();
+        let (from, to) = (all.start.max(piece.start), all.end.min(piece.end));
+        (from < to).then(|| Run { segment, at: from - all.start, range: from - start..to - start })
+    })
+}
+
+/// Bytes of a checksum block: [`ALIGN`] f32 elements.
+const BLOCK: usize = ALIGN * 4;
+
+/// Sum of xxh3_64(block, seed = index of the block in its tensor) over 512-byte blocks, wrapping. A sum, so that ranks
+/// add up whatever the cut; seeded, so that exchanged blocks are noticed. `first`: the element that `bytes` starts with.
+pub fn checksum(bytes: &[u8], first: usize) -> u64 {
+    debug_assert_eq!(first % ALIGN, 0);
+    let blocks = bytes.chunks(BLOCK).zip((first / ALIGN) as u64..);
+    blocks.fold(0, |sum, (block, i)| sum.wrapping_add(xxhash_rust::xxh3::xxh3_64_with_seed(block, i)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Init;
+    use safetensors::SafeTensors;
+
+    fn layouts() -> Vec<Layout> {
+        let mut root = Layout::default();
+        root.push("embed.weight", &[10, 30], true, Init::Normal(0.02));
+        root.push("norm.weight", &[30], false, Init::Constant(1.0));
+        let mut block = Layout::default();
+        block.push("0.q.weight", &[130], true, Init::Normal(0.02));
+        vec![root, block]
+    }
+
+    /// Every file of the plan, filled, is a file to the `safetensors` crate, and the tensors lie where the plan says.
+    #[test]
+    fn plan_is_read_by_the_safetensors_crate() {
+        for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
+            let plan = Plan::new(&layouts(), &["exp_avg", "exp_avg_sq"], max);
+            assert_eq!(plan.files.len(), files, "files of at most {max} bytes");
+            assert_eq!(plan.indices.is_empty(), max == MAX_FILE_BYTES);
+            for (f, file) in plan.files.iter().enumerate() {
+                let bytes: Vec<u8> = file
+                    .header
+                    .iter()
+                    .copied()
+                    .chain((0..).map(|i: u32| (i % 251) as u8))
+                    .take(file.bytes as usize)
+                    .collect();
+                assert_eq!(file.header.len() % DATA_ALIGN, 0);
+                let read = SafeTensors::deserialize(&bytes).unwrap();
+                let mine: Vec<&Tensor> = plan.tensors.list.iter().filter(|t| t.file == f).collect();
+                assert_eq!(read.len(), mine.len());
+                for t in mine {
+                    let view = read.tensor(&t.name).unwrap();
+                    assert_eq!((view.shape(), view.dtype()), (&t.shape[..], Dtype::F32));
+                    let at = t.offset as usize;
+                    assert_eq!(view.data(), &bytes[at..at + 4 * t.len()]);
+                }
+            }
+        }
+        let plan = Plan::new(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
+        let index: Value = serde_json::from_str(&plan.indices[0].1).unwrap();
+        assert_eq!(index["weight_map"]["0.q.weight"], "model-00002-of-00002.safetensors");
+        assert_eq!(index["metadata"]["total_size"], 4 * (300 + 30 + 130));
+        assert_eq!(plan.tensors.list[plan.tensors.find(2, "norm.weight").unwrap()].name, "exp_avg_sq.norm.weight");
+    }
+
+    /// Any cut in pieces and shares visits each real element once, and partial checksums add up to the whole one.
+    #[test]
+    fn runs_cover_each_element_once_and_checksums_add_up() {
+        let mut unit = Layout::default();
+        for layout in layouts() {
+            unit.append(&layout);
+        }
+        let data: Vec<f32> = (0..unit.len).map(|i| i as f32).collect();
+        let whole: Vec<u64> =
+            unit.segments.iter().map(|s| checksum(bytemuck::cast_slice(&data[s.range()]), 0)).collect();
+        for (pieces, of) in [(1, 1), (1, 3), (2, 1), (3, 2), (5, 1), (9, 1)] {
+            let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
+            let (mut seen, mut sums) = (vec![0; unit.len], vec![0u64; whole.len()]);
+            for piece in 0..pieces {
+                for index in 0..of {
+                    for run in runs(&unit, piece * len, len, Share { index, of }) {
+                        assert_eq!(run.at % ALIGN, 0);
+                        let range = run.range.start + piece * len..run.range.end + piece * len;
+                        assert_eq!(range.start, run.segment.start + run.at);
+                        seen[range.clone()].iter_mut().for_each(|n| *n += 1);
+                        let i = unit.segments.iter().position(|s| s == run.segment).unwrap();
+                        sums[i] = sums[i].wrapping_add(checksum(bytemuck::cast_slice(&data[range]), run.at));
+                    }
+                }
+            }
+            for (i, n) in seen.iter().enumerate() {
+                assert_eq!(*n, unit.segments.iter().any(|s| s.range().contains(&i)) as i32, "element {i}");
+            }
+            assert_eq!(sums, whole, "{pieces} pieces in {of} shares");
+        }
+    }
+
+    #[test]
+    fn checksums_notice_exchanged_blocks() {
+        let a: Vec<u8> = (0..2 * BLOCK).map(|i| (i / BLOCK) as u8).collect();
+        let b = [&a[BLOCK..], &a[..BLOCK]].concat();
+        assert_ne!(checksum(&a, 0), checksum(&b, 0));
+    }
+}

@@ -1,0 +1,172 @@
+//! `trainer_state.json`: where the run stood, and the checksums of everything beside it. Never interprets the run's own
+//! settings: it keeps them so that the trainer can compare.
+use super::layout::pretty;
+use crate::base::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::{collections::BTreeMap, fs, path::Path};
+use xxhash_rust::xxh3::xxh3_64;
+
+pub const FILE: &str = "trainer_state.json";
+/// Of the file's form. A reader refuses any other.
+const VERSION: u64 = 1;
+
+/// Where a run stands after an optimizer step. Every random number is a function of the seed, a name and a count (see
+/// [`crate::base::rng`]), so that no generator state is kept beyond `seed`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Samples that the run has consumed over all ranks: the whole position of the data loader.
+    pub samples_consumed: u64,
+    /// Loss tokens so far.
+    pub trained_tokens: u64,
+    /// Updates that the optimizer's bias correction counts. [`super::Checkpointer::save`] sets it.
+    pub optimizer_steps: u64,
+    pub seed: u64,
+    /// The generator: "philox4x32-10".
+    pub rng: String,
+    /// `{"kind": "adamw", "betas": ...}`.
+    pub optimizer: Map<String, Value>,
+    /// `{"kind": "cosine", "lr": ..., "warmup_steps": ...}`.
+    pub schedule: Map<String, Value>,
+    /// The loss scaler; null where the precision needs none.
+    pub scaler: Option<Map<String, Value>>,
+    pub world: usize,
+    pub strategy: String,
+    pub precision: String,
+    /// What the samples come from: name, length, fingerprint, batch.
+    pub data: Map<String, Value>,
+}
+
+impl TrainerState {
+    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". `step` and the counts are not compared.
+    pub fn differences(&self, now: &TrainerState) -> Vec<String> {
+        let flat = |state: &TrainerState| {
+            let mut out = BTreeMap::new();
+            flatten("", &json!(state), &mut out);
+            for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps"] {
+                out.remove(count);
+            }
+            out
+        };
+        let (then, now) = (flat(self), flat(now));
+        let keys: std::collections::BTreeSet<&String> = then.keys().chain(now.keys()).collect();
+        let show = |v: Option<&Value>| v.map_or("absent".to_string(), Value::to_string);
+        keys.into_iter()
+            .filter(|k| then.get(*k) != now.get(*k))
+            .map(|k| format!("{k}: {} in the checkpoint, {} now", show(then.get(k)), show(now.get(k))))
+            .collect()
+    }
+}
+
+fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                flatten(&if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") }, value, out);
+            }
+        }
+        _ => drop(out.insert(prefix.to_string(), value.clone())),
+    }
+}
+
+/// Checksums of a checkpoint's content, as 16 hexadecimal digits.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Checksums {
+    /// xxh3_64 of each small file beside the tensors.
+    pub files: BTreeMap<String, String>,
+    /// [`super::layout::checksum`] of each tensor of the model and of the optimizer.
+    pub tensors: BTreeMap<String, String>,
+}
+
+pub fn hex(sum: u64) -> String {
+    format!("{sum:016x}")
+}
+pub fn file_checksum(content: &[u8]) -> String {
+    hex(xxh3_64(content))
+}
+
+/// The file's text: the state's keys, the checksums, and last the checksum of all that (compact JSON, this key absent).
+pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
+    let mut map = Map::from_iter([("version".to_string(), json!(VERSION))]);
+    if let Value::Object(fields) = json!(state) {
+        map.extend(fields);
+    }
+    map.insert("checksums".into(), json!(checksums));
+    let own = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
+    map.insert("checksum".into(), json!(own));
+    pretty(&Value::Object(map))
+}
+
+/// Reads and verifies the file in `dir`.
+pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
+    let path = dir.join(FILE);
+    let bad = |what: String| Error::input(format!("{}: {what}; resume from another checkpoint", path.display()));
+    let text = fs::read(&path).map_err(|e| bad(format!("{e}, so this is not a complete checkpoint")))?;
+    let mut map: Map<String, Value> =
+        serde_json::from_slice(&text).map_err(|e| bad(format!("is not the JSON object that was written ({e})")))?;
+    let stored = map.shift_remove("checksum");
+    let computed = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
+    if map.get("version") != Some(&json!(VERSION)) {
+        let found = map.get("version").map_or("none".to_string(), Value::to_string);
+        return Err(bad(format!("has version {found}; this program reads version {VERSION}")));
+    }
+    if stored != Some(json!(computed)) {
+        let stored = stored.map_or("none".to_string(), |v| v.to_string());
+        return Err(bad(format!(
+            "was changed after it was written: its checksum says {stored}, its content {computed}"
+        )));
+    }
+    let field = |e: serde_json::Error| bad(format!("lacks what a checkpoint holds ({e})"));
+    let checksums = map.shift_remove("checksums").unwrap_or_default();
+    let checksums = serde_json::from_value(checksums).map_err(field)?;
+    Ok((serde_json::from_value(Value::Object(map)).map_err(field)?, checksums))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> TrainerState {
+        let object = |value: Value| value.as_object().cloned().unwrap();
+        TrainerState {
+            step: 7,
+            samples_consumed: 112,
+            trained_tokens: 28_000,
+            optimizer_steps: 7,
+            seed: u64::MAX - 3,
+            rng: "philox4x32-10".into(),
+            optimizer: object(json!({"kind": "adamw", "betas": [0.9, 0.95], "eps": 1e-8})),
+            schedule: object(json!({"kind": "cosine", "lr": 3e-4})),
+            scaler: None,
+            world: 2,
+            strategy: "fsdp".into(),
+            precision: "bf16".into(),
+            data: Map::new(),
+        }
+    }
+
+    #[test]
+    fn round_trip_and_every_flipped_digit_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let sums = Checksums { tensors: [("a".to_string(), hex(1))].into(), ..Checksums::default() };
+        let text = to_text(&state(), &sums);
+        fs::write(dir.path().join(FILE), &text).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), (state(), sums));
+        for (i, byte) in text.bytes().enumerate().filter(|(_, b)| b.is_ascii_digit()) {
+            let mut changed = text.clone().into_bytes();
+            changed[i] = if byte == b'9' { b'8' } else { byte + 1 };
+            fs::write(dir.path().join(FILE), &changed).unwrap();
+            let error = read(dir.path()).unwrap_err();
+            assert_eq!(error.exit_status(), 2, "byte {i}: {error}");
+        }
+    }
+
+    #[test]
+    fn differences_name_the_key_and_both_values() {
+        let now = TrainerState { seed: 1, step: 100, world: 3, ..state() };
+        let expected = ["seed: 18446744073709551612 in the checkpoint, 1 now", "world: 2 in the checkpoint, 3 now"];
+        assert_eq!(state().differences(&now), expected);
+    }
+}

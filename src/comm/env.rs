@@ -1,0 +1,232 @@
+//! The one file that reads environment variables: what launchers say about this rank, and where things of the user are.
+//! Never writes any.
+use crate::base::{Error, Result};
+use std::env::{temp_dir, var_os};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+/// Set by our own launcher: the descriptor of the arena, which the ranks inherit.
+pub const ARENA_FD: &str = "FLATSHARD_ARENA_FD";
+
+/// This process's place in the job of a launcher.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RankEnv {
+    pub rank: usize,
+    pub world: usize,
+    /// Among the ranks of this host.
+    pub local_rank: usize,
+    pub local_world: usize,
+    pub master_addr: String,
+    pub master_port: u16,
+    /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
+    pub run_id: String,
+    pub arena_fd: Option<RawFd>,
+}
+
+impl RankEnv {
+    /// `None` when no launcher started this process. torchrun, then Open MPI, then SLURM: the inner launcher of a nest
+    /// has set the more specific variables.
+    pub fn from_env() -> Result<Option<RankEnv>> {
+        RankEnv::read(&|name| var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+    /// As [`RankEnv::from_env`], from the variables that `get` gives.
+    pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<RankEnv>> {
+        let vars = Vars { get };
+        let env = match vars.torchrun()? {
+            Some(env) => Some(env),
+            None => match vars.open_mpi()? {
+                Some(env) => Some(env),
+                None => vars.slurm()?,
+            },
+        };
+        if let Some(RankEnv { rank, world, local_rank, local_world, .. }) = env
+            && (rank >= world || local_rank >= local_world || local_world > world)
+        {
+            return Err(Error::input(format!(
+                "the launcher's variables contradict each other: rank {rank} of {world}, \
+                 local rank {local_rank} of {local_world}"
+            )));
+        }
+        Ok(env)
+    }
+}
+
+struct Vars<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Vars<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.get)(name).filter(|v| !v.is_empty())
+    }
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.trim().parse() {
+            Ok(n) => Ok(Some(n)),
+            Err(_) => Err(Error::input(format!("{name}={text} is not a number; unset it or set it right"))),
+        }
+    }
+    /// A number that must be there since `because` is.
+    fn needed<T: std::str::FromStr>(&self, name: &str, because: &str) -> Result<T> {
+        self.number(name)?.ok_or_else(|| {
+            Error::input(format!(
+                "{because} is set but {name} is not: set both, or unset both to start ranks from here"
+            ))
+        })
+    }
+    fn finish(&self, ranks: [usize; 4], run_id: String) -> Result<Option<RankEnv>> {
+        let [rank, world, local_rank, local_world] = ranks;
+        Ok(Some(RankEnv {
+            rank,
+            world,
+            local_rank,
+            local_world,
+            master_addr: self.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".into()),
+            master_port: self.number("MASTER_PORT")?.unwrap_or(29500),
+            run_id,
+            arena_fd: self.number(ARENA_FD)?,
+        }))
+    }
+
+    fn torchrun(&self) -> Result<Option<RankEnv>> {
+        let set = |name: &&str| self.text(name).is_some();
+        let Some(because) = ["RANK", "WORLD_SIZE", "LOCAL_RANK"].into_iter().find(set) else { return Ok(None) };
+        let world = self.needed("WORLD_SIZE", because)?;
+        let rank = self.needed("RANK", because)?;
+        let local_rank = self.needed("LOCAL_RANK", because)?;
+        // Not every launcher that follows torchrun's names sets this one: on one host the local ranks are the ranks.
+        let alone = if local_rank == rank { world } else { local_rank + 1 };
+        let local_world = self.number("LOCAL_WORLD_SIZE")?.unwrap_or(alone);
+        let id = self.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
+        let restart: u32 = self.number("TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
+        self.finish([rank, world, local_rank, local_world], format!("torchrun {id} {restart}"))
+    }
+
+    fn open_mpi(&self) -> Result<Option<RankEnv>> {
+        let name = |last: &str| format!("OMPI_COMM_WORLD_{last}");
+        let all = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"].map(name);
+        let Some(because) = all.iter().find(|name| self.text(name).is_some()) else { return Ok(None) };
+        let mut ranks = [0; 4];
+        for (value, name) in ranks.iter_mut().zip(&all) {
+            *value = self.needed(name, because)?;
+        }
+        let id = self.text("PMIX_NAMESPACE").or_else(|| self.text("OMPI_MCA_ess_base_jobid")).unwrap_or_default();
+        self.finish(ranks, format!("mpi {id}"))
+    }
+
+    fn slurm(&self) -> Result<Option<RankEnv>> {
+        let Some(world) = self.number::<usize>("SLURM_NTASKS")? else { return Ok(None) };
+        // One task, or no process number: a shell inside an allocation, not a rank that srun started.
+        if world == 1 || self.text("SLURM_PROCID").is_none() {
+            return Ok(None);
+        }
+        let rank = self.needed("SLURM_PROCID", "SLURM_NTASKS")?;
+        let local_rank = self.needed("SLURM_LOCALID", "SLURM_NTASKS")?;
+        let nodes: usize = self.number("SLURM_NNODES")?.unwrap_or(1);
+        let local_world = if nodes == 1 { world } else { world.div_ceil(nodes).max(local_rank + 1) };
+        let [job, step, restart] =
+            ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| self.text(name).unwrap_or_default());
+        self.finish([rank, world, local_rank, local_world], format!("slurm {job} {step} {restart}"))
+    }
+}
+
+fn path(name: &str) -> Option<PathBuf> {
+    var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+pub fn home() -> Option<PathBuf> {
+    path("HOME")
+}
+/// Where cargo keeps the sources of crates: `CARGO_HOME`, else `~/.cargo`.
+pub fn cargo_home() -> Option<PathBuf> {
+    path("CARGO_HOME").or_else(|| Some(home()?.join(".cargo")))
+}
+/// For tokenised corpora: `FLATSHARD_CACHE_DIR`, else below `XDG_CACHE_HOME`, `~/.cache` or the directory for temporary
+/// files.
+pub fn cache_dir() -> PathBuf {
+    path("FLATSHARD_CACHE_DIR").unwrap_or_else(|| {
+        let base = path("XDG_CACHE_HOME").or_else(|| Some(home()?.join(".cache")));
+        base.unwrap_or_else(temp_dir).join("flatshard")
+    })
+}
+/// Whether the user asked for plain output (<https://no-color.org>, or a terminal that knows no colours).
+pub fn no_color() -> bool {
+    path("NO_COLOR").is_some() || var_os("TERM").is_some_and(|t| t == "dumb")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> Result<Option<RankEnv>> {
+        RankEnv::read(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
+    }
+    fn ranks(env: RankEnv) -> [usize; 4] {
+        [env.rank, env.world, env.local_rank, env.local_world]
+    }
+    const TORCHRUN: [(&str, &str); 6] = [
+        ("RANK", "5"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "node7"),
+        ("MASTER_PORT", "29400"),
+    ];
+    const MPI: [(&str, &str); 5] = [
+        ("OMPI_COMM_WORLD_RANK", "2"),
+        ("OMPI_COMM_WORLD_SIZE", "3"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+        ("PMIX_NAMESPACE", "prterun-1"),
+    ];
+    const SLURM: [(&str, &str); 5] = [
+        ("SLURM_PROCID", "3"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_NNODES", "2"),
+        ("SLURM_JOB_ID", "77"),
+    ];
+
+    #[test]
+    fn each_launcher_is_understood() {
+        assert_eq!(read(&[]).unwrap(), None);
+        let env = read(&TORCHRUN).unwrap().unwrap();
+        assert_eq!((env.master_addr.as_str(), env.master_port, env.arena_fd), ("node7", 29400, None));
+        assert_eq!(ranks(env), [5, 8, 1, 4]);
+        let env = read(&MPI).unwrap().unwrap();
+        assert_eq!((env.master_addr.as_str(), env.run_id.as_str()), ("127.0.0.1", "mpi prterun-1"));
+        assert_eq!(ranks(env), [2, 3, 2, 3]);
+        assert_eq!(ranks(read(&SLURM).unwrap().unwrap()), [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn torchrun_comes_before_mpi_and_mpi_before_slurm() {
+        let all = [&SLURM[..], &MPI, &TORCHRUN].concat();
+        assert_eq!(read(&all).unwrap().unwrap().world, 8);
+        assert_eq!(read(&[&SLURM[..], &MPI].concat()).unwrap().unwrap().world, 3);
+    }
+
+    #[test]
+    fn a_shell_inside_an_allocation_is_no_rank() {
+        assert_eq!(read(&[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "77")]).unwrap(), None);
+        assert_eq!(read(&[("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0")]).unwrap(), None);
+    }
+
+    #[test]
+    fn half_set_malformed_and_contradicting_variables_are_named() {
+        let message = |vars: &[(&str, &str)]| {
+            let e = read(vars).unwrap_err();
+            assert_eq!(e.exit_status(), 2);
+            e.to_string()
+        };
+        let text = message(&[("RANK", "0")]);
+        assert!(text.contains("RANK is set but WORLD_SIZE is not"), "{text}");
+        let text = message(&[("RANK", "0"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "0")]);
+        assert!(text.contains("WORLD_SIZE=two is not a number"), "{text}");
+        let text = message(&[("OMPI_COMM_WORLD_SIZE", "2")]);
+        assert!(text.contains("OMPI_COMM_WORLD_RANK"), "{text}");
+        let text = message(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2")]);
+        assert!(text.contains("rank 2 of 2"), "{text}");
+        let text = message(&[("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0")]);
+        assert!(text.contains("SLURM_LOCALID"), "{text}");
+    }
+}

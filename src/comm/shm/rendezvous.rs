@@ -1,0 +1,123 @@
+//! How ranks that another launcher started find the arena: rank 0 makes it and says in a small file where. Never used by
+//! our own launcher, whose ranks inherit the arena.
+//!
+//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world); its text names
+//! the descriptor `/proc/PID/fd/N`, when that process started, and a random word that the arena holds too. A file that a
+//! dead job left behind is seen through by the process's start time, or by a process whose descriptor is no such arena.
+//! Rank 0 removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
+use super::seat::Seat;
+use super::{Arena, Options};
+use crate::base::{Error, Meter, Result};
+use crate::comm::env::RankEnv;
+use std::fs::{self, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Ranks that have not come by then were never started.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// The arena of this rank's job and its seat there. Returns when all ranks are seated.
+pub(super) fn meet(env: &RankEnv, meter: Meter, options: &Options) -> Result<Seat> {
+    let path = place(env);
+    let deadline = Instant::now() + PATIENCE.min(options.timeout);
+    let (seat, published) = match env.rank {
+        0 => {
+            let arena = Arc::new(Arena::create(env.world)?);
+            let nonce = RandomState::new().hash_one(std::process::id());
+            arena.set_nonce(nonce)?;
+            let published = Published::new(path, &arena, nonce)?;
+            (Seat::take(arena, 0, meter, options.timeout)?, Some(published))
+        }
+        _ => (find(&path, env, meter, options, deadline)?, None),
+    };
+    seat.assemble(deadline)?;
+    drop(published);
+    Ok(seat)
+}
+
+fn place(env: &RankEnv) -> PathBuf {
+    let uid = rustix::process::getuid().as_raw();
+    let job = format!("{} {} {} {}", env.run_id, env.master_addr, env.master_port, env.world);
+    let shm = Path::new("/dev/shm");
+    let dir = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
+    dir.join(format!("flatshard-{uid}-{:016x}", xxhash_rust::xxh3::xxh3_64(job.as_bytes())))
+}
+
+/// The file, for as long as ranks may look for it.
+struct Published {
+    path: PathBuf,
+    text: String,
+}
+impl Published {
+    fn new(path: PathBuf, arena: &Arena, nonce: u64) -> Result<Published> {
+        let pid = std::process::id();
+        let started = start_time(pid).ok_or_else(|| Error::Run("/proc is not readable: ranks cannot meet".into()))?;
+        // Written under another name first: nobody reads half a file.
+        let draft = path.with_extension(pid.to_string());
+        let text = format!("{pid} {} {started} {nonce}", arena.fd());
+        let mut file = OpenOptions::new();
+        let written = file.write(true).create(true).truncate(true).mode(0o600).open(&draft).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            fs::rename(&draft, &path)
+        });
+        written.map_err(|e| Error::io("write", &path, e))?;
+        Ok(Published { path, text })
+    }
+}
+impl Drop for Published {
+    fn drop(&mut self) {
+        // Only the own one: another job of the same name may have put its file there since.
+        if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn find(path: &Path, env: &RankEnv, meter: Meter, options: &Options, deadline: Instant) -> Result<Seat> {
+    loop {
+        // A seat that is taken belongs to a rank of another job of the same name: look again.
+        let seat = open(path, env.world);
+        match seat.and_then(|arena| Seat::take(arena, env.rank, meter.clone(), options.timeout).ok()) {
+            Some(seat) => return Ok(seat),
+            None if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+            None => {
+                return Err(Error::Run(format!(
+                    "rank {}: rank 0 of {} did not show up on this host (looked for {}; MASTER_PORT {} and the \
+                     launcher's job id must be the same for all ranks, and their own for each job)",
+                    env.rank,
+                    env.world,
+                    path.display(),
+                    env.master_port
+                )));
+            }
+        }
+    }
+}
+
+/// The arena that a live process of this user published.
+fn open(path: &Path, world: usize) -> Option<Arc<Arena>> {
+    if fs::metadata(path).ok()?.uid() != rustix::process::getuid().as_raw() {
+        return None;
+    }
+    let text = fs::read_to_string(path).ok()?;
+    let mut words = text.split(' ').map(|w| w.parse::<u64>().ok());
+    let [pid, fd, started, nonce] = std::array::from_fn(|_| words.next().flatten());
+    let pid = u32::try_from(pid?).ok()?;
+    if start_time(pid)? != started? {
+        return None;
+    }
+    let arena = Arena::open_path(&format!("/proc/{pid}/fd/{}", fd?), world).ok()?;
+    (arena.nonce() == nonce).then(|| Arc::new(arena))
+}
+
+/// Clock ticks since boot at which a process started: a later process with the same number has another.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 22; the name in field 2 may hold spaces, and ends with the last parenthesis (man proc_pid_stat).
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
