@@ -53,7 +53,7 @@ pub fn cross_entropy<T: Float>(shape: &CrossEntropy, targets: &[i32], logits: &m
         let target = target as usize;
         let (max, total) = max_and_sum(row);
         let at_target = row[target].to_f32();
-        *loss += (total as f64).ln() + max as f64 - at_target as f64;
+        *loss += (total as f64).ln() + (max as f64 - at_target as f64);
         if shape.grad {
             let (inverse, scale) = (1.0 / total, shape.scale);
             for x in row.iter_mut() {

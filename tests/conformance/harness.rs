@@ -1,0 +1,193 @@
+//! Runs one operation everywhere and compares. Never knows what the operation means.
+use flatshard::base::dtype::Float;
+use flatshard::base::rng::Rng;
+use flatshard::base::{Category, DType, Error, Meter, Result};
+use flatshard::device::cpu::{CpuDevice, simd::Level};
+use flatshard::device::{Buf, Device};
+use half::bf16;
+
+/// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
+pub const FLOOR: f64 = 1.2e-7;
+/// Over the error of the naive code: outputs of a forward pass, and gradients.
+pub const FORWARD: f64 = 2.0;
+pub const GRADIENT: f64 = 3.0;
+
+pub fn devices() -> Vec<Box<dyn Device>> {
+    Level::all()
+        .map(|level| Box::new(CpuDevice::with_level(Meter::default(), level).unwrap()) as Box<dyn Device>)
+        .collect()
+}
+
+/// What an operand holds: the compute dtype of the run, or a fixed one.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Compute,
+    Fixed(DType),
+}
+#[derive(Clone, Copy, PartialEq)]
+pub enum Role {
+    Input,
+    /// Compared with the reference, in the order of the operands.
+    Output,
+    /// Written, or of any sufficient length: not compared.
+    Scratch,
+}
+
+#[derive(Clone)]
+pub struct Operand {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub role: Role,
+    pub values: Vec<f64>,
+}
+
+pub fn operand(
+    name: &'static str,
+    kind: Kind,
+    role: Role,
+    values: impl IntoIterator<Item = impl Into<f64>>,
+) -> Operand {
+    Operand { name, kind, role, values: values.into_iter().map(Into::into).collect() }
+}
+/// An input in the compute dtype.
+pub fn x(name: &'static str, values: &[f64]) -> Operand {
+    operand(name, Kind::Compute, Role::Input, values.iter().copied())
+}
+/// An output in the compute dtype; `values` are what it holds before.
+pub fn y(name: &'static str, values: &[f64]) -> Operand {
+    operand(name, Kind::Compute, Role::Output, values.iter().copied())
+}
+pub fn f32_in(name: &'static str, values: &[f64]) -> Operand {
+    operand(name, Kind::Fixed(DType::F32), Role::Input, values.iter().copied())
+}
+pub fn f32_out(name: &'static str, values: &[f64]) -> Operand {
+    operand(name, Kind::Fixed(DType::F32), Role::Output, values.iter().copied())
+}
+pub fn u32_in(name: &'static str, values: &[u32]) -> Operand {
+    operand(name, Kind::Fixed(DType::U32), Role::Input, values.iter().copied())
+}
+
+/// Standard normal numbers that f32 and bf16 both hold exactly, so that every run has the same inputs.
+pub fn normal(seed: u64, n: usize) -> Vec<f64> {
+    let rng = Rng::new(seed, 7);
+    (0..n as u64).map(|i| bf16::from_f32(rng.normal(i)).to_f64()).collect()
+}
+/// What stands in an output before: an operation that adds must keep it, one that assigns must not.
+pub fn before(n: usize) -> Vec<f64> {
+    (0..n).map(|i| (i % 3) as f64 - 0.75).collect()
+}
+
+fn bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let each = |v: &f64| match dtype {
+        DType::F32 => (*v as f32).to_ne_bytes().to_vec(),
+        DType::Bf16 => <bf16 as Float>::from_f32(*v as f32).to_ne_bytes().to_vec(),
+        DType::F64 => v.to_ne_bytes().to_vec(),
+        DType::U32 => (*v as u32).to_ne_bytes().to_vec(),
+        DType::I32 => (*v as i32).to_ne_bytes().to_vec(),
+        DType::U8 => vec![*v as u8],
+    };
+    values.iter().flat_map(each).collect()
+}
+pub fn buf(dev: &dyn Device, dtype: DType, values: &[f64]) -> Buf {
+    let mut buf = dev.alloc(dtype, values.len(), Category::Other).unwrap();
+    dev.upload(&bytes(dtype, values), buf.view_mut()).unwrap();
+    buf
+}
+pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
+    let mut bytes = vec![0; buf.bytes()];
+    dev.download(buf.view(), &mut bytes).unwrap();
+    let each = |b: &[u8]| match buf.dtype() {
+        DType::F32 => f32::from_ne_bytes(b.try_into().unwrap()) as f64,
+        DType::Bf16 => bf16::from_ne_bytes(b.try_into().unwrap()).to_f64(),
+        DType::F64 => f64::from_ne_bytes(b.try_into().unwrap()),
+        DType::U32 => u32::from_ne_bytes(b.try_into().unwrap()) as f64,
+        DType::I32 => i32::from_ne_bytes(b.try_into().unwrap()) as f64,
+        DType::U8 => b[0] as f64,
+    };
+    bytes.chunks_exact(buf.dtype().size()).map(each).collect()
+}
+
+/// The reference's outputs, in the order of the output operands.
+pub type Outputs = Vec<Vec<f64>>;
+pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
+
+/// Runs the operation on every device and dtype; compares; then hands it every operand wrong.
+pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naive: Outputs, run: Run) {
+    for dev in devices() {
+        for compute in [DType::F32, DType::Bf16] {
+            let label = format!("{op} on {} in {compute}", dev.name());
+            let mut bufs = buffers(&*dev, compute, operands);
+            run(&*dev, &mut bufs).unwrap_or_else(|e| panic!("{label}: {e}"));
+            let outputs = operands.iter().zip(&bufs).filter(|(o, _)| o.role == Role::Output);
+            let mut compared = 0;
+            for (((o, buf), exact), naive) in outputs.zip(&exact).zip(&naive) {
+                let naive = read(&*dev, &self::buf(&*dev, buf.dtype(), naive));
+                compare(&format!("{label}: {}", o.name), factor, &read(&*dev, buf), exact, &naive);
+                compared += 1;
+            }
+            assert_eq!((compared, exact.len()), (exact.len(), naive.len()), "{label}: outputs of the reference");
+            // Where there is nothing, one more of something may be right.
+            if operands.iter().all(|o| !o.values.is_empty()) {
+                refuse(&label, &*dev, compute, operands, run);
+            }
+        }
+    }
+}
+
+fn dtype(kind: Kind, compute: DType) -> DType {
+    match kind {
+        Kind::Compute => compute,
+        Kind::Fixed(dtype) => dtype,
+    }
+}
+fn buffers(dev: &dyn Device, compute: DType, operands: &[Operand]) -> Vec<Buf> {
+    let of = |o: &Operand| {
+        let buf = buf(dev, dtype(o.kind, compute), &o.values);
+        assert!(o.role != Role::Input || read(dev, &buf) == o.values, "{} is not exact in {}", o.name, buf.dtype());
+        buf
+    };
+    operands.iter().map(of).collect()
+}
+
+pub fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f64]) {
+    assert_eq!((got.len(), naive.len()), (exact.len(), exact.len()), "{label}: lengths");
+    let errors = |of: &[f64]| {
+        let (mut worst, mut sum) = (0.0f64, 0.0);
+        for (i, (a, b)) in of.iter().zip(exact).enumerate() {
+            let e = if a == b { 0.0 } else { (a - b).abs() };
+            assert!(e.is_finite(), "{label}: element {i} is {a}, should be {b}");
+            worst = worst.max(e);
+            sum += e;
+        }
+        (worst, sum / exact.len().max(1) as f64)
+    };
+    let floor = FLOOR * exact.iter().fold(0.0f64, |m, x| if x.is_finite() { m.max(x.abs()) } else { m });
+    let ((worst, mean), (naive_worst, naive_mean)) = (errors(got), errors(naive));
+    assert!(worst <= factor * naive_worst + floor, "{label}: largest error {worst:e}, naive {naive_worst:e}");
+    assert!(mean <= factor * naive_mean + floor, "{label}: mean error {mean:e}, naive {naive_mean:e}");
+}
+
+/// Every operand in turn one element too long, one too short, and of another dtype.
+fn refuse(label: &str, dev: &dyn Device, compute: DType, operands: &[Operand], run: Run) {
+    let refused = |bufs: &mut [Buf], what: String| match run(dev, bufs) {
+        Err(Error::Op { op, what }) => assert!(!op.is_empty() && what.len() > 10, "{label}: says only {op}: {what}"),
+        other => panic!("{label}: {what} gave {other:?}"),
+    };
+    for (i, o) in operands.iter().enumerate() {
+        let right = dtype(o.kind, compute);
+        let mut bufs = buffers(dev, compute, operands);
+        bufs[i] = buf(dev, if right == DType::U8 { DType::F32 } else { DType::U8 }, &o.values);
+        refused(&mut bufs, format!("{} as u8", o.name));
+        if o.role == Role::Scratch {
+            continue;
+        }
+        let mut bufs = buffers(dev, compute, operands);
+        let longer: Vec<f64> = o.values.iter().copied().chain([0.0]).collect();
+        bufs[i] = buf(dev, right, &longer);
+        refused(&mut bufs, format!("{} one longer", o.name));
+        if !o.values.is_empty() {
+            bufs[i] = buf(dev, right, &o.values[1..]);
+            refused(&mut bufs, format!("{} one shorter", o.name));
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Copies, biases, norms, activations, dropout and embeddings.
+use crate::harness::*;
+use crate::reference::{self, Real, each};
+use flatshard::base::{DType, rng::philox};
+use flatshard::device::{Dropout, Gemm};
+
+/// Rows and columns.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
+
+/// An operation that works element by element: `inputs`, then outputs by name, each over `n` elements.
+macro_rules! elementwise {
+    ($test:ident, $factor:expr, [$($input:ident),*], [$($output:ident),*], $f:expr) => {
+        #[test]
+        fn $test() {
+            for n in [0, 1, 17, 64, 1003] {
+                let mut seed = 0;
+                let mut draw = || { seed += 1; normal(seed, n).iter().map(|x| x * 4.0).collect::<Vec<f64>>() };
+                $(let $input = draw();)*
+                conform(
+                    stringify!($test),
+                    $factor,
+                    &[$(x(stringify!($input), &$input),)* $(y(stringify!($output), &before(n)),)*],
+                    each::<f64, _, _>([$(&$input),*], $f),
+                    each::<f32, _, _>([$(&$input),*], $f),
+                    &|dev, bufs| {
+                        let [$($input,)* $($output,)*] = bufs else { unreachable!() };
+                        dev.$test($($input.view(),)* $($output.view_mut()),*)
+                    },
+                );
+            }
+        }
+    };
+}
+fn swiglu_of<R: Real>([gate, up]: [R; 2]) -> [R; 1] {
+    [reference::silu(gate) * up]
+}
+fn swiglu_slopes<R: Real>([gate, up, dy]: [R; 3]) -> [R; 2] {
+    [dy * up * reference::silu_slope(gate), dy * reference::silu(gate)]
+}
+fn gelu_of<R: Real>([x]: [R; 1]) -> [R; 1] {
+    [reference::gelu(x)]
+}
+fn gelu_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
+    [dy * reference::gelu_slope(x)]
+}
+elementwise!(swiglu, FORWARD, [gate, up], [out], swiglu_of);
+elementwise!(swiglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], swiglu_slopes);
+elementwise!(gelu, FORWARD, [a], [out], gelu_of);
+elementwise!(gelu_backward, GRADIENT, [a, dy], [dx], gelu_slopes);
+
+/// The tails: 0 on the left, the identity on the right, and never a NaN out of a finite number.
+#[test]
+fn activations_at_the_ends() {
+    for dev in devices() {
+        let ends = [-3e38, -1e4, -100.0, 100.0, 1e4, f64::NAN];
+        let a = buf(&*dev, DType::F32, &ends);
+        let ones = buf(&*dev, DType::F32, &[1.0; 6]);
+        let mut out = buf(&*dev, DType::F32, &[0.0; 6]);
+        let mut other = buf(&*dev, DType::F32, &[0.0; 6]);
+        let is = |got: Vec<f64>, want: [f64; 5]| {
+            assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() <= 1e-6 * w.abs().max(1.0)), "{got:?}");
+            assert!(got[5].is_nan());
+        };
+        dev.swiglu(a.view(), ones.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.gelu(a.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.swiglu_backward(a.view(), ones.view(), ones.view(), out.view_mut(), other.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 1.0, 1.0]);
+        is(read(&*dev, &other), [0.0, 0.0, 0.0, 100.0, 1e4]);
+    }
+}
+
+#[test]
+fn copy_and_cast() {
+    let values: Vec<f64> = (0..333).map(|i| (i as f64 * 0.37).sin() * 1e3).collect();
+    for dev in devices() {
+        for from in [DType::F32, DType::Bf16] {
+            for to in [DType::F32, DType::Bf16] {
+                let src = buf(&*dev, from, &values);
+                let mut dst = buf(&*dev, to, &before(333));
+                dev.copy(src.view(), dst.view_mut()).unwrap();
+                // Through f32, the only way there is.
+                assert_eq!(read(&*dev, &dst), read(&*dev, &buf(&*dev, to, &read(&*dev, &src))), "{from} to {to}");
+            }
+        }
+        let tokens = buf(&*dev, DType::U32, &[4e9, 5.0]);
+        let mut same = buf(&*dev, DType::U32, &[0.0; 2]);
+        dev.copy(tokens.view(), same.view_mut()).unwrap();
+        assert_eq!(read(&*dev, &same), [4e9, 5.0]);
+        let mut floats = buf(&*dev, DType::F32, &[0.0; 2]);
+        assert!(dev.copy(tokens.view(), floats.view_mut()).unwrap_err().to_string().contains("u32"));
+        assert!(dev.copy(tokens.view().slice(0..1), same.view_mut()).is_err());
+        dev.zero(same.view_mut().slice(0..1)).unwrap();
+        assert_eq!(read(&*dev, &same), [0.0, 5.0]);
+    }
+}
+
+#[test]
+fn bf16_rounds_to_nearest_even_and_keeps_nan() {
+    for dev in devices() {
+        let bits = [0x3f80_8000u32, 0x3f81_8000, 0x3f80_8001, 0x7f7f_ffff, 0x7f80_0001, 0xff80_0000, 0x0000_8001];
+        let values: Vec<f64> = bits.iter().map(|&b| f32::from_bits(b) as f64).collect();
+        let src = buf(&*dev, DType::F32, &values);
+        let mut dst = dev.alloc(DType::Bf16, bits.len(), flatshard::base::Category::Other).unwrap();
+        dev.copy(src.view(), dst.view_mut()).unwrap();
+        let mut got = vec![0; 2 * bits.len()];
+        dev.download(dst.view(), &mut got).unwrap();
+        let got: Vec<u16> = got.chunks(2).map(|b| u16::from_ne_bytes([b[0], b[1]])).collect();
+        assert!(half::bf16::from_bits(got[4]).is_nan());
+        assert_eq!([got[0], got[1], got[2], got[3], got[5], got[6]], [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0xff80, 1]);
+    }
+}
+
+#[test]
+fn alloc_is_zeroed_aligned_and_counted() {
+    for dev in devices() {
+        for len in [0, 1, 5000, 2 << 20] {
+            let buf = dev.alloc(DType::F32, len, flatshard::base::Category::Saved).unwrap();
+            assert_eq!((buf.len(), buf.view().as_ptr() as usize % 4096), (len, 0));
+            assert_eq!(dev.meter().live(flatshard::base::Category::Saved), 4 * len);
+            assert!(read(&*dev, &buf).iter().all(|&x| x == 0.0));
+        }
+        assert_eq!(dev.meter().total(), 0);
+        assert!(dev.alloc(DType::F32, usize::MAX / 8, flatshard::base::Category::Other).is_err());
+    }
+}
+
+#[test]
+fn add() {
+    for n in [0, 1, 100] {
+        let (a, b) = (normal(1, n), normal(2, n));
+        let exact = each::<f64, 2, 1>([&a, &b], |[a, b]| [a + b]);
+        let naive = each::<f32, 2, 1>([&a, &b], |[a, b]| [a + b]);
+        conform("add", FORWARD, &[x("x", &a), y("y", &b)], exact, naive, &|dev, bufs| {
+            let [a, b] = bufs else { unreachable!() };
+            dev.add(a.view(), b.view_mut())
+        });
+    }
+}
+
+#[test]
+fn bias() {
+    for (n, c) in SHAPES.into_iter().filter(|&(n, c)| n > 1 && c > 1) {
+        let (b, a) = (normal(1, c), normal(2, n * c));
+        fn sums<R: Real>(a: &[f64], b: &[f64]) -> Outputs {
+            let (mut sums, c) = (reference::reals::<R>(b), b.len());
+            a.iter().enumerate().for_each(|(i, &a)| sums[i % c] = sums[i % c] + R::of(a));
+            vec![reference::f64s(&sums)]
+        }
+        let repeated: Vec<f64> = b.iter().copied().cycle().take(n * c).collect();
+        let exact = each::<f64, 2, 1>([&a, &repeated], |[a, b]| [a + b]);
+        let naive = each::<f32, 2, 1>([&a, &repeated], |[a, b]| [a + b]);
+        conform("bias", FORWARD, &[x("bias", &b), y("y", &a)], exact, naive, &|dev, bufs| {
+            let [b, y] = bufs else { unreachable!() };
+            dev.bias(b.view(), y.view_mut())
+        });
+        let operands = [x("dy", &a), f32_out("db", &b)];
+        conform("bias_backward", GRADIENT, &operands, sums::<f64>(&a, &b), sums::<f32>(&a, &b), &|dev, bufs| {
+            let [dy, db] = bufs else { unreachable!() };
+            dev.bias_backward(dy.view(), db.view_mut())
+        });
+    }
+}
+
+#[test]
+fn rmsnorm() {
+    for (n, c) in SHAPES.into_iter().filter(|&(_, c)| c > 1) {
+        let (a, w) = (normal(1, n * c), normal(2, c));
+        conform(
+            "rmsnorm",
+            FORWARD,
+            &[x("x", &a), x("w", &w), y("y", &before(n * c)), f32_out("rstd", &before(n))],
+            reference::rmsnorm::<f64>(1e-5, &a, &w),
+            reference::rmsnorm::<f32>(1e-5, &a, &w),
+            &|dev, bufs| {
+                let [a, w, y, rstd] = bufs else { unreachable!() };
+                dev.rmsnorm(1e-5, a.view(), w.view(), y.view_mut(), rstd.view_mut())
+            },
+        );
+        let rstd: Vec<f64> = reference::rmsnorm::<f32>(1e-5, &a, &w)[1].clone();
+        let (dy, dx, dw) = (normal(3, n * c), before(n * c), before(c));
+        conform(
+            "rmsnorm_backward",
+            GRADIENT,
+            &[x("x", &a), x("w", &w), f32_in("rstd", &rstd), x("dy", &dy), y("dx", &dx), f32_out("dw", &dw)],
+            reference::rmsnorm_backward::<f64>(&a, &w, &rstd, &dy, &dx, &dw),
+            reference::rmsnorm_backward::<f32>(&a, &w, &rstd, &dy, &dx, &dw),
+            &|dev, bufs| {
+                let [a, w, rstd, dy, dx, dw] = bufs else { unreachable!() };
+                dev.rmsnorm_backward(a.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw.view_mut())
+            },
+        );
+    }
+}
+
+#[test]
+fn layernorm() {
+    for (n, c) in SHAPES.into_iter().filter(|&(_, c)| c > 1) {
+        let (a, w, b) = (normal(1, n * c), normal(2, c), normal(3, c));
+        conform(
+            "layernorm",
+            FORWARD,
+            &[x("x", &a), x("w", &w), x("b", &b), y("y", &before(n * c)), f32_out("stats", &before(2 * n))],
+            reference::layernorm::<f64>(1e-5, &a, &w, &b),
+            reference::layernorm::<f32>(1e-5, &a, &w, &b),
+            &|dev, bufs| {
+                let [a, w, b, y, stats] = bufs else { unreachable!() };
+                dev.layernorm(1e-5, a.view(), w.view(), b.view(), y.view_mut(), stats.view_mut())
+            },
+        );
+        let stats = reference::layernorm::<f32>(1e-5, &a, &w, &b)[1].clone();
+        let (dy, dx, dw, db) = (normal(4, n * c), before(n * c), before(c), before(c));
+        conform(
+            "layernorm_backward",
+            GRADIENT,
+            &[
+                x("x", &a),
+                x("w", &w),
+                f32_in("stats", &stats),
+                x("dy", &dy),
+                y("dx", &dx),
+                f32_out("dw", &dw),
+                f32_out("db", &db),
+            ],
+            reference::layernorm_backward::<f64>([&a, &w, &stats, &dy], [&dx, &dw, &db]),
+            reference::layernorm_backward::<f32>([&a, &w, &stats, &dy], [&dx, &dw, &db]),
+            &|dev, bufs| {
+                let [a, w, stats, dy, dx, dw, db] = bufs else { unreachable!() };
+                let (dx, dw, db) = (dx.view_mut(), dw.view_mut(), db.view_mut());
+                dev.layernorm_backward(a.view(), w.view(), stats.view(), dy.view(), dx, dw, db)
+            },
+        );
+    }
+}
+
+#[test]
+fn dropout() {
+    let (p, key) = (0.3f32, 0x1234_5678_9abc_def0);
+    for n in [0, 1, 63, 64, 1001] {
+        let a = normal(1, n);
+        let kept = |i: usize| philox(key, [i as u32 / 4, 0, 0, 0])[i % 4] as f64 >= p as f64 * 4_294_967_296.0;
+        let of = |scale: fn(f64) -> f64| -> Outputs {
+            vec![a.iter().enumerate().map(|(i, &x)| if kept(i) { scale(x) } else { 0.0 }).collect()]
+        };
+        let (exact, naive) = (of(|x| x / (1.0 - 0.3f32 as f64)), of(|x| (x as f32 / (1.0 - 0.3f32)) as f64));
+        for dev in devices() {
+            let mut b = buf(&*dev, DType::F32, &a);
+            dev.dropout(&Dropout { p, key }, b.view_mut()).unwrap();
+            let zeros = read(&*dev, &b).iter().filter(|&&x| x == 0.0).count();
+            assert!(n < 1000 || (250..350).contains(&zeros), "{zeros} of {n} dropped with p = 0.3");
+        }
+        let mut any_length = y("x", &a);
+        any_length.role = Role::Output;
+        for dev in devices() {
+            for dtype in [DType::F32, DType::Bf16] {
+                let mut b = buf(&*dev, dtype, &any_length.values);
+                dev.dropout(&Dropout { p, key }, b.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
+                compare(&format!("dropout on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &b), &exact[0], &naive);
+            }
+            let mut words = buf(&*dev, DType::U32, &[1.0]);
+            assert!(dev.dropout(&Dropout { p, key }, words.view_mut()).is_err());
+            assert!(dev.dropout(&Dropout { p: 1.0, key }, words.view_mut()).unwrap_err().to_string().contains("p = 1"));
+        }
+    }
+}
+
+#[test]
+fn embed() {
+    let (rows, c) = (11, 24);
+    let tokens = [3, 0, 10, 3, 3, 7];
+    let (w, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
+    for accumulate in [false, true] {
+        let row = |i: usize, t: u32| (0..c).map(move |j| (t as usize * c + j, i * c + j));
+        let of = |f: &dyn Fn(f64, f64) -> f64| -> Outputs {
+            let at = |(w_at, y_at): (usize, usize)| f(w[w_at], if accumulate { old[y_at] } else { 0.0 });
+            vec![tokens.iter().enumerate().flat_map(|(i, &t)| row(i, t)).map(at).collect()]
+        };
+        let operands = [u32_in("tokens", &tokens), x("w", &w), y("y", &old)];
+        conform(
+            "embed",
+            FORWARD,
+            &operands,
+            of(&|a, b| a + b),
+            of(&|a, b| (a as f32 + b as f32) as f64),
+            &|dev, bufs| {
+                let [tokens, w, y] = bufs else { unreachable!() };
+                dev.embed(tokens.view(), w.view(), y.view_mut(), accumulate)
+            },
+        );
+    }
+    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], dw: &[f64], c: usize) -> Outputs {
+        let mut dw = reference::reals::<R>(dw);
+        for (i, &dy) in dy.iter().enumerate() {
+            let at = tokens[i / c] as usize * c + i % c;
+            dw[at] = dw[at] + R::of(dy);
+        }
+        vec![reference::f64s(&dw)]
+    }
+    let dw = before(rows * c);
+    let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
+    let (exact, naive) = (scatter::<f64>(&tokens, &dy, &dw, c), scatter::<f32>(&tokens, &dy, &dw, c));
+    conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
+        let [tokens, dy, dw] = bufs else { unreachable!() };
+        dev.embed_backward(tokens.view(), dy.view(), dw.view_mut())
+    });
+}
+
+#[test]
+fn embed_names_a_token_outside_the_table() {
+    for dev in devices() {
+        let (tokens, w) = (buf(&*dev, DType::U32, &[1.0, 300.0]), buf(&*dev, DType::F32, &[0.0; 256 * 2]));
+        let mut y = buf(&*dev, DType::F32, &[7.0; 4]);
+        let error = dev.embed(tokens.view(), w.view(), y.view_mut(), false).unwrap_err().to_string();
+        assert!(error.contains("token 300") && error.contains("256 rows"), "{error}");
+        assert_eq!(read(&*dev, &y), [7.0; 4], "nothing is written");
+    }
+}
+
+/// The product itself is tested beside its kernels; here, that the device hands it on with both dtypes of C.
+#[test]
+fn gemm() {
+    let (m, n, k) = (5, 9, 33);
+    let (a, b, c) = (normal(1, m * k), normal(2, n * k), before(m * n));
+    fn product<R: Real>(a: &[f64], b: &[f64], c: &[f64], n: usize, k: usize) -> Outputs {
+        let (a, b) = (reference::reals::<R>(a), reference::reals::<R>(b));
+        let at =
+            |(i, &c): (usize, &f64)| (R::of(c) + (0..k).map(|l| a[i / n * k + l] * b[i % n * k + l]).sum::<R>()).f64();
+        vec![c.iter().enumerate().map(at).collect()]
+    }
+    let (exact, naive) = (product::<f64>(&a, &b, &c, n, k), product::<f32>(&a, &b, &c, n, k));
+    for out in [y("c", &c), f32_out("c", &c)] {
+        for dev in devices() {
+            for dtype in [DType::F32, DType::Bf16] {
+                let to = if out.kind == Kind::Compute { dtype } else { DType::F32 };
+                let (a, b, mut c) = (buf(&*dev, dtype, &a), buf(&*dev, dtype, &b), buf(&*dev, to, &c));
+                dev.gemm(&Gemm::nt(m, n, k).accumulate(), a.view(), b.view(), c.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, to, &naive[0]));
+                compare(&format!("gemm {dtype} to {to}"), FORWARD, &read(&*dev, &c), &exact[0], &naive);
+            }
+        }
+    }
+}

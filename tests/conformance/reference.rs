@@ -1,0 +1,269 @@
+//! What the operations mean, as plainly as it can be said: loops over scalars, every sum from left to right, no thought of
+//! speed. In f64 it is the truth; in f32 it is the naive code whose error sets the bar.
+use std::iter::Sum;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+pub trait Real:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self> + Sum
+{
+    fn of(x: f64) -> Self;
+    fn f64(self) -> f64;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn tanh(self) -> Self;
+    fn max(self, other: Self) -> Self;
+}
+macro_rules! real {
+    ($t:ty) => {
+        impl Real for $t {
+            fn of(x: f64) -> $t {
+                x as $t
+            }
+            fn f64(self) -> f64 {
+                self as f64
+            }
+            fn exp(self) -> $t {
+                self.exp()
+            }
+            fn ln(self) -> $t {
+                self.ln()
+            }
+            fn sqrt(self) -> $t {
+                self.sqrt()
+            }
+            fn tanh(self) -> $t {
+                self.tanh()
+            }
+            fn max(self, other: $t) -> $t {
+                self.max(other)
+            }
+        }
+    };
+}
+real!(f32);
+real!(f64);
+
+pub fn reals<R: Real>(x: &[f64]) -> Vec<R> {
+    x.iter().map(|&x| R::of(x)).collect()
+}
+pub fn f64s<R: Real>(x: &[R]) -> Vec<f64> {
+    x.iter().map(|x| x.f64()).collect()
+}
+fn dot<R: Real>(a: &[R], b: &[R]) -> R {
+    a.iter().zip(b).map(|(&a, &b)| a * b).sum()
+}
+fn mean<R: Real>(x: &[R]) -> R {
+    x.iter().copied().sum::<R>() / R::of(x.len() as f64)
+}
+/// Applies `f` to the elements of each operand in turn.
+pub fn each<R: Real, const N: usize, const M: usize>(x: [&[f64]; N], f: impl Fn([R; N]) -> [R; M]) -> Vec<Vec<f64>> {
+    let rows: Vec<[R; M]> = (0..x[0].len()).map(|i| f(x.map(|x| R::of(x[i])))).collect();
+    (0..M).map(|m| rows.iter().map(|row| row[m].f64()).collect()).collect()
+}
+
+pub fn sigmoid<R: Real>(x: R) -> R {
+    R::of(1.0) / (R::of(1.0) + (-x).exp())
+}
+pub fn silu<R: Real>(x: R) -> R {
+    x * sigmoid(x)
+}
+pub fn silu_slope<R: Real>(x: R) -> R {
+    let s = sigmoid(x);
+    s * (R::of(1.0) + x * (R::of(1.0) - s))
+}
+fn gelu_inner<R: Real>(x: R) -> R {
+    R::of((2.0 / std::f64::consts::PI).sqrt()) * (x + R::of(0.044715) * x * x * x)
+}
+pub fn gelu<R: Real>(x: R) -> R {
+    R::of(0.5) * x * (R::of(1.0) + gelu_inner(x).tanh())
+}
+pub fn gelu_slope<R: Real>(x: R) -> R {
+    let (half, one, t) = (R::of(0.5), R::of(1.0), gelu_inner(x).tanh());
+    let inner = R::of((2.0 / std::f64::consts::PI).sqrt()) * (one + R::of(3.0 * 0.044715) * x * x);
+    half * (one + t) + half * x * (one - t * t) * inner
+}
+
+/// [y, rstd]
+pub fn rmsnorm<R: Real>(eps: f64, x: &[f64], w: &[f64]) -> Vec<Vec<f64>> {
+    let (x, w) = (reals::<R>(x), reals::<R>(w));
+    let (mut y, mut rstds) = (vec![], vec![]);
+    for x in x.chunks(w.len()) {
+        let rstd = R::of(1.0) / (dot(x, x) / R::of(w.len() as f64) + R::of(eps)).sqrt();
+        y.extend(x.iter().zip(&w).map(|(&x, &w)| x * rstd * w));
+        rstds.push(rstd);
+    }
+    vec![f64s(&y), f64s(&rstds)]
+}
+
+/// [dx, dw], added to what they held.
+pub fn rmsnorm_backward<R: Real>(
+    x: &[f64],
+    w: &[f64],
+    rstd: &[f64],
+    dy: &[f64],
+    dx: &[f64],
+    dw: &[f64],
+) -> Vec<Vec<f64>> {
+    let (x, w, rstd, dy) = (reals::<R>(x), reals::<R>(w), reals::<R>(rstd), reals::<R>(dy));
+    let (mut dx, mut dw, c) = (reals::<R>(dx), reals::<R>(dw), w.len());
+    for n in 0..rstd.len() {
+        let normed: Vec<R> = x[n * c..][..c].iter().map(|&x| x * rstd[n]).collect();
+        let g: Vec<R> = dy[n * c..][..c].iter().zip(&w).map(|(&dy, &w)| dy * w).collect();
+        let m = dot(&g, &normed) / R::of(c as f64);
+        for i in 0..c {
+            dx[n * c + i] = dx[n * c + i] + rstd[n] * (g[i] - normed[i] * m);
+            dw[i] = dw[i] + dy[n * c + i] * normed[i];
+        }
+    }
+    vec![f64s(&dx), f64s(&dw)]
+}
+
+/// [y, stats]
+pub fn layernorm<R: Real>(eps: f64, x: &[f64], w: &[f64], b: &[f64]) -> Vec<Vec<f64>> {
+    let (x, w, b) = (reals::<R>(x), reals::<R>(w), reals::<R>(b));
+    let (mut y, mut stats) = (vec![], vec![]);
+    for x in x.chunks(w.len()) {
+        let m = mean(x);
+        let centred: Vec<R> = x.iter().map(|&x| x - m).collect();
+        let rstd = R::of(1.0) / (dot(&centred, &centred) / R::of(w.len() as f64) + R::of(eps)).sqrt();
+        y.extend((0..w.len()).map(|i| centred[i] * rstd * w[i] + b[i]));
+        stats.extend([m, rstd]);
+    }
+    vec![f64s(&y), f64s(&stats)]
+}
+
+/// [dx, dw, db], added to what they held.
+pub fn layernorm_backward<R: Real>([x, w, stats, dy]: [&[f64]; 4], [dx, dw, db]: [&[f64]; 3]) -> Vec<Vec<f64>> {
+    let (x, w, stats, dy) = (reals::<R>(x), reals::<R>(w), reals::<R>(stats), reals::<R>(dy));
+    let (mut dx, mut dw, mut db, c) = (reals::<R>(dx), reals::<R>(dw), reals::<R>(db), w.len());
+    for n in 0..stats.len() / 2 {
+        let (m, rstd) = (stats[2 * n], stats[2 * n + 1]);
+        let normed: Vec<R> = x[n * c..][..c].iter().map(|&x| (x - m) * rstd).collect();
+        let g: Vec<R> = dy[n * c..][..c].iter().zip(&w).map(|(&dy, &w)| dy * w).collect();
+        let (g_mean, dot_mean) = (mean(&g), dot(&g, &normed) / R::of(c as f64));
+        for i in 0..c {
+            dx[n * c + i] = dx[n * c + i] + rstd * (g[i] - g_mean - normed[i] * dot_mean);
+            dw[i] = dw[i] + dy[n * c + i] * normed[i];
+            db[i] = db[i] + dy[n * c + i];
+        }
+    }
+    vec![f64s(&dx), f64s(&dw), f64s(&db)]
+}
+
+/// Element i of a head turns with element i + d/2, by the angle of its position.
+pub fn rope<R: Real>(
+    (heads, d, row): (usize, usize, usize),
+    table: &[f64],
+    positions: &[u32],
+    qkv: &[f64],
+    inverse: bool,
+) -> Vec<Vec<f64>> {
+    let (table, mut qkv) = (reals::<R>(table), reals::<R>(qkv));
+    for (n, &position) in positions.iter().enumerate() {
+        for h in 0..heads {
+            for i in 0..d / 2 {
+                let (cos, sin) = (table[position as usize * d + i], table[position as usize * d + d / 2 + i]);
+                let sin = if inverse { -sin } else { sin };
+                let at = n * row + h * d + i;
+                let (x, y) = (qkv[at], qkv[at + d / 2]);
+                (qkv[at], qkv[at + d / 2]) = (x * cos - y * sin, y * cos + x * sin);
+            }
+        }
+    }
+    vec![f64s(&qkv)]
+}
+
+/// Shape of an attention: heads, key/value heads, elements of a head, scale.
+#[derive(Clone, Copy)]
+pub struct Heads {
+    pub q: usize,
+    pub kv: usize,
+    pub d: usize,
+    pub scale: f64,
+}
+impl Heads {
+    pub fn row(&self) -> usize {
+        (self.q + 2 * self.kv) * self.d
+    }
+    /// Where the query, key and value of query head h start in a row.
+    fn starts(&self, h: usize) -> [usize; 3] {
+        let kv = h / (self.q / self.kv);
+        [h, self.q + kv, self.q + self.kv + kv].map(|head| head * self.d)
+    }
+    /// First key that query i sees: the start of its document.
+    fn first(cu: &[u32], i: usize) -> usize {
+        cu.iter().map(|&c| c as usize).filter(|&c| c <= i).max().unwrap()
+    }
+}
+
+/// [o, lse]
+pub fn attention<R: Real>(a: Heads, cu: &[u32], qkv: &[f64]) -> Vec<Vec<f64>> {
+    let (qkv, n) = (reals::<R>(qkv), qkv.len() / a.row());
+    let (mut o, mut lse) = (vec![R::of(0.0); n * a.q * a.d], vec![R::of(0.0); a.q * n]);
+    let at = |n: usize, start: usize| &qkv[n * a.row() + start..][..a.d];
+    for h in 0..a.q {
+        let [q, k, v] = a.starts(h);
+        for i in 0..n {
+            let keys = Heads::first(cu, i)..i + 1;
+            let scores: Vec<R> = keys.clone().map(|j| R::of(a.scale) * dot(at(i, q), at(j, k))).collect();
+            let max = scores.iter().copied().reduce(R::max).unwrap();
+            let weights: Vec<R> = scores.iter().map(|&s| (s - max).exp()).collect();
+            let total = weights.iter().copied().sum::<R>();
+            lse[h * n + i] = max + total.ln();
+            for c in 0..a.d {
+                o[(i * a.q + h) * a.d + c] = keys.clone().zip(&weights).map(|(j, &p)| p / total * at(j, v)[c]).sum();
+            }
+        }
+    }
+    vec![f64s(&o), f64s(&lse)]
+}
+
+/// [dqkv], from the given `o` and `lse`: p = exp(s - lse), ds = p (dp - sum(do o)) (Dao et al. 2022, appendix B).
+pub fn attention_backward<R: Real>(a: Heads, cu: &[u32], [qkv, o, lse, d_o]: [&[f64]; 4]) -> Vec<Vec<f64>> {
+    let (qkv, o, lse, d_o) = (reals::<R>(qkv), reals::<R>(o), reals::<R>(lse), reals::<R>(d_o));
+    let n = qkv.len() / a.row();
+    let mut dqkv = vec![R::of(0.0); qkv.len()];
+    let at = |n: usize, start: usize| &qkv[n * a.row() + start..][..a.d];
+    for h in 0..a.q {
+        let [q, k, v] = a.starts(h);
+        for i in 0..n {
+            let (o, d_o) = (&o[(i * a.q + h) * a.d..][..a.d], &d_o[(i * a.q + h) * a.d..][..a.d]);
+            for j in Heads::first(cu, i)..=i {
+                let p = (R::of(a.scale) * dot(at(i, q), at(j, k)) - lse[h * n + i]).exp();
+                let ds = p * (dot(d_o, at(j, v)) - dot(d_o, o)) * R::of(a.scale);
+                for c in 0..a.d {
+                    let mut add = |at: usize, x: R| dqkv[at] = dqkv[at] + x;
+                    add(i * a.row() + q + c, ds * at(j, k)[c]);
+                    add(j * a.row() + k + c, ds * at(i, q)[c]);
+                    add(j * a.row() + v + c, p * d_o[c]);
+                }
+            }
+        }
+    }
+    vec![f64s(&dqkv)]
+}
+
+/// [logits or their gradient, loss]; targets of -100 carry no loss.
+pub fn cross_entropy<R: Real>(
+    vocab: usize,
+    scale: f64,
+    grad: bool,
+    targets: &[i32],
+    logits: &[f64],
+    loss: f64,
+) -> Vec<Vec<f64>> {
+    let (mut out, mut loss) = (reals::<R>(logits), loss);
+    for (row, &target) in out.chunks_mut(vocab).zip(targets) {
+        let max = row.iter().copied().reduce(R::max).unwrap();
+        let total = row.iter().map(|&x| (x - max).exp()).sum::<R>();
+        if target != -100 {
+            loss += (total.ln() + max - row[target as usize]).f64();
+        }
+        for (i, x) in row.iter_mut().enumerate().filter(|_| grad) {
+            let hot = R::of((i as i32 == target) as u8 as f64);
+            *x = if target == -100 { R::of(0.0) } else { R::of(scale) * ((*x - max).exp() / total - hot) };
+        }
+    }
+    vec![f64s(&out), vec![loss]]
+}
