@@ -1,1 +1,9 @@
-fn main() {}
+//! The binary `run_fsdp`: sharded training.
+use flatshard::train::{StrategyName, main as train};
+use std::process::ExitCode;
+
+const ABOUT: &str = "Trains a decoder transformer whose parameters, gradients and optimizer state are sharded over ranks.\nWith no argument: 2 ranks on this CPU, a small model, real text, a few minutes.";
+
+fn main() -> ExitCode {
+    train("run_fsdp", ABOUT, StrategyName::Fsdp)
+}

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 /// Set by our own launcher: the descriptor of the arena, which the ranks inherit.
 pub const ARENA_FD: &str = "FLATSHARD_ARENA_FD";
+/// Set by our own launcher: its process, which no rank outlives.
+pub const PARENT_PID: &str = "FLATSHARD_PARENT_PID";
 
 /// This process's place in the job of a launcher.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +23,7 @@ pub struct RankEnv {
     /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
     pub run_id: String,
     pub arena_fd: Option<RawFd>,
+    pub parent_pid: Option<u32>,
 }
 
 impl RankEnv {
@@ -85,6 +88,7 @@ impl Vars<'_> {
             master_port: self.number("MASTER_PORT")?.unwrap_or(29500),
             run_id,
             arena_fd: self.number(ARENA_FD)?,
+            parent_pid: self.number(PARENT_PID)?,
         }))
     }
 

@@ -1,1 +1,78 @@
 //! Floor 8: from flags to a finished run.
+//!
+//! [`args`] (flags) and [`config`] (files) give settings; [`plan`] makes of them what is to be done, or says what is wrong;
+//! [`launch`] starts the ranks, each of which does [`run`].
+mod agree;
+pub mod args;
+pub mod config;
+pub mod launch;
+mod memory;
+pub mod metrics;
+mod peak;
+pub mod plan;
+mod report;
+mod run;
+
+pub use args::StrategyName;
+
+use crate::base::{Error, Result};
+use crate::comm::env::RankEnv;
+use args::Parsed;
+use plan::Plan;
+use std::process::ExitCode;
+
+/// The whole of a training binary. `strategy`: what it is for, where the settings do not say.
+pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) -> ExitCode {
+    let launched = match RankEnv::from_env() {
+        Ok(launched) => launched,
+        Err(e) => return failed(&e, None),
+    };
+    match start(program, about, strategy, launched.as_ref()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => failed(&e, launched.as_ref()),
+    }
+}
+
+fn start(program: &'static str, about: &'static str, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<()> {
+    if let Some(parent) = launched.and_then(|env| env.parent_pid) {
+        launch::follow_parent(parent)?;
+    }
+    let cli = match args::parse(program, about, std::env::args().skip(1))? {
+        Parsed::Help(text) => {
+            print!("{text}");
+            return Ok(());
+        }
+        Parsed::Run(cli) => cli,
+    };
+    let plan = Plan::new(config::resolve(&cli)?, strategy, launched)?;
+    if cli.files.print_config {
+        print!("{}", plan.print()?);
+        return Ok(());
+    }
+    match launched {
+        // Started by us: the parent has made room and seen that the run fits.
+        Some(env) if env.parent_pid.is_some() => run::run(&plan, env),
+        Some(env) => {
+            if env.local_rank == 0 {
+                plan.prepare()?;
+            }
+            run::run(&plan, env)
+        }
+        None => {
+            plan.prepare()?;
+            launch::run(&plan)
+        }
+    }
+}
+
+fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
+    match (e, launched) {
+        // Our own parent says it once for all ranks.
+        (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => {}
+        (Error::Signal(_), _) => eprintln!("{e}"),
+        // A launcher of others prints what all ranks say.
+        (_, Some(RankEnv { parent_pid: None, rank, .. })) => eprintln!("{}rank {rank}: {e}", launch::FAILED),
+        _ => eprintln!("{}{e}", launch::FAILED),
+    }
+    ExitCode::from(e.exit_status())
+}

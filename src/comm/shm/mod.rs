@@ -96,6 +96,25 @@ impl Drop for World {
     }
 }
 
+/// What the process that started the ranks sees of their world: it is none of them.
+pub struct Watch {
+    words: Seat,
+}
+
+impl Watch {
+    pub fn new(arena: Arc<Arena>) -> Result<Watch> {
+        Ok(Watch { words: Seat::view(arena, 0, Meter::default(), Options::default().timeout)? })
+    }
+    /// `rank` is dead and cannot say so itself: as [`World::abort`] by that rank.
+    pub fn abort(&self, rank: usize) {
+        self.words.abort(rank);
+    }
+    /// As [`World::failed`].
+    pub fn failed(&self) -> Option<usize> {
+        self.words.failed()
+    }
+}
+
 /// The ranks of a world as threads of this process: for tests. `meters` has one for each rank.
 pub fn threads(sizes: MeshSizes, meters: &[Meter]) -> Result<Vec<Mesh>> {
     threads_with(sizes, meters, &Options { timeout: Duration::from_secs(60) })

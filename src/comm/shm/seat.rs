@@ -64,11 +64,20 @@ pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Seat {
     pub fn take(arena: Arc<Arena>, rank: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
+        let seat = Seat::view(arena, rank, meter, timeout)?;
+        if let Err(pid) = seat.bell(rank).pid.compare_exchange(0, std::process::id(), AcqRel, Acquire) {
+            let what = format!("two processes say that they are rank {rank}: {pid} and {}", std::process::id());
+            return Err(Error::input(what));
+        }
+        Ok(seat)
+    }
+    /// Without taking the seat: to look at the shared words only.
+    pub fn view(arena: Arc<Arena>, rank: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
         let words = arena.map(0, size_of::<Header>() + arena.world() * size_of::<Bell>())?;
         // Spinning only pays where the peer runs at the same time.
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spin_max = if cores < arena.world() { SPIN_MIN } else { SPIN_MAX };
-        let seat = Seat {
+        Ok(Seat {
             rank,
             arena,
             meter,
@@ -78,12 +87,7 @@ impl Seat {
             spin_max,
             held: Mutex::default(),
             groups: Mutex::default(),
-        };
-        if let Err(pid) = seat.bell(rank).pid.compare_exchange(0, std::process::id(), AcqRel, Acquire) {
-            let what = format!("two processes say that they are rank {rank}: {pid} and {}", std::process::id());
-            return Err(Error::input(what));
-        }
-        Ok(seat)
+        })
     }
     fn header(&self) -> &Header {
         // SAFETY: made of atomics.

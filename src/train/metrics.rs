@@ -1,0 +1,108 @@
+//! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never computes
+//! what it writes; a float that is not finite becomes null.
+use crate::base::{Error, Result};
+use serde::Serialize;
+use serde_json::json;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise.
+#[derive(Serialize, Clone, Debug)]
+pub struct StepRecord {
+    /// From 1.
+    pub step: u64,
+    /// Mean over all loss tokens of the step, over all ranks, before the update.
+    pub loss: f64,
+    pub lr: f32,
+    /// Of the whole unsharded gradient, before clipping.
+    pub grad_norm: f32,
+    /// Positions that all ranks processed in this step.
+    pub tokens: u64,
+    /// Those of them that carried loss.
+    pub trained_tokens: u64,
+    /// `tokens / step_time_s`: of the whole job.
+    pub tokens_per_sec: f64,
+    /// From the end of the last step to the end of this one; evaluation and checkpoints are not in it.
+    pub step_time_s: f64,
+    /// While at least one collective was in flight.
+    pub comm_time_s: f64,
+    /// That the computing thread spent in collectives: copies, reductions, waits.
+    pub exposed_comm_s: f64,
+    /// Received from peers.
+    pub comm_bytes: u64,
+    /// Spent on filling micro-batches.
+    pub data_time_s: f64,
+    /// The largest of any rank: private memory plus the rank's share of shared memory (see [`super::memory::held`]).
+    pub peak_mem_bytes: u64,
+    /// Model FLOPs over measured peak FLOPs of all ranks; null unless --measure-peak.
+    pub mfu: Option<f64>,
+}
+
+/// `None` inside where no file was asked for, and on every rank but 0.
+pub struct Metrics(Option<(File, PathBuf)>);
+
+impl Metrics {
+    pub fn none() -> Metrics {
+        Metrics(None)
+    }
+    /// A new file, or with `go_on` the end of the one that is there (a resumed run).
+    pub fn open(path: &Path, go_on: bool) -> Result<Metrics> {
+        let failed = |e| Error::io("open metrics", path, e);
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(failed)?;
+        }
+        let mut options = OpenOptions::new();
+        let file = options.create(true).append(go_on).write(true).truncate(!go_on).open(path).map_err(failed)?;
+        Ok(Metrics(Some((file, path.to_path_buf()))))
+    }
+    /// One line; `fields` is an object.
+    pub fn event(&mut self, name: &str, fields: impl Serialize) -> Result<()> {
+        let Some((file, path)) = &mut self.0 else { return Ok(()) };
+        // Through a tree, an f32 would become the f64 next to it: 0.0003 would read 0.0003000000142492354.
+        let fields = serde_json::to_string(&fields).map_err(|e| Error::op("metrics", e.to_string()))?;
+        let comma = if fields == "{}" { "" } else { "," };
+        let line = format!("{{\"event\":\"{name}\"{comma}{}\n", &fields[1..]);
+        file.write_all(line.as_bytes()).map_err(|e| Error::io("write metrics", &*path, e))
+    }
+}
+
+/// For whoever is left: ends the file with an error event, unless it has one or there is no file.
+pub fn record_failure(path: &Path, message: &str) {
+    let Ok(text) = std::fs::read_to_string(path) else { return };
+    let told = text.lines().next_back().is_some_and(|l| l.starts_with("{\"event\":\"error\""));
+    if told || text.is_empty() {
+        return;
+    }
+    // A line that a killed rank left unfinished is ended first.
+    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    let line = format!("{newline}{}\n", json!({"event": "error", "message": message}));
+    if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
+        // The run has failed already, and its message goes to stderr too.
+        let _ = file.write_all(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_and_a_failure_ends_them_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/metrics.jsonl");
+        let mut metrics = Metrics::open(&path, false).unwrap();
+        metrics.event("step", json!({"step": 1, "loss": f64::NAN})).unwrap();
+        record_failure(&path, "rank 1 was lost");
+        record_failure(&path, "rank 0 noticed");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            text,
+            "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"error\",\"message\":\"rank 1 was lost\"}\n"
+        );
+        Metrics::open(&path, true).unwrap().event("run", json!({})).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text + "{\"event\":\"run\"}\n");
+        Metrics::open(&path, false).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    }
+}

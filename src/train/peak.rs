@@ -1,0 +1,34 @@
+//! How fast this device multiplies matrices when nothing else is asked of it: what `mfu` is measured against.
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::{Collective, Tag};
+use crate::device::{Device, Gemm};
+use std::sync::Arc;
+use std::time::Instant;
+
+const SIDE: usize = 1024;
+const ROUNDS: usize = 6;
+
+/// FLOP/s of the best of several square products in `dtype`. All ranks measure together: they share caches and clocks, as
+/// they do in training.
+pub fn flops(device: &dyn Device, dtype: DType, group: &Arc<dyn Collective>) -> Result<f64> {
+    let alloc = || device.alloc(dtype, SIDE * SIDE, Category::Scratch);
+    let (mut a, mut b, mut c) = (alloc()?, alloc()?, alloc()?);
+    // Not zeros, which some units multiply faster.
+    let bytes: Vec<u8> = match dtype {
+        DType::Bf16 => [0x80, 0x3f].repeat(SIDE * SIDE),
+        _ => [0x00, 0x00, 0x80, 0x3f].repeat(SIDE * SIDE),
+    };
+    device.upload(&bytes, a.view_mut())?;
+    device.upload(&bytes, b.view_mut())?;
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        group.barrier(Tag::new("peak", 0))?;
+        let started = Instant::now();
+        device.gemm(&Gemm::nt(SIDE, SIDE, SIDE), a.view(), b.view(), c.view_mut())?;
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    if best <= 0.0 {
+        return Err(Error::op("measure-peak", "the clock did not move"));
+    }
+    Ok(2.0 * (SIDE as f64).powi(3) / best)
+}

@@ -1,0 +1,553 @@
+//! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
+//! rank starts. Never starts anything and never writes: an error leaves every file as it was.
+use super::args::*;
+use super::memory;
+use crate::base::meter::CATEGORIES;
+use crate::base::{Category, DType, Error, Result};
+use crate::ckpt::{self, Resume, TrainerState};
+use crate::comm::env::{self, RankEnv};
+use crate::comm::mesh::MeshSizes;
+use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer};
+use crate::nn::{Arch, Decoder, Spec};
+use crate::optim::{Rule, Schedule, Shape};
+use crate::store::flat::Wrap;
+use crate::store::replicated::ReplicatedOptions;
+use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
+use crate::strategy::{Ddp, Engine, EngineOptions, Fsdp, Strategy};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Steps of a run that says neither max-steps nor epochs: a few minutes of the default model on two cores.
+const DEFAULT_STEPS: u64 = 300;
+
+pub struct Plan {
+    /// With every derived value filled in: what `--print-config` and the metrics say.
+    pub settings: Settings,
+    pub mesh: MeshSizes,
+    pub engine: EngineOptions,
+    pub dataset: Arc<Dataset>,
+    pub tokenizer: Tokenizer,
+    pub schedule: Schedule,
+    /// Ranks started on this host.
+    pub nproc: usize,
+    pub params: usize,
+    /// Of one rank, in the order of [`CATEGORIES`].
+    pub planned: Vec<(Category, usize)>,
+    /// The checkpoint to go on from, and where that run stood.
+    pub resume: Option<(PathBuf, TrainerState)>,
+    pub comm_timeout: Duration,
+}
+
+/// The value of a setting that has a default.
+fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
+    value.clone().ok_or_else(|| Error::input(format!("{name} has no value: give it one, or remove its null")))
+}
+
+impl Plan {
+    /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
+    pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
+        refuse_unbuilt(&s)?;
+        check_numbers(&s)?;
+        let strategy_name = strategy(&mut s, default);
+        let (mesh, nproc) = mesh(&mut s, strategy_name, launched)?;
+        let tokenizer = Tokenizer::from_name(&set(&s.data.tokenizer, "data.tokenizer")?)?;
+        let spec = spec(&mut s, &tokenizer)?;
+        let engine = engine(&s, strategy_name, spec)?;
+        let decoder = Decoder::new(engine.spec.clone())?;
+        let params = decoder.layouts().iter().map(|l| l.params()).sum();
+        let planned = Engine::planned(&engine, mesh.world())?;
+        check_outputs(&s.checkpoint, &s.run)?;
+        let resume = resume(&s.checkpoint, &engine, &decoder)?;
+        if let (Some(dir), None) = (&s.model.pretrain, &resume) {
+            ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
+        }
+        let dataset = Arc::new(dataset(&s, &tokenizer, &engine)?);
+        let loader = loader(&s, &mesh, 0)?;
+        let steps = steps(&mut s, &dataset, loader)?;
+        let schedule = schedule(&s.optim, steps)?;
+        let comm_timeout = Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?);
+        Ok(Plan {
+            settings: s,
+            mesh,
+            engine,
+            dataset,
+            tokenizer,
+            schedule,
+            nproc,
+            params,
+            planned,
+            resume,
+            comm_timeout,
+        })
+    }
+
+    pub fn steps(&self) -> u64 {
+        self.schedule.total
+    }
+    pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
+        loader(&self.settings, &self.mesh, dp_rank)
+    }
+    /// Tokens of an optimizer step, padding included.
+    pub fn tokens_per_step(&self) -> Result<u64> {
+        Ok(self.loader(0)?.global_batch() * self.dataset.max_len() as u64)
+    }
+    pub fn planned_total(&self) -> usize {
+        self.planned.iter().map(|p| p.1).sum()
+    }
+
+    pub fn is_sharded(&self) -> bool {
+        self.engine.strategy.name() != "ddp"
+    }
+    /// Whether the tokenizer can show what the tokens say.
+    pub fn is_text(&self) -> bool {
+        !self.dataset.has_rows_of_its_own() && self.dataset.loss_floor().is_none()
+    }
+    /// Of forward and backward, recomputation not counted: 6 for each weight that multiplies a token, and causal attention,
+    /// which forms half of the T x T products: 6 layers * heads * head_dim * T (Chowdhery et al. 2022, appendix B, halved).
+    pub fn flops_per_token(&self) -> f64 {
+        let spec = &self.engine.spec;
+        let table = if spec.tied { 0 } else { spec.vocab * spec.dim };
+        let weights = (self.params - table) as f64;
+        6.0 * weights + (6 * spec.layers * spec.heads * spec.head_dim * self.dataset.max_len()) as f64
+    }
+    /// Where the run stands, as checkpoints keep it.
+    pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
+        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let (o, s) = (&self.settings.optim, &self.schedule);
+        TrainerState {
+            step,
+            samples_consumed,
+            trained_tokens,
+            optimizer_steps: 0, // the checkpointer asks the optimizer
+            seed: self.engine.seed,
+            rng: "philox4x32-10".into(),
+            optimizer: object(match self.engine.rule {
+                Rule::AdamW { .. } => {
+                    json!({"kind": "adamw", "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                }
+                Rule::Sgd { .. } => json!({"kind": "sgd", "momentum": o.momentum, "weight_decay": o.weight_decay}),
+            }),
+            schedule: object(json!({
+                "kind": o.lr_scheduler,
+                "lr": s.peak,
+                "warmup_steps": s.warmup,
+                "total_steps": s.total,
+                "grad_clip": o.grad_clip,
+            })),
+            scaler: None,
+            world: self.mesh.world(),
+            strategy: self.engine.strategy.name().into(),
+            precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
+            data: object(json!({
+                "dataset": self.dataset.report().what,
+                "rows": self.dataset.rows(),
+                "max_len": self.dataset.max_len(),
+                "fingerprint": format!("{:016x}", self.dataset.fingerprint()),
+                "shuffle": self.settings.data.shuffle,
+                "batch_size": self.settings.batch.batch_size,
+                "grad_accum": self.settings.batch.grad_accum,
+            })),
+        }
+    }
+
+    /// Once on a host, before any rank starts: the run fits in memory, and the directory of checkpoints is there.
+    pub fn prepare(&self) -> Result<()> {
+        self.check_memory()?;
+        self.settings.checkpoint.ckpt_dir.as_deref().map_or(Ok(()), ckpt::prepare)
+    }
+
+    fn check_memory(&self) -> Result<()> {
+        let (rank, available) = (self.planned_total(), memory::available());
+        let needed = rank * self.nproc;
+        if available.is_some_and(|available| needed > available) {
+            let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+            return Err(Error::input(format!(
+                "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use a smaller \
+                 model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts",
+                gib(needed),
+                self.nproc,
+                gib(rank),
+                gib(available.unwrap_or(0)),
+            )));
+        }
+        Ok(())
+    }
+
+    pub fn mesh_json(&self) -> Value {
+        let MeshSizes { dp_replicate, dp_shard, sp, tp } = self.mesh;
+        json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp})
+    }
+    pub fn planned_json(&self) -> Value {
+        let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
+            let (_, bytes) = self.planned.iter().find(|(c, _)| c == category)?;
+            Some((name.to_string(), json!(bytes)))
+        });
+        let mut map: serde_json::Map<String, Value> = by_name.collect();
+        map.insert("total".into(), json!(self.planned_total()));
+        Value::Object(map)
+    }
+
+    /// The resolved settings, without those that were left out on purpose.
+    pub fn config_json(&self) -> Value {
+        let mut config = json!(self.settings);
+        for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
+            if let Some(section) = section.as_object_mut() {
+                section.retain(|_, value| !value.is_null());
+            }
+        }
+        config
+    }
+
+    /// What `--print-config` prints: a file that `--config` takes, with the plan beside the settings.
+    pub fn print(&self) -> Result<String> {
+        let mut config = self.config_json();
+        config["plan"] = json!({
+            "strategy": self.engine.strategy.name(),
+            "world_size": self.mesh.world(),
+            "mesh": self.mesh_json(),
+            "params": self.params,
+            "steps": self.steps(),
+            "tokens_per_step": self.tokens_per_step()?,
+            "dataset": self.dataset.report().to_string(),
+            "resume": self.resume.as_ref().map(|r| &r.0),
+            "planned_bytes": self.planned_json(),
+        });
+        serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
+    }
+}
+
+/// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
+fn refuse_unbuilt(s: &Settings) -> Result<()> {
+    let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
+    let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
+    let text = |x: &Option<String>| x.clone().map(|x| format!("{x:?}"));
+    let path = |x: &Option<PathBuf>| x.as_ref().map(|p| p.display().to_string());
+    let is = |asked: bool, name: &str| asked.then(|| name.to_string());
+    let (f, p) = (&s.fsdp, &s.precision);
+    let unbuilt = [
+        ("device", is(s.run.device == Some(DeviceName::Cuda), "cuda"), "the GPU device", "--device cpu"),
+        ("device", is(s.run.device == Some(DeviceName::Sim), "sim"), "the simulated GPU", "--device cpu"),
+        ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
+        (
+            "reduce-dtype",
+            p.reduce_dtype.filter(|&d| d != PrecisionName::Fp32).map(|d| d.name().into()),
+            "reduction in fewer bits",
+            "--reduce-dtype fp32",
+        ),
+        ("backend", is(f.backend == Some(BackendName::Zero), "zero"), "the ZeRO backend", "--backend fsdp"),
+        ("zero-stage", f.zero_stage.map(|n| n.to_string()), "the ZeRO backend", "--sharding instead"),
+        ("deepspeed", path(&f.deepspeed), "the ZeRO backend", "flags instead"),
+        (
+            "fsdp-impl",
+            is(f.fsdp_impl == Some(FsdpImpl::Reference), "reference"),
+            "the per-parameter engine",
+            "--fsdp-impl manual",
+        ),
+        (
+            "sharding",
+            is(f.sharding == Some(ShardingName::HybridShard), "HYBRID_SHARD"),
+            "the two-level mesh",
+            "--sharding FULL_SHARD",
+        ),
+        ("cpu-offload", on(f.cpu_offload), "offload", "--no-cpu-offload (CPU ranks have nothing to offload to)"),
+        ("tp-size", more(s.parallel.tp_size), "tensor parallelism", "--tp-size 1"),
+        ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),
+        ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),
+        ("sequence-parallel", on(s.parallel.sequence_parallel), "tensor parallelism", "--no-sequence-parallel"),
+        ("apply-chat-template", on(s.data.apply_chat_template), "chat templates", "rows with input_ids"),
+        ("input-template", text(&s.data.input_template), "prompt templates", "rows with input_ids"),
+        ("input-key", text(&s.data.input_key), "prompt and answer rows", "rows with input_ids and labels"),
+        ("output-key", text(&s.data.output_key), "prompt and answer rows", "rows with input_ids and labels"),
+        ("packing-samples", on(s.data.packing_samples), "packing", "--no-packing-samples"),
+        ("async-save", on(s.checkpoint.async_save), "saving while training", "--no-async-save"),
+    ];
+    match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
+        None => Ok(()),
+        Some((flag, value, feature, instead)) => Err(Error::input(format!(
+            "--{flag} {value} needs {feature}, which this build does not have; use {instead}"
+        ))),
+    }
+}
+
+/// Ranges of single numbers; relations between settings follow where they are used.
+fn check_numbers(s: &Settings) -> Result<()> {
+    fn whole(name: &str, value: Option<u64>) -> Result<()> {
+        match value {
+            Some(0) => Err(Error::input(format!("{name} is 0: it must be at least 1"))),
+            _ => Ok(()),
+        }
+    }
+    fn real(name: &str, value: Option<f64>, fits: impl Fn(f64) -> bool, range: &str) -> Result<()> {
+        match value.filter(|&x| !(x.is_finite() && fits(x))) {
+            Some(x) => Err(Error::input(format!("{name} is {x}: it must be {range}"))),
+            None => Ok(()),
+        }
+    }
+    let n = |x: Option<usize>| x.map(|x| x as u64);
+    whole("nproc_per_node", n(s.run.nproc_per_node))?;
+    whole("num_nodes", n(s.run.num_nodes))?;
+    whole("max_steps", s.run.max_steps)?;
+    whole("epochs", s.run.epochs)?;
+    whole("log_every", s.run.log_every)?;
+    whole("batch_size", n(s.batch.batch_size))?;
+    whole("grad_accum", n(s.batch.grad_accum))?;
+    whole("max_len", n(s.data.max_len))?;
+    whole("num_heads", n(s.model.num_heads))?;
+    whole("tp_size", n(s.parallel.tp_size))?;
+    whole("ring_attn_size", n(s.parallel.ring_attn_size))?;
+    whole("dp_replicate_size", n(s.parallel.dp_replicate_size))?;
+    let o = &s.optim;
+    real("lr", o.lr, |x| x >= 0.0, "0 or more")?;
+    for beta in o.betas.iter().flatten() {
+        real("betas", Some(*beta), |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+    }
+    if let Some(betas) = o.betas.as_ref().filter(|b| b.len() != 2) {
+        return Err(Error::input(format!("betas has {} values: it must have 2", betas.len())));
+    }
+    real("eps", o.eps, |x| x > 0.0, "above 0")?;
+    real("momentum", o.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+    real("weight_decay", o.weight_decay, |x| x >= 0.0, "0 or more")?;
+    real("min_lr_ratio", o.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
+    real("grad_clip", o.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")?;
+    real("dropout", s.model.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+    real("comm_timeout", s.run.comm_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")
+}
+
+/// Sharded or replicated: NO_SHARD is what DDP does.
+fn strategy(s: &mut Settings, default: StrategyName) -> StrategyName {
+    let asked = s.run.strategy.filter(|&x| x != StrategyName::Auto).unwrap_or(default);
+    let name = if s.fsdp.sharding == Some(ShardingName::NoShard) { StrategyName::Ddp } else { asked };
+    s.run.strategy = Some(name);
+    name
+}
+
+/// How many ranks there are and how they are arranged; also how many are on this host.
+fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<(MeshSizes, usize)> {
+    let nodes = set(&s.run.num_nodes, "run.num_nodes")?;
+    let (world, nproc) = match launched {
+        Some(env) => {
+            if let Some(n) = s.run.nproc_per_node.filter(|&n| n != env.local_world) {
+                return Err(Error::input(format!(
+                    "nproc_per_node {n}, but the launcher started {} ranks on this host: leave the flag out, or start {n}",
+                    env.local_world
+                )));
+            }
+            (env.world, env.local_world)
+        }
+        None => {
+            let nproc = s.run.nproc_per_node.unwrap_or(2);
+            (nproc * nodes, nproc)
+        }
+    };
+    if world != nproc {
+        return Err(Error::input(format!(
+            "the job has {world} ranks, {nproc} of them on this host, but CPU ranks meet in this host's memory only: use \
+             --num-nodes 1 (--devices N for the number of ranks)"
+        )));
+    }
+    let (tp, sp) = (set(&s.parallel.tp_size, "tp_size")?, set(&s.parallel.ring_attn_size, "ring_attn_size")?);
+    let replicate = s.parallel.dp_replicate_size.filter(|&n| n > 1);
+    let mesh = match (strategy, replicate) {
+        (StrategyName::Ddp, n) => MeshSizes { dp_replicate: n.unwrap_or(world / (sp * tp)), dp_shard: 1, sp, tp },
+        (_, None) => MeshSizes { dp_replicate: 1, dp_shard: world / (sp * tp), sp, tp },
+        (_, Some(n)) => {
+            return Err(Error::input(format!(
+                "--dp-replicate-size {n} needs the two-level mesh, which this build does not have; use --dp-replicate-size 1"
+            )));
+        }
+    };
+    mesh.check(world)?;
+    s.run.nproc_per_node = Some(nproc);
+    Ok((mesh, nproc))
+}
+
+fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
+    let m = &mut s.model;
+    let arch = match set(&m.arch, "model.arch")? {
+        ArchName::Llama => Arch::Llama,
+        ArchName::Gpt => Arch::Gpt,
+    };
+    let (dim, heads) = (set(&m.embed_dim, "model.embed_dim")?, set(&m.num_heads, "model.num_heads")?);
+    if dim % heads != 0 {
+        return Err(Error::input(format!(
+            "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
+        )));
+    }
+    let max_len = set(&s.data.max_len, "data.max_len")?;
+    let positions = *m.max_positions.get_or_insert(max_len);
+    if max_len > positions {
+        return Err(Error::input(format!(
+            "max_len {max_len} is longer than the model's max_positions {positions}: use a shorter max_len or a longer model"
+        )));
+    }
+    let ff = match arch {
+        Arch::Llama => (8 * dim).div_ceil(3).next_multiple_of(64),
+        Arch::Gpt => 4 * dim,
+    };
+    let spec = Spec {
+        arch,
+        vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
+        dim,
+        layers: set(&m.num_layers, "model.num_layers")?,
+        heads,
+        kv_heads: *m.num_kv_heads.get_or_insert(heads),
+        head_dim: dim / heads,
+        ff: *m.ff_hidden_dim.get_or_insert(ff),
+        max_len: positions,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        tied: *m.tie_embeddings.get_or_insert(arch == Arch::Gpt),
+        dropout: set(&m.dropout, "model.dropout")? as f32,
+    };
+    spec.validate()?;
+    Ok(spec)
+}
+
+fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<EngineOptions> {
+    let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
+    let dtype = match set(&s.precision.precision, "precision")? {
+        PrecisionName::Bf16 => DType::Bf16,
+        _ => DType::F32,
+    };
+    let strategy: Arc<dyn Strategy> = match strategy {
+        StrategyName::Ddp => Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET })),
+        _ => Arc::new(Fsdp(ShardedOptions {
+            dtype,
+            wrap: match set(&f.auto_wrap, "fsdp.auto_wrap")? {
+                WrapName::Transformer => Wrap::Transformer,
+                WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
+                WrapName::None => Wrap::None,
+            },
+            reshard: f.sharding == Some(ShardingName::FullShard),
+            forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
+            backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
+                PrefetchName::BackwardPre => BackwardPrefetch::Pre,
+                PrefetchName::BackwardPost => BackwardPrefetch::Post,
+                PrefetchName::None => BackwardPrefetch::None,
+            },
+            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
+            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+        })),
+    };
+    let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
+    let rule = match set(&o.optimizer, "optim.optimizer")? {
+        OptimizerName::Adamw => {
+            let betas = set(&o.betas, "optim.betas")?;
+            Rule::AdamW {
+                beta1: betas[0] as f32,
+                beta2: betas[1] as f32,
+                eps: set(&o.eps, "optim.eps")? as f32,
+                weight_decay,
+            }
+        }
+        OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
+    };
+    Ok(EngineOptions {
+        tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
+        spec,
+        strategy,
+        rule,
+        grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
+        checkpoint: set(&f.activation_checkpoint, "fsdp.activation_checkpoint")?,
+        seed: set(&s.run.seed, "run.seed")?,
+    })
+}
+
+fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> Result<Dataset> {
+    Dataset::open(&DataOptions {
+        paths: s.data.dataset.iter().flatten().map(PathBuf::from).collect(),
+        tokenizer: tokenizer.clone(),
+        vocab: engine.spec.vocab,
+        max_len: set(&s.data.max_len, "data.max_len")?,
+        max_samples: s.data.max_samples.map(|n| n as u64),
+        seed: engine.seed,
+        cache_dir: env::cache_dir(),
+        cargo_home: env::cargo_home(),
+    })
+}
+
+fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOptions> {
+    Ok(LoaderOptions {
+        batch_size: set(&s.batch.batch_size, "batch.batch_size")?,
+        grad_accum: set(&s.batch.grad_accum, "batch.grad_accum")?,
+        dp_rank,
+        dp_size: mesh.dp_replicate * mesh.dp_shard,
+        shuffle: set(&s.data.shuffle, "data.shuffle")?,
+        seed: set(&s.run.seed, "run.seed")?,
+    })
+}
+
+/// Steps of the whole run; filled in where the settings leave it to the data.
+fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<u64> {
+    let global = loader.global_batch();
+    let rows = Loader::new(dataset.clone(), loader)?.rows_per_epoch();
+    // The step that holds the last row of the last epoch is taken whole: it goes on into the next epoch.
+    let by_epochs = s.run.epochs.map(|epochs| epochs.saturating_mul(rows).div_ceil(global));
+    let steps = match (s.run.max_steps, by_epochs) {
+        (Some(a), Some(b)) => a.min(b),
+        (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),
+    };
+    s.run.max_steps = Some(steps);
+    Ok(steps)
+}
+
+fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
+    Ok(Schedule {
+        shape: match set(&o.lr_scheduler, "optim.lr_scheduler")? {
+            SchedulerName::Constant => Shape::Constant,
+            SchedulerName::Linear => Shape::Linear,
+            SchedulerName::Cosine => Shape::Cosine,
+            SchedulerName::CosineWithMinLr => Shape::CosineWithMin(set(&o.min_lr_ratio, "optim.min_lr_ratio")?),
+        },
+        peak: set(&o.lr, "optim.lr")?,
+        warmup: set(&o.warmup_steps, "optim.warmup_steps")?,
+        total,
+    })
+}
+
+/// The checkpoint to go on from, when it is one of this model and optimizer.
+fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<(PathBuf, TrainerState)>> {
+    let from = match c.resume.as_deref() {
+        None => return Ok(None),
+        Some("auto") => Resume::Auto,
+        Some(dir) => Resume::Dir(dir.into()),
+    };
+    let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
+    let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;
+    Ok(Some((dir, state)))
+}
+
+/// Where the run will write must be writable now, not after an hour. Nothing is made yet.
+fn check_outputs(c: &Checkpoint, run: &Run) -> Result<()> {
+    if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {
+        return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
+    }
+    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
+        if let Some(dir) = dir {
+            if dir.exists() && !dir.is_dir() {
+                return Err(Error::input(format!("{flag} {}: is a file, not a directory", dir.display())));
+            }
+            writable(flag, dir)?;
+        }
+    }
+    if let Some(path) = &run.metrics_path {
+        if path.is_dir() {
+            return Err(Error::input(format!("--metrics-path {}: is a directory, not a file", path.display())));
+        }
+        writable("--metrics-path", path)?;
+    }
+    Ok(())
+}
+
+/// `path`, or the nearest directory above it that exists, can be written.
+fn writable(flag: &str, path: &Path) -> Result<()> {
+    let absolute = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
+    let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
+    if there != absolute && !there.is_dir() {
+        return Err(Error::input(format!("{flag} {}: {} is not a directory", path.display(), there.display())));
+    }
+    rustix::fs::access(there, rustix::fs::Access::WRITE_OK)
+        .map_err(|e| Error::input(format!("{flag} {}: cannot write {}: {e}", path.display(), there.display())))
+}

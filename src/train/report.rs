@@ -1,0 +1,168 @@
+//! What people see of a run, on stderr: a header, then a progress bar on a terminal or plain lines elsewhere. Only rank 0
+//! reports. Never decides anything.
+use super::metrics::StepRecord;
+use super::plan::Plan;
+use crate::base::meter::CATEGORIES;
+use crate::base::{DType, Result};
+use crate::nn::Arch;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Instant;
+
+/// The run in a few lines.
+pub fn header(plan: &Plan, device: &str) -> Result<String> {
+    let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
+    let arch = if spec.arch == Arch::Llama { "llama" } else { "gpt" };
+    let dtype = |d: DType| if d == DType::Bf16 { "bf16" } else { "fp32" };
+    let compute = dtype(engine.strategy.dtype());
+    let loader = plan.loader(0)?;
+    let sharding = match engine.strategy.name() {
+        "ddp" => "every rank keeps all weights".to_string(),
+        _ => format!("{}, unit: {}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap)),
+    };
+    let parts = plan.planned.iter().filter(|p| p.1 > 0).map(|(category, bytes)| {
+        let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
+        format!("{name} {}", mib(*bytes as u64))
+    });
+    let parts: Vec<String> = parts.collect();
+    let mut lines = vec![
+        format!(
+            "model    {arch} of {} parameters: {} layers, width {}, {} heads, ff {}, vocabulary {}{}",
+            count(plan.params as u64),
+            spec.layers,
+            spec.dim,
+            if spec.kv_heads == spec.heads {
+                spec.heads.to_string()
+            } else {
+                format!("{}/{}", spec.heads, spec.kv_heads)
+            },
+            spec.ff,
+            spec.vocab,
+            if spec.tied { ", tied head" } else { "" },
+        ),
+        format!(
+            "ranks    {} on {device}: dp_replicate {} x dp_shard {} x sp {} x tp {}; {} ({sharding})",
+            plan.mesh.world(),
+            plan.mesh.dp_replicate,
+            plan.mesh.dp_shard,
+            plan.mesh.sp,
+            plan.mesh.tp,
+            engine.strategy.name(),
+        ),
+        format!(
+            "dtypes   param {compute}, compute {compute}, reduce fp32, master fp32, optimizer fp32{}",
+            if engine.checkpoint { "; activations recomputed" } else { "" }
+        ),
+        format!(
+            "step     {} sequences x {} tokens x {} micro-batches x {} ranks = {} tokens; {} steps",
+            loader.batch_size,
+            plan.dataset.max_len(),
+            loader.grad_accum,
+            loader.dp_size,
+            count(plan.tokens_per_step()?),
+            plan.steps(),
+        ),
+        format!(
+            "optim    {}, lr {} {}, warmup {}, clip {}",
+            value(&s.optim.optimizer),
+            plan.schedule.peak,
+            value(&s.optim.lr_scheduler),
+            plan.schedule.warmup,
+            engine.grad_clip
+        ),
+        format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
+        format!("data     {}", plan.dataset.report()),
+    ];
+    if let Some((dir, then)) = &plan.resume {
+        lines.push(format!("resume   {} after step {}", dir.display(), then.step));
+        let now = plan.trainer_state(then.step, 0, 0);
+        lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// A name as files spell it.
+fn value<T: serde::Serialize>(x: &T) -> String {
+    serde_json::to_value(x).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
+}
+
+/// 12,345,678
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+pub struct Progress {
+    /// None on ranks other than 0.
+    shown: Option<Shown>,
+}
+struct Shown {
+    /// None where stderr is not a terminal.
+    bar: Option<ProgressBar>,
+    log_every: u64,
+    first: u64,
+    total: u64,
+    started: Instant,
+}
+
+impl Progress {
+    pub fn silent() -> Progress {
+        Progress { shown: None }
+    }
+    /// Steps `done + 1..=total` are to come.
+    pub fn new(done: u64, total: u64, log_every: u64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(total).with_position(done);
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.reset_eta();
+            bar
+        });
+        Progress { shown: Some(Shown { bar, log_every, first: done + 1, total, started: Instant::now() }) }
+    }
+    pub fn step(&self, r: &StepRecord) {
+        let Some(shown) = &self.shown else { return };
+        let tps = count(r.tokens_per_sec as u64);
+        if let Some(bar) = &shown.bar {
+            bar.set_message(format!("loss {:.4} {tps} tokens/s", r.loss));
+            bar.set_position(r.step);
+            return;
+        }
+        if r.step % shown.log_every == 0 || r.step == shown.first || r.step == shown.total {
+            let done = r.step + 1 - shown.first;
+            let left = shown.started.elapsed().as_secs_f64() / done as f64 * (shown.total - r.step) as f64;
+            eprintln!(
+                "step: {} loss: {:.4} grad_norm: {:.4} lr: {:.3e} memory: {:.2}GiB tps: {tps} left: {:.0}s",
+                r.step,
+                r.loss,
+                r.grad_norm,
+                r.lr,
+                r.peak_mem_bytes as f64 / (1u64 << 30) as f64,
+                left
+            );
+        }
+    }
+    /// A line of its own, above the bar.
+    pub fn say(&self, line: &str) {
+        match &self.shown {
+            Some(Shown { bar: Some(bar), .. }) => bar.suspend(|| eprintln!("{line}")),
+            Some(_) => eprintln!("{line}"),
+            None => {}
+        }
+    }
+    pub fn finish(&self) {
+        if let Some(Shown { bar: Some(bar), .. }) = &self.shown {
+            bar.finish();
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! One rank's run, top to bottom: build, resume, step after step, and the end. Never parses and never validates: the
+//! [`Plan`] is right by the time it comes here.
+use super::agree::{Agreement, Vote};
+use super::launch;
+use super::memory;
+use super::metrics::{Metrics, StepRecord, record_failure};
+use super::peak;
+use super::plan::Plan;
+use super::report::{self, Progress};
+use crate::base::{Error, Meter, Result};
+use crate::ckpt::Checkpointer;
+use crate::comm::CommStats;
+use crate::comm::env::RankEnv;
+use crate::comm::mesh::Mesh;
+use crate::comm::shm::{Options, World};
+use crate::data::{Loader, MicroBatch};
+use crate::device::Device;
+use crate::device::cpu::CpuDevice;
+use crate::strategy::{Engine, Sampling, Step};
+use serde_json::json;
+use signal_hook::iterator::Signals;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
+const MEMORY_EVERY: u64 = 16;
+/// So many steps in a row without a finite gradient end the run.
+const HOPELESS: u32 = 10;
+/// Tokens of the held-out text that the final sample goes on from.
+const PROMPT: usize = 64;
+
+/// Runs this process's rank. On failure the other ranks are told at once.
+pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
+    let signals = launch::stop_signals()?;
+    let meter = Meter::default();
+    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(meter.clone()));
+    let world = World::join(env, meter, &Options { timeout: plan.comm_timeout })?;
+    let mesh = Mesh::new(world, plan.mesh)?;
+    let result = Trainer::new(plan, device, &mesh, signals).and_then(|mut trainer| trainer.run());
+    if let Err(e) = &result {
+        let stopped = matches!(e, Error::Signal(_));
+        if !stopped {
+            mesh.member.abort();
+        }
+        if let (0, Some(path), false) = (env.rank, &plan.settings.run.metrics_path, stopped) {
+            record_failure(path, &e.to_string());
+        }
+    }
+    result
+}
+
+struct Trainer<'a> {
+    plan: &'a Plan,
+    mesh: &'a Mesh,
+    engine: Engine,
+    checkpointer: Checkpointer,
+    agreement: Agreement,
+    loader: Loader,
+    held_out: Option<Loader>,
+    /// This rank's micro-batches of a step.
+    batches: Vec<MicroBatch>,
+    signals: Signals,
+    metrics: Metrics,
+    progress: Progress,
+    /// Steps done; samples and loss tokens consumed by all ranks.
+    done: u64,
+    samples: u64,
+    trained_tokens: u64,
+    /// Step of the newest checkpoint of this run.
+    saved: Option<u64>,
+    skipped_in_a_row: u32,
+    held_bytes: u64,
+    peak_flops: Option<f64>,
+    /// End of the last step, evaluation or checkpoint.
+    clock: Instant,
+    comm: CommStats,
+}
+
+impl<'a> Trainer<'a> {
+    fn new(plan: &'a Plan, device: Arc<dyn Device>, mesh: &'a Mesh, signals: Signals) -> Result<Trainer<'a>> {
+        let group = if plan.is_sharded() { &mesh.fsdp } else { &mesh.dp };
+        let mut engine = Engine::new(device.clone(), group.clone(), &plan.engine)?;
+        let layouts = engine.decoder().layouts().to_vec();
+        let moments = plan.engine.rule.state();
+        let mut checkpointer = Checkpointer::new(device.clone(), group.clone(), &plan.engine.spec, &layouts, moments)?;
+        let mut loader =
+            Loader::new(plan.dataset.clone(), plan.loader(mesh.coords.dp_shard + mesh.coords.dp_replicate)?)?;
+        let held_out = loader.held_out();
+
+        let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
+        if let Some((dir, _)) = &plan.resume {
+            let (store, optimizer) = engine.state();
+            let state = checkpointer.load(dir, store, optimizer)?;
+            (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
+            loader.seek(samples);
+        } else if let Some(dir) = &plan.settings.model.pretrain {
+            checkpointer.load_model(dir, engine.state().0)?;
+        }
+
+        let first = mesh.rank() == 0;
+        let peak_flops = match plan.settings.run.measure_peak {
+            Some(true) => Some(peak::flops(&*device, plan.engine.strategy.dtype(), group)? * mesh.world.size() as f64),
+            _ => None,
+        };
+        let metrics = match &plan.settings.run.metrics_path {
+            Some(path) if first => Metrics::open(path, done > 0)?,
+            _ => Metrics::none(),
+        };
+        let progress = match first {
+            true => Progress::new(done, plan.steps(), plan.settings.run.log_every.unwrap_or(1)),
+            false => Progress::silent(),
+        };
+        Ok(Trainer {
+            agreement: Agreement::new(mesh.world.clone())?,
+            batches: vec![MicroBatch::default(); plan.loader(0)?.grad_accum],
+            comm: group.stats(),
+            saved: plan.resume.as_ref().map(|_| done),
+            skipped_in_a_row: 0,
+            held_bytes: 0,
+            clock: Instant::now(),
+            plan,
+            mesh,
+            engine,
+            checkpointer,
+            loader,
+            held_out,
+            signals,
+            metrics,
+            progress,
+            done,
+            samples,
+            trained_tokens,
+            peak_flops,
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let started = Instant::now();
+        self.begin()?;
+        let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
+        let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
+        while self.done < self.plan.steps() {
+            self.step()?;
+            if self.done < self.plan.steps() {
+                if due(eval_every, self.done) {
+                    self.evaluate()?;
+                }
+                if due(save_every, self.done) {
+                    self.save()?;
+                }
+            }
+        }
+        self.evaluate()?;
+        self.save()?;
+        self.progress.finish();
+        if let Some(dir) = &self.plan.settings.checkpoint.save_hf {
+            let saved = self.checkpointer.save_hf(dir, self.engine.state().0)?;
+            self.progress.say(&format!("model in {}, {}", saved.path.display(), report::mib(saved.bytes)));
+        }
+        self.sample()?;
+        self.metrics.event("end", json!({"steps": self.done, "seconds": started.elapsed().as_secs_f64()}))
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let device = self.engine.device().name();
+        self.progress.say(&report::header(self.plan, &device)?);
+        self.metrics.event(
+            "run",
+            json!({
+                "config": self.plan.config_json(),
+                "world_size": self.mesh.world.size(),
+                "mesh": self.plan.mesh_json(),
+                "device": device,
+                "params": self.plan.params,
+                "planned_bytes": self.plan.planned_json(),
+                "data": self.plan.dataset.report().to_string(),
+                "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),
+            }),
+        )?;
+        self.clock = Instant::now();
+        Ok(())
+    }
+
+    /// One optimizer step. Ends the run where a rank was asked to stop; then nothing of this step has happened.
+    fn step(&mut self) -> Result<()> {
+        let number = self.done + 1;
+        let filling = Instant::now();
+        self.batches.iter_mut().for_each(|batch| self.loader.next(batch));
+        let data_time_s = filling.elapsed().as_secs_f64();
+
+        let stop = self.signals.pending().next();
+        let tokens = self.batches.iter().map(MicroBatch::loss_tokens).sum();
+        let all = self.agreement.reach(&**self.engine.device(), Vote { tokens, stop, held_bytes: self.held_bytes })?;
+        if let Some(signal) = all.stop {
+            self.progress.say(&format!("signal {signal}: stopping after step {}", self.done));
+            self.save()?;
+            return Err(Error::Signal(signal));
+        }
+
+        let lr = self.plan.schedule.lr(number);
+        let report = self
+            .engine
+            .train_step(&self.batches, &Step { number, lr, tokens: all.tokens })
+            .map_err(|e| self.at_step(number, e))?;
+        self.done = number;
+        self.samples = self.loader.position();
+        self.trained_tokens += all.tokens;
+        if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
+            self.held_bytes = self.held_bytes.max(memory::held().unwrap_or(0) as u64);
+        }
+        self.skipped_in_a_row = if report.skipped { self.skipped_in_a_row + 1 } else { 0 };
+
+        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.engine.group().stats());
+        self.clock = Instant::now();
+        let tokens = self.plan.tokens_per_step()?;
+        let tokens_per_sec = tokens as f64 / step_time_s;
+        let record = StepRecord {
+            step: number,
+            loss: report.loss,
+            lr,
+            grad_norm: report.grad_norm,
+            tokens,
+            trained_tokens: all.tokens,
+            tokens_per_sec,
+            step_time_s,
+            comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
+            exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
+            comm_bytes: comm.bytes - self.comm.bytes,
+            data_time_s,
+            peak_mem_bytes: all.held_bytes.max(self.held_bytes),
+            mfu: self.peak_flops.map(|peak| tokens_per_sec * self.plan.flops_per_token() / peak),
+        };
+        self.comm = comm;
+        self.metrics.event("step", &record)?;
+        self.progress.step(&record);
+        match self.skipped_in_a_row {
+            0 => Ok(()),
+            n if n < HOPELESS => {
+                self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
+                Ok(())
+            }
+            n => Err(Error::Run(format!(
+                "step {number}: train_step: {n} steps in a row without a finite gradient (loss {}); lower --lr, or resume \
+                 from a checkpoint before it",
+                report.loss
+            ))),
+        }
+    }
+
+    /// The held-out rows, once.
+    fn evaluate(&mut self) -> Result<()> {
+        let Some(loader) = &mut self.held_out else { return Ok(()) };
+        let started = Instant::now();
+        loader.seek(0);
+        let options = self.plan.loader(0)?;
+        let rows = loader.rows_per_epoch();
+        let (mut loss, mut tokens) = (0.0, 0);
+        for _ in 0..rows / options.global_batch() {
+            self.batches.iter_mut().for_each(|batch| loader.next(batch));
+            let (sum, count) = self.engine.evaluate(&self.batches)?;
+            loss += sum;
+            tokens += count;
+        }
+        if tokens > 0 {
+            let (loss, seconds) = (loss / tokens as f64, started.elapsed().as_secs_f64());
+            self.progress.say(&format!(
+                "eval: {} loss: {loss:.4} over {} held-out tokens",
+                self.done,
+                report::count(tokens)
+            ));
+            self.metrics
+                .event("eval", json!({"step": self.done, "loss": loss, "tokens": tokens, "seconds": seconds}))?;
+        }
+        self.clock = Instant::now();
+        Ok(())
+    }
+
+    /// A checkpoint of the last step, unless there is one or nobody asked.
+    fn save(&mut self) -> Result<()> {
+        let Some(dir) = &self.plan.settings.checkpoint.ckpt_dir else { return Ok(()) };
+        if self.saved == Some(self.done) {
+            return Ok(());
+        }
+        let state = self.plan.trainer_state(self.done, self.samples, self.trained_tokens);
+        let keep = self.plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
+        let (store, optimizer) = self.engine.state();
+        let saved =
+            self.checkpointer.save(dir, keep, store, optimizer, &state).map_err(|e| self.at_step(self.done, e))?;
+        self.saved = Some(self.done);
+        let path = saved.path.display();
+        self.progress.say(&format!("checkpoint: {path}, {} in {:.2}s", report::mib(saved.bytes), saved.seconds));
+        if let Some(note) = &saved.note {
+            self.progress.say(note);
+        }
+        self.metrics.event(
+            "checkpoint",
+            json!({"step": self.done, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds}),
+        )?;
+        self.clock = Instant::now();
+        Ok(())
+    }
+
+    /// Some text by the trained model, on stdout. All ranks compute, rank 0 prints.
+    fn sample(&mut self) -> Result<()> {
+        let run = &self.plan.settings.run;
+        let count = run.sample_tokens.unwrap_or(0);
+        if run.sample != Some(true) || count == 0 || !self.plan.is_text() {
+            return Ok(());
+        }
+        let len = self.plan.dataset.max_len();
+        let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
+        self.plan.dataset.fill(self.plan.dataset.rows() - 1, &mut tokens, &mut targets);
+        let prompt = &tokens[..PROMPT.min(len)];
+        let sampling = Sampling { temperature: 0.8, seed: self.plan.engine.seed };
+        let written = self.engine.generate(prompt, count, &sampling)?;
+        if self.mesh.rank() == 0 {
+            let text = |tokens: &[u32]| self.plan.tokenizer.decode(tokens);
+            println!("--- held-out text ---\n{}\n--- as the model goes on ---\n{}", text(prompt), text(&written));
+        }
+        Ok(())
+    }
+
+    /// The error with the step in front, so that its message says rank, step and operation.
+    fn at_step(&self, step: u64, e: Error) -> Error {
+        match e {
+            Error::Input(_) | Error::Signal(_) => e,
+            e => Error::Run(format!("step {step}: {e}")),
+        }
+    }
+}
