@@ -2,7 +2,7 @@
 //! columns of B packed for all of k, rows of A packed by blocks that stay in the second cache, and C written once for
 //! each stretch of k. Never multiplies itself.
 use super::Buffers;
-use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack, store};
+use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack, prefetch, store};
 use crate::base::{DType, Elem};
 use crate::device::Gemm;
 
@@ -117,8 +117,9 @@ impl<E: Load> Panels<E> {
                 // SAFETY: as for `product`.
                 unsafe {
                     let (a, b) = (self.a.add(i / K::ROWS * panel_a), self.b.add(j / COLUMNS * self.between));
-                    kernel.multiply(a, b, self.steps, sums);
                     let (rows, columns) = (K::ROWS.min(rows - i), COLUMNS.min(columns - j));
+                    prefetch(c.add(i * ldc + j), ldc, rows, columns);
+                    kernel.multiply(a, b, self.steps, sums);
                     store(sums, COLUMNS, rows, columns, c.add(i * ldc + j), ldc, add);
                 }
             }
