@@ -2,7 +2,7 @@
 //! columns of B packed for all of k, rows of A packed by blocks that stay in the second cache, and C written once for
 //! each stretch of k. Never multiplies itself.
 use super::Buffers;
-use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack, prefetch, store};
+use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack_a, pack_b, prefetch, store};
 use crate::base::{DType, Elem};
 use crate::device::Gemm;
 
@@ -22,7 +22,7 @@ pub(super) trait Block<E> {
 }
 
 /// Bytes of B packed at once: a share of the third cache.
-const PACKED_B: usize = 3 << 20;
+const PACKED_B: usize = 5 << 20;
 
 /// # Safety
 /// AVX-512 F, BW, VL and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
@@ -56,14 +56,14 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
     unsafe {
         for j in (0..n).step_by(wide) {
             let columns = wide.min(n - j);
-            pack(&b, j..j + columns, 0..steps, COLUMNS, true, packed_b);
+            pack_b(&b, j..j + columns, packed_b);
             for i in (0..m).step_by(tall) {
                 let rows = tall.min(m - i);
                 let c = c.as_mut_ptr().add(i * ldc + j);
                 // Once at least, so that k = 0 assigns zeros.
                 for first in (0..steps.max(1)).step_by(stretch) {
                     let last = steps.min(first + stretch);
-                    pack(&a, i..i + rows, first..last, K::ROWS, false, packed_a);
+                    pack_a(&a, i..i + rows, first..last, K::ROWS, packed_a);
                     let panels = Panels {
                         a: packed_a,
                         b: packed_b.add(first * step * COLUMNS),

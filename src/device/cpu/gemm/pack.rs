@@ -83,76 +83,114 @@ pub(super) struct Operand<E> {
     pub along_k: bool,
 }
 
-/// Packs rows (columns) `which` at `steps`, `width` to a panel. `of_b` chooses the order within a step.
+/// Packs rows of A at some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; the operand is readable; `out` is 64-byte aligned and holds the panels:
-/// `which.len().div_ceil(width) * steps.len() * width * 16` lanes. `which` and `steps` are within the operand
-/// (`steps` within k rounded up). A panel of B is [`COLUMNS`] wide.
+/// AVX-512 F, BW and VL; the rows and the first element of each step are within the operand, which is readable; `out` is
+/// 64-byte aligned and holds `height` lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack<E: Load>(
+pub(super) unsafe fn pack_a<E: Load>(
     x: &Operand<E>,
-    which: Range<usize>,
+    rows: Range<usize>,
     steps: Range<usize>,
-    width: usize,
-    of_b: bool,
+    height: usize,
     out: *mut E,
 ) {
-    let panels = which.len().div_ceil(width);
-    let step = |panel: usize, s: usize| {
-        let out = out.wrapping_add((panel * steps.len() + s) * width * LANES * E::LANE);
-        // SAFETY: as for the whole.
-        unsafe { pack_step(x, which.start + panel * width..which.end, steps.start + s, width, of_b, out.cast()) }
-    };
-    // Walk the source in the order of its memory.
-    if x.along_k {
-        (0..panels).for_each(|panel| (0..steps.len()).for_each(|s| step(panel, s)));
-    } else {
-        (0..steps.len()).for_each(|s| (0..panels).for_each(|panel| step(panel, s)));
-    }
-}
-
-/// One step of the panel that begins at `which.start`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn pack_step<E: Load>(
-    x: &Operand<E>,
-    which: Range<usize>,
-    step: usize,
-    width: usize,
-    of_b: bool,
-    out: *mut __m512i,
-) {
-    let k = step * LANES * E::LANE;
-    let depth = x.k - k;
-    for group in (0..width).step_by(16) {
-        let first = which.start + group;
-        let valid = which.end.saturating_sub(first).min(width - group).min(16);
-        // 16 x 16 lanes. Pointers past the matrix are formed but, being masked, never read.
-        let mut tile = [_mm512_setzero_si512(); 16];
-        for (i, row) in tile.iter_mut().enumerate() {
-            // SAFETY: only what is within the operand is read.
-            *row = unsafe {
-                if x.along_k {
-                    E::along(x.from.wrapping_add((first + i) * x.ld + k), if i < valid { depth } else { 0 })
-                } else {
-                    let rows = depth.saturating_sub(i * E::LANE);
-                    E::across(x.from.wrapping_add((k + i * E::LANE) * x.ld + first), x.ld, rows, valid)
+    let out = out.cast::<__m512i>();
+    let panels = rows.len().div_ceil(height);
+    let line = |panel: usize, s: usize| (panel * steps.len() + s) * height;
+    // SAFETY: lines within `out`; what lies past the operand is masked.
+    unsafe {
+        if x.along_k {
+            // A copy: one row after the other, a few rows ahead of which memory is asked for.
+            for i in 0..panels * height {
+                for s in 0..steps.len() {
+                    let k = (steps.start + s) * LANES * E::LANE;
+                    let at = |row: usize| x.from.wrapping_add((rows.start + row) * x.ld + k);
+                    _mm_prefetch::<_MM_HINT_T0>(at(i + 4).cast());
+                    let lanes = E::along(at(i), if i < rows.len() { x.k - k } else { 0 });
+                    out.add(line(i / height, s) + i % height).write(lanes);
                 }
-            };
-        }
-        if x.along_k == of_b {
-            tile = transposed(tile);
-        }
-        // SAFETY: `out` holds a step; a panel of B stores 16 rows of two lines, one of A its rows of one line.
-        unsafe {
-            if of_b {
-                (0..16).for_each(|i| out.add(i * COLUMNS / 16 + group / 16).write(tile[i]));
-            } else {
-                (0..16.min(width - group)).for_each(|i| out.add(group + i).write(tile[i]));
+            }
+        } else {
+            for s in 0..steps.len() {
+                for panel in 0..panels {
+                    for group in (0..height).step_by(16) {
+                        let first = rows.start + panel * height + group;
+                        let count = (height - group).min(16);
+                        let tile = across(x, first, count.min(rows.end.saturating_sub(first)), steps.start + s);
+                        let out = out.add(line(panel, s) + group);
+                        transposed(tile).iter().take(count).enumerate().for_each(|(i, row)| out.add(i).write(*row));
+                    }
+                }
             }
         }
     }
+}
+
+/// Packs columns of B, for all of k, into panels of [`COLUMNS`].
+///
+/// # Safety
+/// As for [`pack_a`], with 32 lines for each step of each panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, out: *mut E) {
+    let (panels, steps) = (columns.len().div_ceil(COLUMNS), x.k.div_ceil(LANES * E::LANE));
+    let step = |panel: usize, s: usize| {
+        // Two vectors of 16 columns in each lane.
+        for half in 0..2 {
+            let first = columns.start + panel * COLUMNS + half * 16;
+            let count = columns.end.saturating_sub(first).min(16);
+            // SAFETY: lines within `out`; what lies past the operand is masked.
+            unsafe {
+                let tile = if x.along_k { transposed(along(x, first, count, s)) } else { across(x, first, count, s) };
+                let out = out.cast::<__m512i>().add((panel * steps + s) * COLUMNS + half);
+                tile.iter().enumerate().for_each(|(lane, x)| out.add(2 * lane).write(*x));
+            }
+        }
+    };
+    // In the order of the source's memory.
+    if x.along_k {
+        (0..panels).for_each(|panel| (0..steps).for_each(|s| step(panel, s)));
+    } else {
+        (0..steps).for_each(|s| (0..panels).for_each(|panel| step(panel, s)));
+    }
+}
+
+/// 16 columns by 16 lanes of step `s`, of which `count` columns exist. Asks for the same lanes of the next panel: many
+/// short rows are more than hardware prefetchers follow.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn along<E: Load>(x: &Operand<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
+    let k = s * LANES * E::LANE;
+    let mut tile = [_mm512_setzero_si512(); 16];
+    for (i, row) in tile.iter_mut().enumerate() {
+        let at = x.from.wrapping_add((first + i) * x.ld + k);
+        // SAFETY: the caller's; a prefetch cannot fault.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(COLUMNS * x.ld).cast());
+            *row = E::along(at, if i < count { x.k - k } else { 0 });
+        }
+    }
+    tile
+}
+
+/// 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Asks for the same rows of the next step.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn across<E: Load>(x: &Operand<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
+    let mut tile = [_mm512_setzero_si512(); 16];
+    for (i, lanes) in tile.iter_mut().enumerate() {
+        let k = (s * LANES + i) * E::LANE;
+        let at = |k: usize| x.from.wrapping_add(k * x.ld + first);
+        // SAFETY: the caller's; a prefetch cannot fault.
+        unsafe {
+            for row in 0..E::LANE {
+                _mm_prefetch::<_MM_HINT_T0>(at(k + LANES * E::LANE + row).cast());
+            }
+            *lanes = E::across(at(k), x.ld, x.k.saturating_sub(k), count);
+        }
+    }
+    tile
 }
 
 /// 16 x 16 lanes.

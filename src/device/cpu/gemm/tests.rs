@@ -69,8 +69,9 @@ fn under_test() -> Vec<Under> {
     all
 }
 
-/// Odd sizes, edges of panels and tiles, and (last) more than one block along m, n and k for every kernel.
-const SIZES: [[usize; 3]; 12] = [
+/// Odd sizes and edges of panels and tiles; then, for every kernel, more than one block of rows with more than one stretch
+/// of k, and (last) more than one block of columns.
+const SIZES: [[usize; 3]; 13] = [
     [1, 1, 1],
     [1, 40, 3],
     [5, 1, 33],
@@ -81,8 +82,9 @@ const SIZES: [[usize; 3]; 12] = [
     [47, 65, 97],
     [193, 96, 64],
     [3, 70, 1100],
-    [530, 31, 130],
-    [200, 330, 4700],
+    [200, 40, 1100],
+    [530, 31, 600],
+    [14, 70, 42_000],
 ];
 
 fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = Gemm> {
@@ -144,10 +146,11 @@ fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: Gemm) {
 
 #[test]
 fn f32_products() {
-    let mut plain = [Under::Test(Scratch::new())];
+    let mut all = under_test();
+    all.retain(|under| matches!(under, Under::Test(_))); // tiles hold bf16
     for size in SIZES {
         for gap in [0, 3] {
-            forms(size, gap).for_each(|shape| agrees::<f32, f32>(&mut plain, shape));
+            forms(size, gap).for_each(|shape| agrees::<f32, f32>(&mut all, shape));
         }
     }
 }
@@ -180,9 +183,13 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
             assert_eq!(values::<f32>(&c), [want; 6], "{}", under.name());
         }
     }
-    let (a, b, mut c) = (buf::<f32>(vec![]), buf::<f32>(vec![]), buf(vec![7f32; 6]));
-    gemm(&mut Scratch::new(), &Gemm::nn(2, 3, 0), a.view(), b.view(), c.view_mut()).unwrap();
-    assert_eq!(values::<f32>(&c), [0.0; 6]);
+    let (a, b) = (buf::<f32>(vec![]), buf::<f32>(vec![]));
+    for kernel in [Kernel::Plain, Scratch::new().kernel()] {
+        let mut c = buf(vec![7f32; 6]);
+        let mut scratch = Scratch::with_kernel(kernel).unwrap();
+        gemm(&mut scratch, &Gemm::nn(2, 3, 0), a.view(), b.view(), c.view_mut()).unwrap();
+        assert_eq!(values::<f32>(&c), [0.0; 6], "{}", kernel.name());
+    }
     // No rows, no columns: nothing to write.
     for shape in [Gemm::nn(0, 3, 2), Gemm::nt(2, 0, 3)] {
         let (a, b, mut c) = (buf(vec![1f32; 6]), buf(vec![1f32; 6]), buf::<f32>(vec![]));
