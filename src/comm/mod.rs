@@ -92,7 +92,7 @@ impl CommUse {
 }
 
 /// Names one operation of one group until both its waits are done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use = "a collective that is never waited for is never finished"]
 pub struct Ticket(pub u64);
 

@@ -1,8 +1,6 @@
 //! A group that writes down every call: how tests count operations and see their order. Never changes what a call does.
-use super::seam::Seam;
-use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
-use crate::base::{Category, DType, Result};
-use crate::device::{Buf, View, ViewMut};
+use super::seam::{Hook, Hooked, Seam, Started};
+use super::{Axis, Collective, Tag, Ticket};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +13,7 @@ pub struct Entry {
     pub axis: Axis,
     /// Of the operation that was started, or that is waited for.
     pub tag: Tag,
-    /// Of the full buffer (gather, reduce-scatter), of the buffer, or sent. 0 for waits and releases.
+    /// As in [`Started`]; 0 for waits and releases.
     pub bytes: usize,
 }
 
@@ -48,79 +46,39 @@ impl Log {
     }
 }
 
-pub struct Recorder {
-    inner: Arc<dyn Collective>,
+pub type Recorder = Hooked<Recording>;
+
+pub struct Recording {
+    axis: Axis,
     log: Log,
-    tags: Mutex<HashMap<u64, Tag>>,
+    tags: Mutex<HashMap<Ticket, Tag>>,
 }
 
 impl Recorder {
     pub fn new(inner: Arc<dyn Collective>, log: Log) -> Recorder {
-        Recorder { inner, log, tags: Mutex::default() }
-    }
-    fn add(&self, seam: Seam, tag: Tag, bytes: usize) {
-        lock(&self.log.0).push(Entry { seam: Some(seam), axis: self.inner.axis(), tag, bytes });
-    }
-    /// Written down before the call: an operation that never returns is in the log.
-    fn start(&self, seam: Seam, tag: Tag, bytes: usize, call: impl FnOnce() -> Result<Ticket>) -> Result<Ticket> {
-        self.add(seam, tag, bytes);
-        let ticket = call()?;
-        lock(&self.tags).insert(ticket.0, tag);
-        Ok(ticket)
-    }
-    fn finish(&self, seam: Seam, ticket: Ticket) {
-        let tag = lock(&self.tags).get(&ticket.0).copied();
-        self.add(seam, tag.unwrap_or(Tag::new("unknown ticket", ticket.0 as usize)), 0);
+        let hook = Recording { axis: inner.axis(), log, tags: Mutex::default() };
+        Hooked { inner, hook }
     }
 }
 
-impl Collective for Recorder {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+impl Recording {
+    fn add(&self, seam: Seam, tag: Tag, bytes: usize) {
+        lock(&self.log.0).push(Entry { seam: Some(seam), axis: self.axis, tag, bytes });
     }
-    fn size(&self) -> usize {
-        self.inner.size()
+}
+impl Hook for Recording {
+    /// Written down before the call, so a call that never returns is in the log.
+    fn before(&self, seam: Seam, started: Started) {
+        self.add(seam, started.tag, started.bytes);
     }
-    fn axis(&self) -> Axis {
-        self.inner.axis()
+    fn after(&self, _: Seam, started: Started, ticket: Option<Ticket>) {
+        if let Some(ticket) = ticket {
+            lock(&self.tags).insert(ticket, started.tag);
+        }
     }
-    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
-        self.add(Seam::Alloc, Tag::new("alloc", 0), len * dtype.size());
-        self.inner.alloc(dtype, len, usage, category)
+    fn before_wait(&self, seam: Seam, ticket: Ticket) {
+        let tag = lock(&self.tags).get(&ticket).copied();
+        self.add(seam, tag.unwrap_or(Tag::new("unknown ticket", ticket.0 as usize)), 0);
     }
-    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
-        self.start(Seam::AllGather, tag, full.bytes(), || self.inner.all_gather(tag, shard, full))
-    }
-    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        let bytes = full.bytes();
-        self.start(Seam::ReduceScatter, tag, bytes, || self.inner.reduce_scatter(tag, full, shard, accumulate))
-    }
-    fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket> {
-        self.start(Seam::AllReduce, tag, buf.bytes(), || self.inner.all_reduce(tag, buf, op))
-    }
-    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket> {
-        self.start(Seam::Broadcast, tag, buf.bytes(), || self.inner.broadcast(tag, buf, root))
-    }
-    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket> {
-        self.start(Seam::SendRecv, tag, send.bytes(), || self.inner.send_recv(tag, to, send, from, recv))
-    }
-    fn barrier(&self, tag: Tag) -> Result<()> {
-        self.add(Seam::Barrier, tag, 0);
-        self.inner.barrier(tag)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.finish(Seam::Wait, ticket);
-        self.inner.wait(ticket)
-    }
-    fn release(&self, ticket: Ticket) -> Result<()> {
-        self.finish(Seam::Release, ticket);
-        self.inner.release(ticket)
-    }
-    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
-        self.finish(Seam::WaitSent, ticket);
-        self.inner.wait_sent(ticket)
-    }
-    fn stats(&self) -> CommStats {
-        self.inner.stats()
-    }
+    fn after_wait(&self, _: Seam, _: Ticket) {}
 }

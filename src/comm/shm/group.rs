@@ -230,7 +230,7 @@ impl Group {
     /// Blocks, progressing, until it is so.
     fn until(&self, inner: &mut Inner, until: Until, op: &'static str, tag: Tag) -> Result<()> {
         let seat = &self.hub.seat;
-        let deadline = Instant::now() + seat.timeout;
+        let mut deadline = None;
         loop {
             let heard = seat.bell_count();
             self.check_alive(inner, op, tag)?;
@@ -240,6 +240,7 @@ impl Group {
             }
             seat.progress_others(self);
             let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + seat.timeout);
             if now >= deadline {
                 return Err(self.timed_out(inner, until, op, tag));
             }
@@ -317,9 +318,7 @@ impl Group {
         let (name, tag) = (op.kind.name(), op.tag);
         self.check_alive(inner, name, tag)?;
         let seq = inner.next;
-        if !self.is_so(inner, Until::Room(seq)) {
-            self.until(inner, Until::Room(seq), name, tag)?;
-        }
+        self.until(inner, Until::Room(seq), name, tag)?;
         op.seq = seq;
         if op.step == Step::Mail {
             op.before = inner.last_staged.replace(seq);
@@ -364,9 +363,6 @@ impl Group {
     fn wait_until(&self, ticket: Ticket, until: fn(u64) -> Until) -> Result<()> {
         self.call(|inner| {
             let seq = self.seq(inner, "wait", ticket)?;
-            if self.is_so(inner, until(seq)) {
-                return Ok(());
-            }
             let (op, tag) = self.tag(inner, seq);
             self.until(inner, until(seq), op, tag)
         })
@@ -581,7 +577,7 @@ impl Collective for Group {
                     self.hub.ring();
                 }
             }
-            Ok(())
+            self.progress(inner)
         })
     }
     fn stats(&self) -> CommStats {

@@ -215,12 +215,16 @@ impl Lanes {
     pub fn mailbox(&self, rank: usize, round: u32) -> *mut u8 {
         self.0.at(rank * LANE + MAIL_AT + (round % 2) as usize * CHUNK)
     }
-    /// What a rank started last, for messages only: the record may be overwritten while it is read, and the text be of
-    /// another operation.
+    /// What a rank started last: for messages.
     pub fn last(&self, rank: usize) -> String {
         match self.started(rank).load(Acquire).checked_sub(1) {
             None => "it has not started anything in this group".into(),
-            Some(seq) => format!("its last operation here is {}", self.record(rank, seq).desc()),
+            Some(seq) => {
+                // SAFETY: plain integers, inside the mapping. The rank may be writing the record just now, hence volatile;
+                // the text is then a mixture, in an error message that is about to be printed anyway.
+                let desc = unsafe { self.record(rank, seq).desc.get().read_volatile() };
+                format!("its last operation here is {desc}")
+            }
         }
     }
 }

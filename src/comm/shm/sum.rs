@@ -77,6 +77,7 @@ unsafe fn fold<T: Copy + Default>(
 /// # Safety
 /// As for [`fold`].
 pub(super) unsafe fn sum_f32(dst: *mut u8, sources: Sources, n: usize, len: usize, accumulate: bool) {
+    // SAFETY: the caller's word.
     unsafe { fold::<f32>(dst.cast(), sources, n, len, accumulate, |a, b| a + b) }
 }
 
@@ -93,6 +94,7 @@ macro_rules! max {
 /// As for [`fold`].
 pub(super) unsafe fn reduce(dtype: DType, op: Reduce, dst: *mut u8, sources: Sources, n: usize, bytes: usize) {
     let len = bytes / dtype.size();
+    // SAFETY: the caller's word.
     unsafe {
         match (dtype, op) {
             (DType::F64, Reduce::Sum) => fold::<f64>(dst.cast(), sources, n, len, false, |a, b| a + b),

@@ -1,0 +1,97 @@
+//! Groups of ranks from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
+//! ones. Each test is bounded in time by the groups' timeout.
+mod faults;
+mod memory;
+mod mesh;
+mod processes;
+mod stress;
+mod values;
+
+use flatshard::base::{Category, DType, Elem, Meter, Result};
+use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, shm};
+use flatshard::device::{Buf, Device, cpu::CpuDevice};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const T: Tag = Tag::new("test", 0);
+
+pub fn meters(n: usize) -> Vec<Meter> {
+    (0..n).map(|_| Meter::default()).collect()
+}
+/// Runs `f` on every rank, each on a thread of its own; the results in rank order. A panic of any rank is the test's.
+pub fn run<R: Send>(meshes: Vec<Mesh>, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|s| {
+        let threads: Vec<_> = meshes.into_iter().map(|mesh| s.spawn(|| f(mesh))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+pub fn world<R: Send>(n: usize, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
+    run(shm::threads(MeshSizes::sharded(n), &meters(n)).unwrap(), f)
+}
+/// A world whose blocked calls fail after `ms` milliseconds.
+pub fn impatient<R: Send>(n: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
+    let options = shm::Options { timeout: Duration::from_millis(ms) };
+    run(shm::threads_with(MeshSizes::sharded(n), &meters(n), &options).unwrap(), f)
+}
+
+/// A buffer that no group allocated: goes through the mailboxes.
+pub fn plain(dtype: DType, len: usize) -> Buf {
+    CpuDevice::new(Meter::default()).alloc(dtype, len, Category::Other).unwrap()
+}
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    Arena,
+    Plain,
+}
+pub fn buffer(home: Home, g: &dyn Collective, dtype: DType, len: usize, usage: CommUse) -> Buf {
+    match home {
+        Home::Arena => g.alloc(dtype, len, usage, Category::Other).unwrap(),
+        Home::Plain => plain(dtype, len),
+    }
+}
+pub fn fill<T: Elem>(buf: &mut Buf, f: impl Fn(usize) -> T) {
+    for (i, x) in buf.view_mut().host::<T>("fill").unwrap().iter_mut().enumerate() {
+        *x = f(i);
+    }
+}
+pub fn host<T: Elem>(buf: &Buf) -> &[T] {
+    buf.view().host("test").unwrap()
+}
+#[track_caller]
+pub fn expect<T: Elem + PartialEq + std::fmt::Debug>(buf: &Buf, f: impl Fn(usize) -> T) {
+    for (i, x) in host::<T>(buf).iter().enumerate() {
+        assert_eq!(*x, f(i), "element {i} of {}", buf.len());
+    }
+}
+/// The text of the error that must have come.
+#[track_caller]
+pub fn error<R>(result: Result<R>) -> String {
+    match result {
+        Ok(_) => panic!("this had to fail"),
+        Err(e) => e.to_string(),
+    }
+}
+
+/// The heap, with every allocation of a thread counted.
+struct Counting;
+thread_local!(static ALLOCATIONS: Cell<usize> = const { Cell::new(0) });
+// SAFETY: passes every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's word.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's word.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+#[global_allocator]
+static HEAP: Counting = Counting;
+/// Of this thread so far.
+pub fn allocations() -> usize {
+    ALLOCATIONS.get()
+}

@@ -1,0 +1,217 @@
+//! What comes out of each collective: over worlds, lengths, dtypes, buffers of the arena and others.
+use super::*;
+use flatshard::comm::Reduce;
+use half::bf16;
+
+const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
+/// Empty, less than a rank each, odd, and more than a mailbox holds (262144 bytes) by a little.
+const LENS: [usize; 5] = [0, 1, 7, 1023, 70_001];
+const HOMES: [Home; 2] = [Home::Arena, Home::Plain];
+
+fn everywhere(f: impl Fn(&dyn Collective, Home, usize) + Sync) {
+    for n in WORLDS {
+        world(n, |mesh| {
+            for (home, len) in HOMES.into_iter().flat_map(|home| LENS.map(|len| (home, len))) {
+                f(&*mesh.fsdp, home, len);
+            }
+        });
+    }
+}
+
+fn gathers<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sync) {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut shard = plain(E::DTYPE, len);
+        let mut full = buffer(home, g, E::DTYPE, len * n, CommUse::Gathered);
+        for round in 0..3 {
+            fill(&mut shard, |i| value(me * len + i + round));
+            let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+            g.wait(t).unwrap();
+            g.wait(t).unwrap();
+            expect(&full, |i| value(i + round));
+            g.release(t).unwrap();
+            g.release(t).unwrap();
+        }
+    });
+}
+
+#[test]
+fn all_gather_puts_every_shard_in_its_place() {
+    gathers(|i| i as f32);
+    gathers(|i| i as u8);
+}
+#[test]
+fn all_gather_moves_other_dtypes() {
+    gathers(|i| bf16::from_f32((i % 256) as f32));
+    gathers(|i| i as f64);
+    gathers(|i| -(i as i32));
+}
+
+#[test]
+fn all_gather_into_part_of_a_buffer_leaves_the_rest() {
+    world(3, |mesh| {
+        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let mut full = g.alloc(DType::F32, 100, CommUse::Gathered, Category::Slots).unwrap();
+        let mut shard = plain(DType::F32, 5);
+        fill(&mut shard, |i| (1 + me * 5 + i) as f32);
+        let a = g.all_gather(T, shard.view(), full.view_mut().slice(10..25)).unwrap();
+        let b = g.all_gather(T, shard.view(), full.view_mut().slice(50..65)).unwrap();
+        g.wait(b).unwrap();
+        g.wait(a).unwrap();
+        expect(&full, |i| match i {
+            10..25 => (i - 9) as f32,
+            50..65 => (i - 49) as f32,
+            _ => 0.0,
+        });
+        g.release(a).unwrap();
+        g.release(b).unwrap();
+    });
+}
+
+/// Values whose sum depends on its order: rank order is what every strategy relies on.
+fn rough(rank: usize, i: usize) -> f32 {
+    let x = ((rank * 7919 + i * 104_729) % 1000) as f32 - 499.5;
+    x * [1e-3, 1.0, 1e4][(rank + i) % 3]
+}
+fn in_rank_order(n: usize, i: usize) -> f32 {
+    (1..n).fold(rough(0, i), |sum, r| sum + rough(r, i))
+}
+
+#[test]
+fn reduce_scatter_sums_in_rank_order() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut full = buffer(home, g, DType::F32, len * n, CommUse::Reduced);
+        let mut shard = plain(DType::F32, len);
+        for accumulate in [false, true, false] {
+            fill(&mut full, |i| rough(me, i));
+            let t = g.reduce_scatter(T, full.view_mut(), shard.view_mut(), accumulate).unwrap();
+            g.wait(t).unwrap();
+            g.wait_sent(t).unwrap();
+            fill(&mut full, |_| f32::NAN); // ours again
+            expect(&shard, |i| {
+                let sum = in_rank_order(n, me * len + i);
+                if accumulate { sum + sum } else { sum }
+            });
+        }
+    });
+}
+
+#[test]
+fn all_reduce_sums_in_rank_order_on_every_rank() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut buf = buffer(home, g, DType::F32, len, CommUse::Reduced);
+        let mut wide = buffer(home, g, DType::F64, len, CommUse::Reduced);
+        for _ in 0..2 {
+            fill(&mut buf, |i| rough(me, i));
+            fill(&mut wide, |i| rough(me, i) as f64 / 3.0);
+            let a = g.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
+            let b = g.all_reduce(T, wide.view_mut(), Reduce::Sum).unwrap();
+            g.wait(b).unwrap();
+            g.wait(a).unwrap();
+            expect(&buf, |i| in_rank_order(n, i));
+            expect(&wide, |i| (1..n).fold(rough(0, i) as f64 / 3.0, |sum, r| sum + rough(r, i) as f64 / 3.0));
+        }
+    });
+}
+
+#[test]
+fn all_reduce_finds_the_largest_and_keeps_nan() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut buf = buffer(home, g, DType::F32, len, CommUse::Reduced);
+        fill(&mut buf, |i| if i == 3 && me == n / 2 { f32::NAN } else { rough(me, i) });
+        let t = g.all_reduce(T, buf.view_mut(), Reduce::Max).unwrap();
+        g.wait(t).unwrap();
+        for (i, x) in host::<f32>(&buf).iter().enumerate() {
+            let largest = (0..n).map(|r| rough(r, i)).fold(f32::NEG_INFINITY, f32::max);
+            assert!(if i == 3 { x.is_nan() } else { *x == largest }, "element {i}: {x}, largest is {largest}");
+        }
+    });
+}
+
+#[test]
+fn broadcast_gives_everyone_the_roots() {
+    everywhere(|g, home, len| {
+        let mut buf = buffer(home, g, DType::U32, len, CommUse::Reduced);
+        for root in [0, g.size() - 1] {
+            fill(&mut buf, |i| (i * 10 + g.rank()) as u32);
+            let t = g.broadcast(T, buf.view_mut(), root).unwrap();
+            g.wait(t).unwrap();
+            expect(&buf, |i| (i * 10 + root) as u32);
+        }
+    });
+}
+
+/// A ring in which rank r sends len + r elements: lengths differ between the pairs.
+#[test]
+fn send_recv_shifts_along_a_ring() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let (to, from) = ((me + 1) % n, (me + n - 1) % n);
+        let mut send = buffer(home, g, DType::F32, len + n, CommUse::Reduced);
+        let mut recv = plain(DType::F32, len + from);
+        for round in 0..2 {
+            fill(&mut send, |i| (me * 1000 + i + round) as f32);
+            let t = g.send_recv(T, to, send.view().slice(0..len + me), from, recv.view_mut()).unwrap();
+            g.wait_sent(t).unwrap();
+            fill(&mut send, |_| -1.0f32); // ours again
+            g.wait(t).unwrap();
+            expect(&recv, |i| (from * 1000 + i + round) as f32);
+        }
+    });
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    let came = std::sync::atomic::AtomicUsize::new(0);
+    world(5, |mesh| {
+        for round in 1..=200 {
+            came.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            mesh.world.barrier(Tag::new("round", round)).unwrap();
+            assert!(came.load(std::sync::atomic::Ordering::SeqCst) >= 5 * round);
+            mesh.world.barrier(Tag::new("round", round)).unwrap();
+        }
+    });
+}
+
+#[test]
+fn bytes_are_counted_by_the_algorithm() {
+    world(4, |mesh| {
+        let g = &*mesh.fsdp;
+        let (mut full, mut shard) = (plain(DType::F32, 400), plain(DType::F32, 100));
+        let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+        g.wait(t).unwrap();
+        assert_eq!((g.stats().bytes, g.stats().ops), (1200, 1));
+        let t = g.reduce_scatter(T, full.view_mut(), shard.view_mut(), false).unwrap();
+        g.wait(t).unwrap();
+        assert_eq!((g.stats().bytes, g.stats().ops), (2400, 2));
+        let t = g.all_reduce(T, full.view_mut(), Reduce::Sum).unwrap();
+        g.wait(t).unwrap();
+        assert_eq!((g.stats().bytes, g.stats().ops), (4800, 3));
+        let stats = g.stats();
+        assert!(stats.in_flight_s > 0.0 && stats.exposed_s > 0.0, "{stats:?}");
+    });
+}
+
+#[test]
+fn time_in_flight_is_not_time_exposed() {
+    const BUSY: f64 = 0.15;
+    for stats in world(2, |mesh| {
+        let g = &*mesh.fsdp;
+        let mut full = g.alloc(DType::F32, 64, CommUse::Gathered, Category::Other).unwrap();
+        let shard = plain(DType::F32, 32);
+        g.barrier(T).unwrap();
+        let before = g.stats();
+        let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+        std::thread::sleep(Duration::from_secs_f64(BUSY)); // compute
+        g.wait(t).unwrap();
+        g.release(t).unwrap();
+        let after = g.stats();
+        (after.in_flight_s - before.in_flight_s, after.exposed_s - before.exposed_s)
+    }) {
+        // The gather of the rank that starts last is complete at once: it is never seen in flight.
+        assert!(stats.0 < BUSY * 3.0 && stats.1 < BUSY / 2.0, "in flight, exposed: {stats:?}");
+    }
+}
