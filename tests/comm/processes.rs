@@ -151,16 +151,9 @@ fn a_rank_that_is_there_twice_is_refused() {
 
 #[test]
 fn several_hosts_are_refused_with_the_reason() {
-    let env = RankEnv {
-        rank: 0,
-        world: 4,
-        local_rank: 0,
-        local_world: 2,
-        master_addr: "a".into(),
-        master_port: 1,
-        run_id: String::new(),
-        arena_fd: None,
-    };
+    let vars = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+    let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    let env = RankEnv::read(&get).unwrap().unwrap();
     let e = World::join(&env, Meter::default(), &Options::default()).map(|_| ()).unwrap_err();
     assert_eq!(e.exit_status(), 2);
     assert!(e.to_string().contains("2 of 4 ranks are on this host"), "{e}");
