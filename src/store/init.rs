@@ -19,14 +19,16 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
             let (mut at, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             while at < end {
                 let n = CHUNK.min(end - at);
-                for (i, x) in chunk[..n].iter_mut().enumerate() {
-                    *x = match segment.init {
-                        Init::Normal(std) => std * rng.normal((at - segment.start + i) as u64),
-                        Init::Constant(value) => value,
-                    };
+                let values = &mut chunk[..n];
+                match segment.init {
+                    Init::Normal(std) => {
+                        rng.normals((at - segment.start) as u64, values);
+                        values.iter_mut().for_each(|x| *x *= std);
+                    }
+                    Init::Constant(value) => values.fill(value),
                 }
                 let to = at - owned.start..at - owned.start + n;
-                dev.upload(bytemuck::cast_slice(&chunk[..n]), piece.master.reborrow().slice(to))?;
+                dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(to))?;
                 at += n;
             }
         }
