@@ -1,6 +1,7 @@
 //! What a rank holds for checkpoints, filled with numbers that name, group and index decide: any reader can tell whether
 //! an element came back right, whoever wrote it.
-use super::Rank;
+#![allow(dead_code)] // each test binary uses its part
+use super::{Rank, fsdp, ranks, sharded};
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Elem, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
@@ -10,6 +11,9 @@ use flatshard::optim::{Optimizer, Rule};
 use flatshard::store::Store;
 use flatshard::strategy::Strategy;
 use half::bf16;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 pub struct Held {
@@ -135,3 +139,35 @@ fn download<T: Elem + Default>(dev: &dyn Device, view: View) -> Result<Vec<T>> {
 }
 
 pub const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// So that the tiny models take several files.
+pub const SMALL: u64 = 20_000;
+
+pub fn plain() -> Arc<dyn Strategy> {
+    fsdp(sharded())
+}
+
+pub fn saved(world: usize, spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule, max: u64, dir: &Path, step: u64) {
+    ranks(world, |rank| {
+        let mut held = Held::new(&rank, spec, &**strategy, rule, max)?.fill()?;
+        held.optimizer.resume(step + 1000);
+        held.ckpt.save(dir, 9, &mut *held.store, &mut held.optimizer, &state(step))
+    });
+}
+
+/// What every rank of a world says when it loads `dir`, and whether it left the store alone.
+pub fn load(world: usize, spec: &Spec, rule: Rule, dir: &Path) -> Vec<(Result<()>, bool)> {
+    ranks(world, |rank| {
+        let mut held = Held::new(&rank, spec, &*plain(), rule, SMALL)?;
+        let result = held.ckpt.load(dir, &mut *held.store, &mut held.optimizer);
+        Ok((result.map(|_| ()), held.untouched()?))
+    })
+}
+
+pub fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+    entries.map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap_or_default())).collect()
+}
+pub fn listed(dir: &Path) -> Vec<String> {
+    contents(dir).into_keys().collect()
+}

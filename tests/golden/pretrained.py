@@ -1,0 +1,56 @@
+"""Models that change hands with Hugging Face transformers. Needs torch and transformers.
+
+    python pretrained.py make    writes pretrained/{llama,gpt}: what transformers saves (bf16), which tests/export.rs reads
+    python pretrained.py check   reads target/tmp/export/{llama,gpt}: what tests/export.rs saved when it last ran
+
+Both compare logits: `logits.json` beside the model holds tokens and the logits after each.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from make import gpt, llama, randomize
+from transformers import AutoModelForCausalLM
+
+HERE = Path(__file__).parent
+TOKENS = [5, 11, 0, 46, 23, 11, 7, 7, 30, 2, 19, 40]
+
+
+def logits(model, tokens):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([tokens])).logits[0].float()
+
+
+def make():
+    for name, build in [("llama", llama), ("gpt", gpt)]:
+        torch.manual_seed(8)
+        model = build()
+        randomize(model)
+        path = HERE / "pretrained" / name
+        said = logits(model, TOKENS).tolist()  # weights are exact in bf16, so fp32 logits are those of the file
+        model.bfloat16().save_pretrained(path)
+        (path / "generation_config.json").unlink(missing_ok=True)
+        (path / "logits.json").write_text(json.dumps({"tokens": TOKENS, "logits": said}) + "\n")
+        print("made", path)
+
+
+def check():
+    for name in ["llama", "gpt"]:
+        path = HERE.parent.parent / "target" / "tmp" / "export" / name
+        model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        for kind in ["missing_keys", "unexpected_keys", "mismatched_keys"]:
+            assert not info[kind], f"{name}: {kind}: {info[kind]}"
+        assert model.dtype == torch.float32, model.dtype
+        golden = json.loads((path.parent / f"{name}.logits.json").read_text())
+        ours, theirs = torch.tensor(golden["logits"]), logits(model, golden["tokens"])
+        difference = (ours - theirs).abs().max().item() / theirs.abs().max().item()
+        assert ours.shape == theirs.shape and difference < 2e-6, f"{name}: logits differ by {difference:.2e}"
+        print(f"{name}: {type(model).__name__} of transformers {transformers.__version__}, every key matched, "
+              f"logits differ by {difference:.1e} of their largest")
+
+
+if __name__ == "__main__":
+    {"make": make, "check": check}[sys.argv[1]]()

@@ -1,0 +1,134 @@
+//! A run that is saved, ended and taken up again is the run that never stopped: losses, norms, weights, moments and the
+//! order of the data, by bits.
+mod common;
+#[path = "common/held.rs"]
+mod held;
+
+use common::*;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{Checkpointer, TrainerState};
+use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Tokenizer};
+use flatshard::nn::Spec;
+use flatshard::store::ShardedOptions;
+use flatshard::strategy::{Engine, EngineOptions};
+use held::state;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+const ROWS: usize = 4;
+const ACCUM: usize = 2;
+
+/// Steps `from + 1..=to` of a run whose checkpoint of step `from` is in `dir`, unless `from` is 0. Saves at `save_at` and
+/// at the end. What every step reported: (loss, norm) as bits.
+fn run(
+    world: usize,
+    options: &EngineOptions,
+    from: Option<(&Path, u64)>,
+    to: u64,
+    save: &[(&Path, u64)],
+) -> Vec<(u64, u32)> {
+    let data = DataOptions {
+        paths: vec!["synthetic".into()],
+        tokenizer: Tokenizer::Bytes,
+        vocab: options.spec.vocab,
+        max_len: ROW,
+        max_samples: Some(60), // the run sees the end of an epoch and a new order
+        seed: options.seed,
+        cache_dir: std::env::temp_dir(),
+        cargo_home: None,
+    };
+    let source = Arc::new(Dataset::open(&data).unwrap());
+    let reports = ranks(world, |rank| {
+        let mut engine = Engine::new(rank.device.clone(), rank.group.clone(), options)?;
+        let loader = LoaderOptions {
+            batch_size: ROWS / world,
+            grad_accum: ACCUM,
+            dp_rank: rank.rank,
+            dp_size: world,
+            shuffle: true,
+            seed: options.seed,
+        };
+        let mut loader = Loader::new(source.clone(), loader)?;
+        let layouts = engine.decoder().layouts().to_vec();
+        let mut ckpt = Checkpointer::new(rank.device, rank.group, &options.spec, &layouts, options.rule.state())?;
+        let mut start = 0;
+        if let Some((dir, step)) = from {
+            let (store, optimizer) = engine.state();
+            let TrainerState { step: done, samples_consumed, .. } =
+                ckpt.load(&dir.join(format!("step-{step:08}")), store, optimizer)?;
+            loader.seek(samples_consumed);
+            start = done;
+        }
+        let mut batches = vec![MicroBatch::default(); ACCUM];
+        let mut reports = Vec::new();
+        for number in start + 1..=to {
+            batches.iter_mut().for_each(|b| loader.next(b));
+            let report = step(&mut engine, &batches, number)?;
+            reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
+            for (dir, _) in save.iter().filter(|(_, at)| *at == number) {
+                let (store, optimizer) = engine.state();
+                let now = TrainerState { samples_consumed: loader.position(), ..state(number) };
+                ckpt.save(dir, 2, store, optimizer, &now)?;
+            }
+        }
+        Ok(reports) as Result<_>
+    });
+    assert!(reports.iter().all(|r| *r == reports[0]), "ranks report different steps");
+    reports.into_iter().next().unwrap()
+}
+
+fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+    entries.map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())).collect()
+}
+
+#[test]
+fn ten_steps_are_five_a_checkpoint_and_five() {
+    let bf16 = ShardedOptions { dtype: DType::Bf16, grad_accum: ACCUM, ..sharded() };
+    let f32 = ShardedOptions { dtype: DType::F32, ..bf16.clone() };
+    let keep = ShardedOptions { reshard: false, ..bf16.clone() };
+    let runs = [
+        ("fsdp f32", 2, llama(), fsdp(f32.clone()), ADAMW),
+        ("fsdp f32 on 4, dropout", 4, gpt(), fsdp(f32), ADAMW),
+        ("fsdp bf16", 2, gpt(), fsdp(bf16), ADAMW),
+        ("fsdp bf16, SHARD_GRAD_OP, sgd", 4, llama(), fsdp(keep), SGD),
+        ("ddp f32", 2, gpt(), ddp(DType::F32), ADAMW),
+        ("ddp bf16, sgd", 1, llama(), ddp(DType::Bf16), SGD),
+    ];
+    for (name, world, spec, strategy, rule) in runs {
+        let options = EngineOptions { checkpoint: true, ..options(&spec, strategy, rule) };
+        let dir = tempfile::tempdir().unwrap();
+        let (never, again) = (dir.path().join("never stopped"), dir.path().join("taken up again"));
+        let whole = run(world, &options, None, 10, &[(&never, 5), (&never, 10)]);
+        let second = run(world, &options, Some((&never, 5)), 10, &[(&again, 10)]);
+        assert_eq!(whole[5..], second, "{name}: (loss, norm) of steps 6 to 10");
+        let (a, b) = (contents(&never.join("step-00000010")), contents(&again.join("step-00000010")));
+        assert!(a.keys().eq(b.keys()), "{name}");
+        for (file, bytes) in &a {
+            assert!(*bytes == b[file], "{name}: {file} differs");
+        }
+        assert_ne!(a["model.safetensors"], contents(&never.join("step-00000005"))["model.safetensors"]);
+        let losses: Vec<f64> = whole.iter().map(|s| f64::from_bits(s.0)).collect();
+        assert!(losses.windows(2).all(|w| w[0] != w[1]), "{name}: steps are alike: {losses:?}");
+    }
+}
+
+/// Another world and strategy: the weights are equal at load (tests/checkpoint.rs), the data go on where they stood, and
+/// only the order of sums differs from then on.
+#[test]
+fn another_world_goes_on_with_the_same_data() {
+    let spec = Spec { dropout: 0.0, ..llama() };
+    let sharded = fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() });
+    let dir = tempfile::tempdir().unwrap();
+    let whole = run(2, &options(&spec, sharded.clone(), ADAMW), None, 8, &[(dir.path(), 5)]);
+    for (world, strategy) in [(1, sharded.clone()), (4, sharded), (4, ddp(DType::F32))] {
+        let other = run(world, &options(&spec, strategy, ADAMW), Some((dir.path(), 5)), 8, &[]);
+        for (a, b) in whole[5..].iter().zip(&other) {
+            let (a, b) = (f64::from_bits(a.0), f64::from_bits(b.0));
+            assert!((a - b).abs() < 2e-5 * a, "{world} ranks: losses {a} and {b}");
+        }
+        assert_eq!(other.len(), 3);
+    }
+}
