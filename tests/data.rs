@@ -124,7 +124,7 @@ fn text_files_are_joined_in_sorted_order_by_end_of_text_tokens() {
     files.put("latin1", b"caf\xe9 au lait");
     files.put("empty", "");
     let data = files.open("", 1);
-    // A component at a time: a.txt, a/..., b.txt would depend on how '/' sorts; entries of a directory sort by name.
+    // The entries of a directory by name: `a` (and all in it), `a.txt`, `b.txt`.
     let stream: Vec<u32> = [&[0xc3, 0xa9, END][..], &[65, 65, END], &[66, 66, 66, END]].concat();
     let rows = rows(&data);
     assert_eq!(rows.iter().map(|r| r.0[0]).collect::<Vec<_>>(), stream[..stream.len() - 1]);

@@ -1,6 +1,6 @@
 //! Floor 5: from files to micro-batches. Never knows strategies, ranks beyond two numbers, or checkpoints' layout.
 //!
-//! One way through: [`corpus`] finds files, [`reader`] turns them into tokens once, [`cache`] keeps those as a mapped file,
+//! One way through: [`corpus`] finds files, `reader` turns them into tokens once, [`cache`] keeps those as a mapped file,
 //! [`Dataset`] cuts them into numbered rows of `max_len` tokens, and [`Loader`] hands each rank its rows. A row's number
 //! decides everything about it and a sample's number decides its row, so the whole state of a run's data is one number.
 pub mod cache;
