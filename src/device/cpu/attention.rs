@@ -1,7 +1,17 @@
-//! Flash-style attention, forward and backward, in tiles of f32. Never builds a T x T matrix.
-use super::simd::{exp, sum};
+//! Flash-style attention, forward and backward, in tiles of f32 (Dao et al. 2022). Never builds a T x T matrix.
+//!
+//! Work goes by document, key/value head, tile of keys, query head of the group, tile of queries: keys and values are
+//! converted (and transposed) once for all queries that see them. Tiles start at multiples of [`SIDE`] from the document's
+//! start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over keys (the
+//! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
+use super::gemm::Lines;
+use super::simd::{LANES, Level, exp, lane_sum, sum};
+use super::tile::{COLUMNS, Tile, product};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::Attention;
+
+/// Queries and keys of a tile. Four tiles of 64 x 64 f32 are 64 KiB: they stay in the second-level cache at worst.
+const SIDE: usize = 64;
 
 /// Rows of a `qkv` of `len` elements.
 pub fn rows(op: &'static str, a: &Attention, len: usize) -> Result<usize> {
@@ -21,63 +31,216 @@ pub fn documents<'a>(op: &'static str, cu_seqlens: &'a [u32], n: usize) -> Resul
     Err(Error::op(op, format!("cu_seqlens {cu_seqlens:?} does not rise from 0 to {n}, the rows")))
 }
 
-/// Reused between calls.
+/// Reused between calls; grows to the longest document.
 #[derive(Default)]
-pub struct Scratch {
-    scores: Vec<f32>,
-    out: Vec<f32>,
-    dk: Vec<f32>,
-    dv: Vec<f32>,
+pub struct Scratch(Lines);
+
+impl Scratch {
+    /// Slices of these lengths, whole cache lines each, of any content.
+    fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
+        let lens = lens.map(|len| len.next_multiple_of(LANES));
+        let mut rest = self.0.take(lens.iter().sum());
+        lens.map(|len| {
+            let (taken, left) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = left;
+            taken
+        })
+    }
+}
+
+/// Where the heads of a token stand in its row, and how wide they are in a tile.
+struct Heads {
+    row: usize,
+    dim: usize,
+    /// `dim` rounded up to whole columns of a tile product.
+    width: usize,
+    group: usize,
+    key: usize,
+    value: usize,
+}
+impl Heads {
+    fn new(a: &Attention) -> Heads {
+        let (dim, group) = (a.head_dim, a.heads / a.kv_heads);
+        let (key, value) = (a.heads * dim, (a.heads + a.kv_heads) * dim);
+        Heads { row: a.row(), dim, width: dim.next_multiple_of(COLUMNS), group, key, value }
+    }
+}
+
+/// `tile[r][c] = src[r * row + c]` for `dim` columns.
+#[inline(always)]
+fn load<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32], width: usize) {
+    for (src, tile) in src.chunks(row).zip(tile.chunks_exact_mut(width)).take(rows) {
+        for (x, t) in src[..dim].iter().zip(tile) {
+            *t = x.to_f32();
+        }
+    }
+}
+/// `tile[c][r] = src[r * row + c]`.
+#[inline(always)]
+fn load_transposed<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32]) {
+    for (r, src) in src.chunks(row).take(rows).enumerate() {
+        for (x, t) in src[..dim].iter().zip(tile.chunks_exact_mut(SIDE)) {
+            t[r] = x.to_f32();
+        }
+    }
+}
+/// `dst[r * row + c] = factor(r) * tile[r][c]`.
+#[inline(always)]
+fn store<T: Float>(
+    tile: &[f32],
+    width: usize,
+    dst: &mut [T],
+    row: usize,
+    rows: usize,
+    dim: usize,
+    factor: impl Fn(usize) -> f32,
+) {
+    for (r, (tile, dst)) in tile.chunks_exact(width).zip(dst.chunks_mut(row)).take(rows).enumerate() {
+        let factor = factor(r);
+        for (t, x) in tile.iter().zip(&mut dst[..dim]) {
+            *x = T::from_f32(t * factor);
+        }
+    }
+}
+
+/// One row of a tile of scores.
+type Row = [f32; SIDE];
+
+/// Keys that row `i` of a tile sees: all, or up to itself on the diagonal.
+#[inline(always)]
+fn visible(diagonal: bool, i: usize) -> usize {
+    if diagonal { i + 1 } else { SIDE }
 }
 
 #[inline(always)]
-pub fn forward<T: Float>(s: &mut Scratch, a: &Attention, cu: &[u32], qkv: &[T], o: &mut [T], lse: &mut [f32]) {
-    let (d, row, group) = (a.head_dim, a.row(), a.heads / a.kv_heads);
-    let n = o.len() / (a.heads * d);
-    s.out.resize(d, 0.0);
-    for doc in cu.windows(2) {
-        let (start, end) = (doc[0] as usize, doc[1] as usize);
-        s.scores.resize((end - start).max(s.scores.len()), 0.0);
-        for h in 0..a.heads {
-            let (k0, v0) = ((a.heads + h / group) * d, (a.heads + a.kv_heads + h / group) * d);
-            for i in start..end {
-                let q = &qkv[i * row + h * d..][..d];
-                let mut max = f32::NEG_INFINITY;
-                for j in start..=i {
-                    let k = &qkv[j * row + k0..][..d];
-                    let x = a.scale
-                        * sum(
-                            d,
-                            #[inline(always)]
-                            |c| q[c].to_f32() * k[c].to_f32(),
+fn row_max(row: &Row) -> f32 {
+    let mut max = [f32::NEG_INFINITY; LANES];
+    for x in row.as_chunks::<LANES>().0 {
+        for (max, &x) in max.iter_mut().zip(x) {
+            *max = if x > *max { x } else { *max };
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            max[i] = if max[i + half] > max[i] { max[i + half] } else { max[i] };
+        }
+        half /= 2;
+    }
+    max[0]
+}
+
+#[inline(always)]
+pub fn forward<T: Float>(
+    level: Level,
+    scratch: &mut Scratch,
+    a: &Attention,
+    documents: &[u32],
+    qkv: &[T],
+    o: &mut [T],
+    lse: &mut [f32],
+) {
+    let h = Heads::new(a);
+    let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
+    for document in documents.windows(2) {
+        let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
+        let padded = len.next_multiple_of(SIDE);
+        let [query, keys, values, scores, out, max, total] = scratch.take([
+            SIDE * h.width,
+            SIDE * h.dim,
+            SIDE * h.width,
+            SIDE * SIDE,
+            h.group * padded * h.width,
+            h.group * padded,
+            h.group * padded,
+        ]);
+        for kv in 0..a.kv_heads {
+            max.fill(f32::NEG_INFINITY);
+            total.fill(0.0);
+            for k0 in (0..len).step_by(SIDE) {
+                let k_rows = SIDE.min(len - k0);
+                let at = (start + k0) * h.row + kv * h.dim;
+                load_transposed(&qkv[at + h.key..], h.row, k_rows, h.dim, keys);
+                load(&qkv[at + h.value..], h.row, k_rows, h.dim, values, h.width);
+                for g in 0..h.group {
+                    for q0 in (k0..len).step_by(SIDE) {
+                        let q_rows = SIDE.min(len - q0);
+                        let head = kv * h.group + g;
+                        load(&qkv[(start + q0) * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
+                        product(
+                            level,
+                            [q_rows, k_rows, h.dim],
+                            Tile::new(query, h.width),
+                            keys,
+                            SIDE,
+                            scores,
+                            SIDE,
+                            false,
                         );
-                    s.scores[j - start] = x;
-                    max = max.max(x);
-                }
-                s.out.fill(0.0);
-                let mut total = 0.0;
-                for j in start..=i {
-                    let p = exp(s.scores[j - start] - max);
-                    total += p;
-                    for (out, v) in s.out.iter_mut().zip(&qkv[j * row + v0..][..d]) {
-                        *out += p * v.to_f32();
+                        let at = g * padded + q0;
+                        let out = &mut out[at * h.width..][..SIDE * h.width];
+                        let (max, total) = (&mut max[at..][..q_rows], &mut total[at..][..q_rows]);
+                        for (i, row) in scores.as_chunks_mut::<SIDE>().0.iter_mut().take(q_rows).enumerate() {
+                            let old = (max[i], total[i]);
+                            let factor;
+                            (max[i], total[i], factor) = online_softmax(row, visible(q0 == k0, i), a.scale, old);
+                            if k0 > 0 {
+                                out[i * h.width..][..h.width].iter_mut().for_each(|x| *x *= factor);
+                            }
+                        }
+                        product(
+                            level,
+                            [q_rows, h.dim, k_rows],
+                            Tile::new(scores, SIDE),
+                            values,
+                            h.width,
+                            out,
+                            h.width,
+                            k0 > 0,
+                        );
                     }
                 }
-                lse[h * n + i] = max + total.ln();
-                for (o, out) in o[(i * a.heads + h) * d..][..d].iter_mut().zip(&s.out) {
-                    *o = T::from_f32(out / total);
+            }
+            for g in 0..h.group {
+                let (head, at) = (kv * h.group + g, g * padded);
+                store(&out[at * h.width..], h.width, &mut o[start * o_row + head * h.dim..], o_row, len, h.dim, |i| {
+                    1.0 / total[at + i]
+                });
+                for i in 0..len {
+                    lse[head * n + start + i] = max[at + i] + total[at + i].ln();
                 }
             }
         }
     }
 }
 
+/// Turns raw products into weights relative to the new maximum. Returns it, the new total, and by what earlier weights
+/// shrink (Milakov & Gimelshein 2018).
+#[inline(always)]
+fn online_softmax(row: &mut Row, visible: usize, scale: f32, (max, total): (f32, f32)) -> (f32, f32, f32) {
+    for (j, x) in row.iter_mut().enumerate() {
+        *x = if j < visible { *x * scale } else { f32::NEG_INFINITY };
+    }
+    let tile_max = row_max(row);
+    let new_max = if tile_max > max { tile_max } else { max };
+    let mut sums = [0.0; LANES];
+    for x in row.as_chunks_mut::<LANES>().0 {
+        for (x, sum) in x.iter_mut().zip(&mut sums) {
+            *x = exp(*x - new_max);
+            *sum += *x;
+        }
+    }
+    let factor = exp(max - new_max);
+    (new_max, total.mul_add(factor, lane_sum(sums)), factor)
+}
+
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 pub fn backward<T: Float>(
-    s: &mut Scratch,
+    level: Level,
+    scratch: &mut Scratch,
     a: &Attention,
-    cu: &[u32],
+    documents: &[u32],
     qkv: &[T],
     o: &[T],
     lse: &[f32],
@@ -85,62 +248,92 @@ pub fn backward<T: Float>(
     delta: &mut [f32],
     dqkv: &mut [T],
 ) {
-    let (d, row, group) = (a.head_dim, a.row(), a.heads / a.kv_heads);
-    let n = o.len() / (a.heads * d);
-    s.out.resize(d, 0.0);
-    for doc in cu.windows(2) {
-        let (start, end) = (doc[0] as usize, doc[1] as usize);
+    let h = Heads::new(a);
+    let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
+    for head in 0..a.heads {
+        for i in 0..n {
+            let at = i * o_row + head * h.dim;
+            let (o, d_o) = (&o[at..][..h.dim], &d_o[at..][..h.dim]);
+            delta[head * n + i] = sum(
+                h.dim,
+                #[inline(always)]
+                |c| o[c].to_f32() * d_o[c].to_f32(),
+            );
+        }
+    }
+    for document in documents.windows(2) {
+        let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
+        let padded = len.next_multiple_of(SIDE);
+        let (tile, across) = (SIDE * h.width, SIDE * h.dim);
+        let [query, d_out, key, keys, values, dk, dv, weights, slopes, dq] = scratch.take([
+            tile,
+            tile,
+            tile,
+            across,
+            across,
+            tile,
+            tile,
+            SIDE * SIDE,
+            SIDE * SIDE,
+            h.group * padded * h.width,
+        ]);
         for kv in 0..a.kv_heads {
-            let (k0, v0) = ((a.heads + kv) * d, (a.heads + a.kv_heads + kv) * d);
-            for grad in [&mut s.dk, &mut s.dv] {
-                grad.clear();
-                grad.resize((end - start) * d, 0.0);
-            }
-            for h in kv * group..(kv + 1) * group {
-                for i in start..end {
-                    let q = &qkv[i * row + h * d..][..d];
-                    let (o, d_o) = (&o[(i * a.heads + h) * d..][..d], &d_o[(i * a.heads + h) * d..][..d]);
-                    let di = sum(
-                        d,
-                        #[inline(always)]
-                        |c| o[c].to_f32() * d_o[c].to_f32(),
-                    );
-                    delta[h * n + i] = di;
-                    s.out.fill(0.0);
-                    for j in start..=i {
-                        let (k, v) = (&qkv[j * row + k0..][..d], &qkv[j * row + v0..][..d]);
-                        let x = a.scale
-                            * sum(
-                                d,
-                                #[inline(always)]
-                                |c| q[c].to_f32() * k[c].to_f32(),
-                            );
-                        let p = exp(x - lse[h * n + i]);
-                        let dp = sum(
-                            d,
-                            #[inline(always)]
-                            |c| d_o[c].to_f32() * v[c].to_f32(),
-                        );
-                        let ds = p * (dp - di) * a.scale;
-                        let (dk, dv) = (&mut s.dk[(j - start) * d..][..d], &mut s.dv[(j - start) * d..][..d]);
-                        for c in 0..d {
-                            s.out[c] += ds * k[c].to_f32();
-                            dk[c] += ds * q[c].to_f32();
-                            dv[c] += p * d_o[c].to_f32();
+            for k0 in (0..len).step_by(SIDE) {
+                let k_rows = SIDE.min(len - k0);
+                let at = (start + k0) * h.row + kv * h.dim;
+                load(&qkv[at + h.key..], h.row, k_rows, h.dim, key, h.width);
+                load_transposed(&qkv[at + h.key..], h.row, k_rows, h.dim, keys);
+                load_transposed(&qkv[at + h.value..], h.row, k_rows, h.dim, values);
+                dk.fill(0.0);
+                dv.fill(0.0);
+                for g in 0..h.group {
+                    let head = kv * h.group + g;
+                    for q0 in (k0..len).step_by(SIDE) {
+                        let q_rows = SIDE.min(len - q0);
+                        let from = start + q0;
+                        load(&qkv[from * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
+                        load(&d_o[from * o_row + head * h.dim..], o_row, q_rows, h.dim, d_out, h.width);
+                        let across = [q_rows, k_rows, h.dim];
+                        product(level, across, Tile::new(query, h.width), keys, SIDE, weights, SIDE, false);
+                        product(level, across, Tile::new(d_out, h.width), values, SIDE, slopes, SIDE, false);
+                        let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
+                        for (i, (p, ds)) in weight_rows.iter_mut().zip(slope_rows).take(q_rows).enumerate() {
+                            let at = head * n + from + i;
+                            slope(p, ds, visible(q0 == k0, i), a.scale, lse[at], delta[at]);
                         }
-                    }
-                    for (dq, x) in dqkv[i * row + h * d..][..d].iter_mut().zip(&s.out) {
-                        *dq = T::from_f32(*x);
+                        let down = [k_rows, h.dim, q_rows];
+                        product(level, down, Tile::transposed(weights, SIDE), d_out, h.width, dv, h.width, true);
+                        product(level, down, Tile::transposed(slopes, SIDE), query, h.width, dk, h.width, true);
+                        let dq = &mut dq[(g * padded + q0) * h.width..][..tile];
+                        product(
+                            level,
+                            [q_rows, h.dim, k_rows],
+                            Tile::new(slopes, SIDE),
+                            key,
+                            h.width,
+                            dq,
+                            h.width,
+                            k0 > 0,
+                        );
                     }
                 }
+                store(dk, h.width, &mut dqkv[at + h.key..], h.row, k_rows, h.dim, |_| 1.0);
+                store(dv, h.width, &mut dqkv[at + h.value..], h.row, k_rows, h.dim, |_| 1.0);
             }
-            for (at, grad) in [(k0, &s.dk), (v0, &s.dv)] {
-                for (j, grad) in grad.chunks_exact(d).enumerate() {
-                    for (out, x) in dqkv[(start + j) * row + at..][..d].iter_mut().zip(grad) {
-                        *out = T::from_f32(*x);
-                    }
-                }
+            for g in 0..h.group {
+                let dq = &dq[g * padded * h.width..];
+                store(dq, h.width, &mut dqkv[start * h.row + (kv * h.group + g) * h.dim..], h.row, len, h.dim, |_| 1.0);
             }
         }
+    }
+}
+
+/// `p`: raw products to weights, exp(s - lse). `ds`: gradients of the weights to those of the raw products.
+#[inline(always)]
+fn slope(p: &mut Row, ds: &mut Row, visible: usize, scale: f32, lse: f32, delta: f32) {
+    for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
+        let weight = exp(p.mul_add(scale, -lse));
+        *p = if j < visible { weight } else { 0.0 };
+        *ds = if j < visible { weight * (*ds - delta) * scale } else { 0.0 };
     }
 }

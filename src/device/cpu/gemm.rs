@@ -73,15 +73,15 @@ struct Buffers {
 
 /// Memory in whole cache lines, so that no vector or tile row straddles two.
 #[derive(Default)]
-struct Lines(Vec<Line>);
+pub(super) struct Lines(Vec<Line>);
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+pub(super) struct Line([u8; 64]);
 
 impl Lines {
     /// Room for `len` elements, of any content.
-    fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
+    pub(super) fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if self.0.len() < lines {
             self.0.resize(lines, Line([0; 64]));

@@ -14,6 +14,7 @@ mod optim;
 mod reduce;
 mod rope;
 pub mod simd;
+mod tile;
 
 use self::simd::Level;
 use super::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, Rope, Sgd, View, ViewMut};
@@ -218,7 +219,7 @@ impl Device for CpuDevice {
         let documents = attention::documents(OP, cu_seqlens.host(OP)?, n)?;
         let scratch = &mut *lock(&self.attention);
         floats!(self, OP, qkv.dtype(), T =>
-            attention::forward::<T>(scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?))
+            attention::forward::<T>(self.level, scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?))
     }
     fn attention_backward(
         &self,
@@ -238,8 +239,7 @@ impl Device for CpuDevice {
         lengths(OP, &[("delta", delta.len(), stats), ("dqkv", dqkv.len(), qkv.len())])?;
         let documents = attention::documents(OP, cu_seqlens.host(OP)?, n)?;
         let scratch = &mut *lock(&self.attention);
-        floats!(self, OP, qkv.dtype(), T => attention::backward::<T>(
-            scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?, d_o.host(OP)?, delta.host(OP)?,
+        floats!(self, OP, qkv.dtype(), T => attention::backward::<T>(self.level, scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?, d_o.host(OP)?, delta.host(OP)?,
             dqkv.host(OP)?))
     }
 
