@@ -4,10 +4,11 @@ mod common;
 
 use common::*;
 use flatshard::base::{DType, Result};
-use flatshard::nn::Spec;
+use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
 use flatshard::strategy::{Engine, EngineOptions, Step};
+use std::collections::BTreeMap;
 
 /// FSDP with `options` against DDP, three steps, clipped.
 fn check(spec: &Spec, world: usize, rule: Rule, sharded: ShardedOptions) {
@@ -264,6 +265,37 @@ fn clipping_scales_the_update_to_the_norm() {
         assert!((moved(&free) / (0.01 * norm) - 1.0).abs() < 1e-3, "{} for norm {norm}", moved(&free));
         assert!((moved(&clipped) / (0.01 * 0.01) - 1.0).abs() < 1e-2, "{}", moved(&clipped));
     }
+}
+
+#[test]
+fn weight_decay_reaches_matrices_and_nothing_else() {
+    // One step from the same weights, with and without: they differ by lr * decay * weight, or not at all.
+    let (decay, lr) = (0.5, 0.01);
+    let adamw = |weight_decay| Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
+    let sgd = |weight_decay| Rule::Sgd { momentum: 0.9, weight_decay };
+    let layouts = Decoder::new(gpt()).unwrap().layouts().to_vec();
+    for (with, without) in [(adamw(decay), adamw(0.0)), (sgd(decay), sgd(0.0))] {
+        for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+            let run = |rule, steps| outcome(3, &options(&gpt(), strategy.clone(), rule), steps, 1).weights;
+            let (start, with, without) = (run(with, 0), run(with, 1), run(without, 1));
+            for segment in layouts.iter().flat_map(|l| &l.segments) {
+                let name = &segment.name;
+                let values = |of: &BTreeMap<String, Vec<u32>>| -> Vec<f32> {
+                    of[name].iter().map(|&bits| f32::from_bits(bits)).collect()
+                };
+                if !segment.decay {
+                    assert_eq!(values(&with), values(&without), "{name} is not to decay");
+                    continue;
+                }
+                for ((w, with), without) in values(&start).into_iter().zip(values(&with)).zip(values(&without)) {
+                    let expected = lr * decay * w;
+                    assert!((without - with - expected).abs() < 1e-6 + 1e-3 * expected.abs(), "{name}: {w}");
+                }
+            }
+        }
+    }
+    let decayed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.decay).count();
+    assert!(decayed > 0 && layouts.iter().flat_map(|l| &l.segments).any(|s| !s.decay));
 }
 
 #[test]
