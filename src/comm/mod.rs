@@ -3,8 +3,8 @@
 //! [Note: start, wait, release] A collective is started by one call and finished by another, so that it can overlap with
 //! compute whatever runs it. `all_gather` and friends enqueue after everything that this rank's compute stream was given so
 //! far, and return a [`Ticket`]. `wait(t)` makes the compute stream wait for the result (on the CPU: blocks until it is
-//! there). A gathered buffer that is no longer read is `release(t)`d; a buffer that was sent may be overwritten after
-//! `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
+//! there). A gathered buffer that is no longer read is `release(t)`d, and holds one gathered content at a time; a buffer that
+//! was sent may be overwritten after `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
 //! order. Buffers in flight are kept alive by the group.
 #![allow(unsafe_code)] // the communication floor: shared memory
 pub mod delayed;

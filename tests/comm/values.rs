@@ -54,17 +54,47 @@ fn all_gather_into_part_of_a_buffer_leaves_the_rest() {
         let mut full = g.alloc(DType::F32, 100, CommUse::Gathered, Category::Slots).unwrap();
         let mut shard = plain(DType::F32, 5);
         fill(&mut shard, |i| (1 + me * 5 + i) as f32);
-        let a = g.all_gather(T, shard.view(), full.view_mut().slice(10..25)).unwrap();
-        let b = g.all_gather(T, shard.view(), full.view_mut().slice(50..65)).unwrap();
-        g.wait(b).unwrap();
-        g.wait(a).unwrap();
+        for start in [10, 50] {
+            let t = g.all_gather(T, shard.view(), full.view_mut().slice(start..start + 15)).unwrap();
+            g.wait(t).unwrap();
+            g.release(t).unwrap();
+        }
         expect(&full, |i| match i {
             10..25 => (i - 9) as f32,
             50..65 => (i - 49) as f32,
             _ => 0.0,
         });
-        g.release(a).unwrap();
-        g.release(b).unwrap();
+        g.barrier(T).unwrap();
+    });
+}
+
+/// A content may be held for longer than the group remembers operations, and released before it is there.
+#[test]
+fn a_content_is_held_through_thousands_of_operations() {
+    world(2, |mesh| {
+        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Slots).unwrap();
+        let mut shard = plain(DType::F32, 4);
+        let mut value = plain(DType::F32, 1);
+        fill(&mut shard, |_| me as f32);
+        let held = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+        for _ in 0..3000 {
+            let t = g.all_reduce(T, value.view_mut(), Reduce::Sum).unwrap();
+            g.wait(t).unwrap();
+        }
+        g.wait(held).unwrap();
+        expect(&full, |i| (i / 4) as f32);
+        g.release(held).unwrap();
+        for round in 1..100 {
+            fill(&mut shard, |_| (round * 10 + me) as f32);
+            let early = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+            g.release(early).unwrap();
+            let next = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+            g.wait(next).unwrap();
+            expect(&full, |i| (round * 10 + i / 4) as f32);
+            g.release(next).unwrap();
+            g.wait(early).unwrap();
+        }
     });
 }
 

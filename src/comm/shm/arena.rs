@@ -105,6 +105,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
     /// `offset` is within the mapping or at its end.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.bytes, "offset {offset} of a mapping of {} bytes", self.bytes);

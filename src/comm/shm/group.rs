@@ -5,17 +5,14 @@
 //! operation starts (a peer has not released the buffer, the peers' gradients are not complete) is done by this rank's next
 //! call into the group. A rank that blocks moves on everything it has pending, in this and its other groups, until the one
 //! thing that it waits for is there. So waits can come in any order.
-use super::arena::{Mapping, PAGE, aligned};
+use super::arena::{PAGE, REGION};
+use super::buffer::{Request, Shared};
 use super::op::{Op, Step};
 use super::record::{Desc, Kind, Lanes, Phase, RING};
-use super::seat::{Held, Seat, lock};
-use super::sum::Sources;
-use crate::base::meter::Lease;
+use super::seat::{Seat, lock};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
-use crate::device::{Buf, View, ViewMut};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering::AcqRel};
+use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket};
+use crate::device::Buf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -26,8 +23,8 @@ pub(super) struct Hub {
     pub ranks: Vec<usize>,
     /// This rank's index among them.
     pub me: usize,
-    axis: Axis,
-    seat: Arc<Seat>,
+    pub axis: Axis,
+    pub seat: Arc<Seat>,
 }
 
 impl Hub {
@@ -55,14 +52,15 @@ impl Hub {
     }
 }
 
-/// A gather whose buffer some rank may still hold: bytes `start..end` of the group's buffers (see [`Group::place`]).
+/// What this rank has gathered and not released.
 struct Content {
     seq: u64,
-    start: u64,
-    end: u64,
+    tag: Tag,
+    buffer: Arc<Shared>,
+    content: u64,
 }
 
-struct Inner {
+pub(super) struct Inner {
     next: u64,
     /// Slot `seq % RING`, as in the arena.
     ring: Box<[Op]>,
@@ -82,40 +80,15 @@ struct Inner {
 }
 
 pub struct Group {
-    hub: Hub,
+    pub(super) hub: Hub,
     /// Region of the arena: distinguishes this rank's groups.
-    id: u64,
+    pub(super) id: u64,
     inner: Mutex<Inner>,
-}
-
-/// The owner behind a buffer of [`Collective::alloc`].
-struct Owner {
-    seat: Arc<Seat>,
-    mapping: Mapping,
-    /// File offset of the mapping.
-    offset: u64,
-    bytes: usize,
-    ranks: usize,
-    group: u64,
-    index: u64,
-    _lease: Lease,
-}
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.seat.drop_held(self.group, self.index);
-        // The first page counts the ranks that have dropped the buffer. The last one gives the memory back, and only the
-        // last: peers may still read.
-        // SAFETY: an atomic.
-        let dropped: &AtomicU32 = unsafe { self.mapping.shared(0) };
-        if dropped.fetch_add(1, AcqRel) + 1 == self.ranks as u32 {
-            self.seat.arena.punch(self.offset, self.bytes);
-        }
-    }
 }
 
 /// What a blocked rank waits for.
 #[derive(Clone, Copy)]
-enum Until {
+pub(super) enum Until {
     /// The slot for this operation is free.
     Room(u64),
     Complete(u64),
@@ -135,7 +108,7 @@ impl Group {
             next: 0,
             ring: (0..RING).map(|_| Op::none()).collect(),
             active: Vec::with_capacity(RING as usize),
-            contents: Vec::with_capacity(RING as usize),
+            contents: Vec::with_capacity(256),
             last_staged: None,
             allocs: 0,
             cursor: region + bytes.next_multiple_of(PAGE) as u64,
@@ -145,7 +118,7 @@ impl Group {
             failed: None,
         };
         let hub = Hub { lanes, ranks, me, axis, seat: seat.clone() };
-        let id = region / super::arena::REGION;
+        let id = region / REGION;
         let group = Arc::new(Group { hub, id, inner: Mutex::new(inner) });
         seat.enter(&group);
         Ok(group)
@@ -168,23 +141,16 @@ impl Group {
     }
     /// One look at every pending operation; true if any of them moved.
     fn sweep(&self, inner: &mut Inner) -> Result<bool> {
-        let Inner { ring, active, contents, in_flight, since, stats, failed, .. } = inner;
+        let Inner { ring, active, in_flight, since, stats, failed, .. } = inner;
         let (mut moved, mut mailbox_taken, mut i) = (false, false, 0);
         while let Some(&seq) = active.get(i) {
             let op = &mut ring[(seq % RING) as usize];
-            let mut free = true;
-            if op.step == Step::Write && op.desc.place != Desc::STAGED {
-                let (start, end) = self.content(op);
-                free = contents.iter().all(|c| {
-                    c.seq >= seq || c.end <= start || end <= c.start || self.hub.all_reached(c.seq, Phase::Retired)
-                });
-            }
             if op.step == Step::Mail && mailbox_taken {
                 i += 1;
                 continue;
             }
             let complete = op.complete;
-            match op.advance(&self.hub, free) {
+            match op.advance(&self.hub) {
                 Ok(m) => moved |= m,
                 Err(e) => {
                     if let Error::Comm { what, .. } = &e {
@@ -268,21 +234,22 @@ impl Group {
 
     fn timed_out(&self, inner: &mut Inner, until: Until, op: &'static str, tag: Tag) -> Error {
         let hub = &self.hub;
-        let (seq, phase, what) = match until {
-            Until::Room(seq) => (seq - RING, Phase::Retired, "has not finished an earlier operation: "),
+        let peers = |lacks: &dyn Fn(usize) -> bool| -> Vec<usize> {
+            (0..hub.size()).filter(|&r| r != hub.me && lacks(r)).collect()
+        };
+        let (missing, what) = match until {
+            Until::Room(seq) => {
+                let earlier = peers(&|r| !hub.reached(r, seq - RING, Phase::Retired));
+                (earlier, "has not finished an earlier operation: ")
+            }
             Until::Complete(seq) | Until::Sent(seq) => match self.op(inner, seq) {
-                Some(op) if op.step == Step::Write => {
-                    let (start, end) = self.content(op);
-                    let held = inner.contents.iter().find(|c| {
-                        c.seq < seq && start < c.end && c.start < end && !hub.all_reached(c.seq, Phase::Retired)
-                    });
-                    (held.map_or(seq, |c| c.seq), Phase::Retired, "still holds the gathered buffer: ")
+                Some(Op { step: Step::Write, into: Some((buffer, content)), .. }) => {
+                    (peers(&|r| !buffer.free_of(r, *content)), "still holds the gathered buffer: ")
                 }
-                Some(op) => (seq, op.awaited(), ""),
-                None => (seq, Phase::Done, ""),
+                Some(op) => (peers(&|r| !hub.reached(r, seq, op.awaited())), ""),
+                None => (vec![], ""),
             },
         };
-        let missing: Vec<usize> = (0..hub.size()).filter(|&r| !hub.reached(r, seq, phase)).collect();
         let names: Vec<String> = missing.iter().map(|&r| hub.ranks[r].to_string()).collect();
         let details: Vec<String> =
             missing.iter().map(|&r| format!("rank {}: {what}{}", hub.ranks[r], hub.lanes.last(r))).collect();
@@ -298,7 +265,7 @@ impl Group {
     }
 
     /// Runs `f` with the time that it takes counted as exposed.
-    fn call<T>(&self, f: impl FnOnce(&mut Inner) -> Result<T>) -> Result<T> {
+    pub(super) fn call<T>(&self, f: impl FnOnce(&mut Inner) -> Result<T>) -> Result<T> {
         let start = Instant::now();
         let mut inner = lock(&self.inner);
         let result = f(&mut inner);
@@ -307,7 +274,7 @@ impl Group {
     }
 
     /// `bytes`: received from peers, by the algorithm's count.
-    fn start(&self, op: Op, bytes: usize) -> Result<Ticket> {
+    pub(super) fn start(&self, op: Op, bytes: usize) -> Result<Ticket> {
         self.call(|inner| {
             inner.stats.bytes += bytes as u64;
             inner.stats.ops += 1;
@@ -323,18 +290,13 @@ impl Group {
         if op.step == Step::Mail {
             op.before = inner.last_staged.replace(seq);
         }
-        if op.step == Step::Write && op.desc.place != Desc::STAGED {
-            let (start, end) = self.content(&op);
-            let hub = &self.hub;
-            inner.contents.retain(|c| !hub.all_reached(c.seq, Phase::Retired));
-            let over = |c: &&Content| start < c.end && c.start < end && !hub.reached(hub.me, c.seq, Phase::Retired);
-            if let Some(held) = inner.contents.iter().find(over).and_then(|c| self.op(inner, c.seq))
-                && !held.released
-            {
+        if let Some((buffer, content)) = &mut op.into {
+            if let Some(held) = inner.contents.iter().find(|c| Arc::ptr_eq(&c.buffer, buffer)) {
                 let what = format!("this rank has not released what was gathered there before ({})", held.tag);
-                return Err(hub.error(name, tag, what));
+                return Err(self.hub.error(name, tag, what));
             }
-            inner.contents.push(Content { seq, start, end });
+            *content = buffer.begin();
+            inner.contents.push(Content { seq, tag, buffer: buffer.clone(), content: *content });
         }
         let phase = if matches!(op.step, Step::Reduce | Step::Meet) { Phase::Ready } else { Phase::Posted };
         self.hub.lanes.post(self.hub.me, seq, op.desc, phase);
@@ -360,7 +322,7 @@ impl Group {
     fn tag(&self, inner: &Inner, seq: u64) -> (&'static str, Tag) {
         self.op(inner, seq).map_or(("wait", Tag::new("operation", seq as usize)), |op| (op.kind.name(), op.tag))
     }
-    fn wait_until(&self, ticket: Ticket, until: fn(u64) -> Until) -> Result<()> {
+    pub(super) fn wait_until(&self, ticket: Ticket, until: fn(u64) -> Until) -> Result<()> {
         self.call(|inner| {
             let seq = self.seq(inner, "wait", ticket)?;
             let (op, tag) = self.tag(inner, seq);
@@ -368,219 +330,38 @@ impl Group {
         })
     }
 
-    fn refuse(&self, kind: Kind, tag: Tag, what: String) -> Error {
-        self.hub.error(kind.name(), tag, what)
-    }
-    /// Where a buffer is among this group's allocations with that usage: buffer index and byte, alike on all ranks.
-    /// Memory that all ranks share is refused unless it is to be gathered into: ranks would overwrite each other.
-    fn place(&self, kind: Kind, tag: Tag, ptr: *const u8, bytes: usize, usage: CommUse) -> Result<(u64, Sources)> {
-        let solo = if self.hub.size() == 1 { Sources::new(ptr, 0) } else { Sources::default() };
-        if bytes == 0 {
-            return Ok((Desc::STAGED, solo));
+    pub(super) fn release_in(&self, inner: &mut Inner, ticket: Ticket) -> Result<()> {
+        let seq = self.seq(inner, "release", ticket)?;
+        // Released before, or never to be: gathered through mailboxes.
+        let Some(at) = inner.contents.iter().position(|c| c.seq == seq) else { return Ok(()) };
+        let held = inner.contents.swap_remove(at);
+        let op = &mut inner.ring[(seq % RING) as usize];
+        if op.seq == seq && !op.complete {
+            op.released = true;
+        } else {
+            held.buffer.release(held.content);
+            self.hub.ring();
         }
-        match self.hub.seat.find(ptr, bytes) {
-            Some(held) if held.group == self.id && held.usage == usage => {
-                let at = ptr as usize - held.start;
-                Ok((held.index << 44 | at as u64, Sources::new((held.base + at) as *const u8, held.stride)))
-            }
-            Some(held) if held.usage == CommUse::Gathered => {
-                let what =
-                    "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
-                Err(self.refuse(kind, tag, what.into()))
-            }
-            _ => Ok((Desc::STAGED, solo)),
-        }
+        self.progress(inner)
     }
-    /// The bytes of the group's buffers that a gather in place writes.
-    fn content(&self, op: &Op) -> (u64, u64) {
-        (op.desc.place, op.desc.place + (op.bytes() * self.hub.size()) as u64)
+    /// Does not wait for the peers: allocations that differ show in a later call.
+    pub(super) fn alloc_in(
+        &self,
+        inner: &mut Inner,
+        dtype: DType,
+        len: usize,
+        usage: CommUse,
+        category: Category,
+    ) -> Result<Buf> {
+        let (hub, index) = (&self.hub, inner.allocs);
+        let mut op = Op::new(Kind::Alloc, Tag::new("buffer", index as usize), dtype, len, Step::Meet);
+        op.desc.arg = usage as u8;
+        let _ = self.start_in(inner, op)?;
+        inner.allocs += 1;
+        let request = Request { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: self.id, index };
+        Shared::alloc(&hub.seat, &mut inner.cursor, request)
     }
-    /// Whether an operation on a buffer with that place needs no mailbox.
-    fn direct(&self, place: u64) -> bool {
-        place != Desc::STAGED || self.hub.size() == 1
-    }
-    fn check_rank(&self, kind: Kind, tag: Tag, rank: usize) -> Result<()> {
-        match rank < self.hub.size() {
-            true => Ok(()),
-            false => Err(self.refuse(kind, tag, format!("no rank {rank} in a group of {}", self.hub.size()))),
-        }
-    }
-    fn check_dtypes(&self, kind: Kind, tag: Tag, a: DType, b: DType) -> Result<()> {
-        match a == b {
-            true => Ok(()),
-            false => Err(self.refuse(kind, tag, format!("from {a} into {b}"))),
-        }
-    }
-    fn check_lens(&self, kind: Kind, tag: Tag, shard: usize, full: usize) -> Result<()> {
-        let n = self.hub.size();
-        match shard * n == full {
-            true => Ok(()),
-            false => Err(self.refuse(
-                kind,
-                tag,
-                format!("full has {full} elements, {n} shards of {shard} are {}", n * shard),
-            )),
-        }
-    }
-}
-
-impl Collective for Group {
-    fn rank(&self) -> usize {
-        self.hub.me
-    }
-    fn size(&self) -> usize {
-        self.hub.size()
-    }
-    fn axis(&self) -> Axis {
-        self.hub.axis
-    }
-
-    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
-        self.call(|inner| {
-            let (hub, seat) = (&self.hub, &self.hub.seat);
-            let bytes = len * dtype.size();
-            let copies = if usage == CommUse::Gathered { 1 } else { hub.size() };
-            let stride = bytes.next_multiple_of(PAGE);
-            let index = inner.allocs;
-            let mut op = Op::new(Kind::Alloc, Tag::new("buffer", index as usize), dtype, len, Step::Meet);
-            op.desc.arg = usage as u8;
-            // Does not wait: a mismatch shows in a later call.
-            let _ = self.start_in(inner, op)?;
-
-            // A page in front counts the ranks that dropped the buffer.
-            let data = aligned(inner.cursor + PAGE as u64, bytes);
-            let (offset, total) = (data - PAGE as u64, PAGE + stride * copies);
-            let mapping = seat.arena.map(offset, total)?;
-            inner.allocs += 1;
-            inner.cursor = offset + total as u64;
-            let (base, mine) = (mapping.at(PAGE), mapping.at(PAGE + if copies > 1 { stride * hub.me } else { 0 }));
-            let (start, base) = (mine as usize, base as usize);
-            seat.hold(Held { start, bytes, usage, group: self.id, index, base, stride });
-            let counted = usage.counted(bytes, hub.size());
-            let owner = Owner {
-                seat: seat.clone(),
-                mapping,
-                offset,
-                bytes: total,
-                ranks: hub.size(),
-                group: self.id,
-                index,
-                _lease: seat.meter.lease(category, counted),
-            };
-            let ptr = NonNull::new(mine).ok_or_else(|| Error::op("alloc", "null page"))?;
-            // SAFETY: page-aligned, `bytes` of the mapping that `owner` holds; other ranks' accesses follow the protocol.
-            Ok(unsafe { Buf::from_raw(ptr, dtype, len, Arc::new(owner)) })
-        })
-    }
-
-    fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
-        let kind = Kind::AllGather;
-        self.check_dtypes(kind, tag, shard.dtype(), full.dtype())?;
-        self.check_lens(kind, tag, shard.len(), full.len())?;
-        let (place, _) = self.place(kind, tag, full.as_mut_ptr(), full.bytes(), CommUse::Gathered)?;
-        let mut op = Op::new(kind, tag, shard.dtype(), shard.len(), Step::Mail);
-        op.desc.place = place;
-        (op.src, op.dst, op.keep) = (shard.as_ptr(), full.as_mut_ptr(), [Some(shard.keep()), Some(full.keep())]);
-        if self.direct(place) {
-            op.step = Step::Write;
-            op.released = place == Desc::STAGED;
-            op.dst = op.dst.wrapping_add(self.hub.me * shard.bytes());
-        }
-        self.start(op, shard.bytes() * (self.size() - 1))
-    }
-
-    fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        let kind = Kind::ReduceScatter;
-        self.check_dtypes(kind, tag, full.dtype(), shard.dtype())?;
-        self.check_lens(kind, tag, shard.len(), full.len())?;
-        if full.dtype() != DType::F32 {
-            return Err(self.refuse(kind, tag, format!("reduces f32, got {}", full.dtype())));
-        }
-        self.place(kind, tag, shard.as_mut_ptr(), shard.bytes(), CommUse::Reduced)?;
-        let (place, sources) = self.place(kind, tag, full.as_mut_ptr(), full.bytes(), CommUse::Reduced)?;
-        let mut op = Op::new(kind, tag, DType::F32, shard.len(), Step::Mail);
-        op.desc.place = place;
-        op.accumulate = accumulate;
-        (op.src, op.dst, op.keep) = (full.as_mut_ptr(), shard.as_mut_ptr(), [Some(full.keep()), Some(shard.keep())]);
-        if self.direct(place) {
-            op.step = Step::Reduce;
-            op.sources = sources.offset(self.hub.me * shard.bytes());
-        }
-        self.start(op, shard.bytes() * (self.size() - 1))
-    }
-
-    fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
-        let kind = Kind::AllReduce;
-        if !matches!(buf.dtype(), DType::F32 | DType::F64) {
-            return Err(self.refuse(kind, tag, format!("reduces f32 or f64, got {}", buf.dtype())));
-        }
-        let (place, sources) = self.place(kind, tag, buf.as_mut_ptr(), buf.bytes(), CommUse::Reduced)?;
-        let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
-        op.desc.place = place;
-        op.desc.arg = reduce as u8;
-        op.reduce = reduce;
-        (op.src, op.dst, op.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
-        if self.direct(place) {
-            op.step = Step::Reduce;
-            op.sources = sources;
-        }
-        self.start(op, 2 * buf.bytes() * (self.size() - 1) / self.size())
-    }
-
-    fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
-        let kind = Kind::Broadcast;
-        self.check_rank(kind, tag, root)?;
-        self.place(kind, tag, buf.as_mut_ptr(), buf.bytes(), CommUse::Reduced)?;
-        let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
-        op.desc.to = root as u32;
-        (op.src, op.dst, op.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
-        if self.size() == 1 {
-            op.step = Step::Meet;
-        }
-        self.start(op, if root == self.rank() { 0 } else { buf.bytes() })
-    }
-
-    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
-        let kind = Kind::SendRecv;
-        self.check_rank(kind, tag, to)?;
-        self.check_rank(kind, tag, from)?;
-        self.check_dtypes(kind, tag, send.dtype(), recv.dtype())?;
-        if to == self.rank() && from == to && send.len() != recv.len() {
-            return Err(self.refuse(kind, tag, format!("{} elements into {}", send.len(), recv.len())));
-        }
-        self.place(kind, tag, recv.as_mut_ptr(), recv.bytes(), CommUse::Reduced)?;
-        let mut op = Op::new(kind, tag, send.dtype(), send.len(), Step::Mail);
-        (op.desc.to, op.desc.from, op.desc.recv_len) = (to as u32, from as u32, recv.len() as u64);
-        (op.src, op.dst, op.keep) = (send.as_ptr(), recv.as_mut_ptr(), [Some(send.keep()), Some(recv.keep())]);
-        self.start(op, if from == self.rank() { 0 } else { recv.bytes() })
-    }
-
-    fn barrier(&self, tag: Tag) -> Result<()> {
-        let ticket = self.start(Op::new(Kind::Barrier, tag, DType::U8, 0, Step::Meet), 0)?;
-        self.wait(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.wait_until(ticket, Until::Complete)
-    }
-    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
-        self.wait_until(ticket, Until::Sent)
-    }
-    fn release(&self, ticket: Ticket) -> Result<()> {
-        self.call(|inner| {
-            let seq = self.seq(inner, "release", ticket)?;
-            let op = &mut inner.ring[(seq % RING) as usize];
-            if op.seq == seq && !op.released {
-                op.released = true;
-                if op.step == Step::Held {
-                    op.retire(&self.hub);
-                    self.hub.ring();
-                }
-            }
-            self.progress(inner)
-        })
-    }
-    fn stats(&self) -> CommStats {
+    pub(super) fn stats_now(&self) -> CommStats {
         let inner = lock(&self.inner);
         let open = if inner.in_flight > 0 { inner.since.elapsed().as_secs_f64() } else { 0.0 };
         CommStats { in_flight_s: inner.stats.in_flight_s + open, ..inner.stats }

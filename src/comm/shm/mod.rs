@@ -8,9 +8,13 @@
 //! | `record` | what ranks publish about an operation, and the mailboxes |
 //! | `op` | the steps of each kind of operation |
 //! | `sum` | reductions in rank order |
-//! | `group` | the `Collective` |
+//! | `buffer` | what `alloc` gives: who still reads it, when its memory goes back |
+//! | `group` | progress, starts and waits |
+//! | `calls` | the `Collective` |
 //! | `rendezvous` | how ranks of other launchers find the arena |
 mod arena;
+mod buffer;
+mod calls;
 mod group;
 mod op;
 mod record;

@@ -5,6 +5,7 @@
 //! (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced` buffer reads
 //! the peers' buffers where they are. Everything else is *staged*: cut into rounds of a chunk, which go through the ranks'
 //! mailboxes. Staged operations of a group take the mailboxes one after the other, in the order in which they were started.
+use super::buffer::Shared;
 use super::group::Hub;
 use super::record::{CHUNK, Desc, Kind, Phase};
 use super::sum::{self, Sources};
@@ -30,8 +31,6 @@ pub(super) enum Step {
     Drain,
     /// Allocation, barrier: wait until all are here.
     Meet,
-    /// Gathered, to be released by the caller.
-    Held,
     Retired,
 }
 
@@ -46,7 +45,9 @@ pub(super) struct Op {
     pub step: Step,
     /// The result is there for the caller.
     pub complete: bool,
-    /// The caller has released the gathered buffer, or never has to.
+    /// Gather in place: the buffer, and as its how manieth content (Note in `buffer`).
+    pub into: Option<(Arc<Shared>, u64)>,
+    /// The caller has released that content already.
     pub released: bool,
     pub src: *const u8,
     pub dst: *mut u8,
@@ -75,7 +76,8 @@ impl Op {
             dtype,
             step,
             complete: false,
-            released: true,
+            into: None,
+            released: false,
             src: std::ptr::null(),
             dst: std::ptr::null_mut(),
             accumulate: false,
@@ -98,7 +100,7 @@ impl Op {
         self.desc.len as usize * self.dtype.size()
     }
     pub fn pending(&self) -> bool {
-        !matches!(self.step, Step::Held | Step::Retired)
+        self.step != Step::Retired
     }
     /// The phase that peers must reach for this step to end: for messages.
     pub fn awaited(&self) -> Phase {
@@ -114,24 +116,30 @@ impl Op {
         hub.publish(self.seq, Phase::Retired);
         self.step = Step::Retired;
         self.keep = [None, None];
+        self.into = None;
+    }
+    /// All ranks have released what the gather will overwrite.
+    fn free(&self, hub: &Hub) -> bool {
+        let free = |(buffer, content): &(Arc<Shared>, u64)| (0..hub.size()).all(|r| buffer.free_of(r, *content));
+        self.into.as_ref().is_none_or(free)
     }
 
-    /// Goes as far as it can. `free`: earlier contents of the gathered buffer are released by all ranks.
-    pub fn advance(&mut self, hub: &Hub, free: bool) -> Result<bool> {
+    /// Goes as far as it can.
+    pub fn advance(&mut self, hub: &Hub) -> Result<bool> {
         let before = self.step;
         loop {
             let step = self.step;
-            let moved = self.take_step(hub, free)?;
+            let moved = self.take_step(hub)?;
             if self.step == step {
                 return Ok(moved || step != before);
             }
         }
     }
 
-    fn take_step(&mut self, hub: &Hub, free: bool) -> Result<bool> {
+    fn take_step(&mut self, hub: &Hub) -> Result<bool> {
         let step = self.step;
         match step {
-            Step::Write if free => {
+            Step::Write if self.free(hub) => {
                 // SAFETY: `dst` is this rank's piece of the gathered buffer: all ranks have released it and only this one
                 // writes it; `src` is the shard, as long as the piece. They may not overlap: they are two borrows.
                 unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes()) };
@@ -140,10 +148,12 @@ impl Op {
             }
             Step::Collect if self.met(hub, Phase::Ready)? => {
                 self.complete = true;
-                match self.released {
-                    true => self.retire(hub),
-                    false => self.step = Step::Held,
+                if self.released
+                    && let Some((buffer, content)) = &self.into
+                {
+                    buffer.release(*content);
                 }
+                self.retire(hub);
             }
             Step::Reduce if self.met(hub, Phase::Ready)? => {
                 let (n, len) = (hub.size(), self.desc.len as usize);

@@ -11,7 +11,7 @@ use crate::comm::{Reduce, Tag};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Operations of one group that may be unfinished (or gathered and not released) at a time.
+/// Operations of one group that may be unfinished at a time.
 pub(super) const RING: u64 = 1024;
 /// Half a mailbox: one half is filled while peers read the other.
 pub(super) const CHUNK: usize = 256 << 10;
@@ -26,7 +26,7 @@ pub(super) enum Phase {
     Reduced,
     /// This rank has read all that it needs of its peers.
     Done,
-    /// This rank has no more to do with the operation, nor with the gathered buffer.
+    /// This rank has no more to do with the operation.
     Retired,
 }
 

@@ -6,10 +6,11 @@
 //! publishes, changes the bell, then reads `sleepers`. These four accesses to bell and sleepers are sequentially
 //! consistent, so either the ringer sees the sleeper and wakes it, or the kernel sees the changed bell and does not sleep.
 use super::arena::{Arena, Mapping};
+use super::buffer::Shared;
 use super::group::Group;
 use crate::base::{Error, Meter, Result};
-use crate::comm::CommUse;
 use rustix::thread::futex;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -29,21 +30,6 @@ struct Bell {
     pid: AtomicU32,
 }
 
-/// A live buffer of `Collective::alloc`: how a view's address becomes a place that all ranks of the group agree on.
-#[derive(Clone, Copy)]
-pub(super) struct Held {
-    /// This rank's buffer.
-    pub start: usize,
-    pub bytes: usize,
-    pub usage: CommUse,
-    /// Which group allocated it, and as its how manieth.
-    pub group: u64,
-    pub index: u64,
-    /// Address of rank 0's buffer, and the distance from one rank's to the next one's.
-    pub base: usize,
-    pub stride: usize,
-}
-
 pub(super) struct Seat {
     pub rank: usize,
     pub arena: Arc<Arena>,
@@ -53,7 +39,8 @@ pub(super) struct Seat {
     /// Spin rounds before sleeping: grows where spinning was enough, shrinks where it was not.
     spin: AtomicU32,
     spin_max: u32,
-    held: Mutex<Vec<Held>>,
+    /// Live buffers of this rank's groups.
+    held: Mutex<Vec<(Range<usize>, Weak<Shared>)>>,
     groups: Mutex<Vec<Weak<Group>>>,
 }
 
@@ -158,16 +145,19 @@ impl Seat {
         bell.sleepers.fetch_sub(1, SeqCst);
     }
 
-    pub fn hold(&self, held: Held) {
-        lock(&self.held).push(held);
+    pub fn hold(&self, buffer: &Arc<Shared>) {
+        lock(&self.held).push((buffer.range(), Arc::downgrade(buffer)));
     }
-    pub fn drop_held(&self, group: u64, index: u64) {
-        lock(&self.held).retain(|h| (h.group, h.index) != (group, index));
+    /// A buffer was dropped: forgets those that are gone.
+    pub fn drop_held(&self) {
+        lock(&self.held).retain(|(_, buffer)| buffer.strong_count() > 0);
     }
-    /// The live buffer of any of this rank's groups that holds `bytes` at `start`.
-    pub fn find(&self, start: *const u8, bytes: usize) -> Option<Held> {
-        let start = start as usize;
-        lock(&self.held).iter().find(|h| h.start <= start && start + bytes <= h.start + h.bytes).copied()
+    /// The live buffer, of any of this rank's groups, that holds `bytes` at `start`.
+    pub fn find(&self, start: *const u8, bytes: usize) -> Option<Arc<Shared>> {
+        let (start, end) = (start as usize, start as usize + bytes);
+        // Upgraded after the lock: were this the last holder by now, its drop would take the lock again.
+        let found = lock(&self.held).iter().find(|(range, _)| range.start <= start && end <= range.end).cloned();
+        found?.1.upgrade()
     }
 
     pub fn enter(&self, group: &Arc<Group>) {

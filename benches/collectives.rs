@@ -1,0 +1,103 @@
+//! Bandwidth of the collectives against a memcpy of the same bytes: two ranks, one thread each. `bytes` is that of the full
+//! buffer. A rank's own work: it copies its half into a gather; it reads both halves of the sum and writes one.
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use flatshard::base::{Category, DType, Meter};
+use flatshard::comm::{Collective, CommUse, MeshSizes, Reduce, Tag, shm};
+use flatshard::device::{Buf, Device, cpu::CpuDevice};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const T: Tag = Tag::new("bench", 0);
+
+/// One rank's buffers for full size `len` (f32).
+struct Rank<'a> {
+    group: &'a dyn Collective,
+    full: Buf,
+    grads: Buf,
+    shard: Buf,
+}
+
+impl<'a> Rank<'a> {
+    fn new(group: &'a dyn Collective, dev: &CpuDevice, len: usize) -> Rank<'a> {
+        let full = group.alloc(DType::F32, len, CommUse::Gathered, Category::Other).unwrap();
+        let grads = group.alloc(DType::F32, len, CommUse::Reduced, Category::Other).unwrap();
+        let shard = dev.alloc(DType::F32, len / group.size(), Category::Other).unwrap();
+        let mut rank = Rank { group, full, grads, shard };
+        for buf in [&mut rank.grads, &mut rank.shard] {
+            buf.view_mut().host::<f32>("fill").unwrap().fill(1e-6);
+        }
+        rank
+    }
+    fn all_gather(&mut self) {
+        let t = self.group.all_gather(T, self.shard.view(), self.full.view_mut()).unwrap();
+        self.group.wait(t).unwrap();
+        self.group.release(t).unwrap();
+    }
+    fn reduce_scatter(&mut self) {
+        let t = self.group.reduce_scatter(T, self.grads.view_mut(), self.shard.view_mut(), false).unwrap();
+        self.group.wait(t).unwrap();
+        self.group.wait_sent(t).unwrap();
+    }
+    fn all_reduce(&mut self) {
+        let t = self.group.all_reduce(T, self.grads.view_mut(), Reduce::Max).unwrap();
+        self.group.wait(t).unwrap();
+    }
+}
+
+/// The time of `n` operations of two ranks at once.
+fn timed(len: usize, n: u64, op: fn(&mut Rank)) -> Duration {
+    let meshes = shm::threads(MeshSizes::sharded(2), &[Meter::default(), Meter::default()]).unwrap();
+    std::thread::scope(|s| {
+        let ranks = meshes.into_iter().map(|mesh| {
+            s.spawn(move || {
+                let dev = CpuDevice::new(Meter::default());
+                let mut rank = Rank::new(&*mesh.fsdp, &dev, len);
+                op(&mut rank); // faults the pages in
+                mesh.fsdp.barrier(T).unwrap();
+                let start = Instant::now();
+                (0..n).for_each(|_| op(&mut rank));
+                start.elapsed()
+            })
+        });
+        let threads: Vec<_> = ranks.collect();
+        threads.into_iter().map(|t| t.join().unwrap()).max().unwrap()
+    })
+}
+
+/// Two threads that each copy half of the bytes.
+fn memcpy(len: usize, n: u64) -> Duration {
+    let copy = || {
+        let src = vec![1f32; len / 2];
+        let mut dst = vec![0f32; len / 2];
+        let start = Instant::now();
+        for _ in 0..n {
+            black_box(&mut dst).copy_from_slice(black_box(&src));
+        }
+        start.elapsed()
+    };
+    std::thread::scope(|s| {
+        let threads = [s.spawn(copy), s.spawn(copy)];
+        threads.into_iter().map(|t| t.join().unwrap()).max().unwrap()
+    })
+}
+
+fn collectives(c: &mut Criterion) {
+    let mut group = c.benchmark_group("two_ranks");
+    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
+    for bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20] {
+        let len = bytes / 4;
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(BenchmarkId::new("memcpy", bytes), |b| b.iter_custom(|n| memcpy(len, n)));
+        let ops: [(&str, fn(&mut Rank)); 3] = [
+            ("all_gather", Rank::all_gather),
+            ("reduce_scatter", Rank::reduce_scatter),
+            ("all_reduce", Rank::all_reduce),
+        ];
+        for (name, op) in ops {
+            group.bench_function(BenchmarkId::new(name, bytes), |b| b.iter_custom(|n| timed(len, n, op)));
+        }
+    }
+}
+
+criterion_group!(benches, collectives);
+criterion_main!(benches);

@@ -1,0 +1,147 @@
+//! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): where each rank's is, who still reads what was
+//! gathered, and when the memory goes back. Never waits.
+//!
+//! [Note: contents] A buffer that is gathered into holds one gathered content at a time. In the page in front of it each
+//! rank counts the contents that it has released. Every rank starts the same gathers into it, so gather k (from 0) may
+//! write when all ranks have released k contents. The counts only grow: a rank stores its own with Release after its last
+//! read, and a writer loads them with Acquire before it writes.
+use super::arena::{Mapping, PAGE, aligned};
+use super::record::Kind;
+use super::seat::Seat;
+use crate::base::meter::Lease;
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::CommUse;
+use crate::device::Buf;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// In front of each buffer, shared by all ranks: how many of them have dropped it.
+#[repr(C, align(64))]
+struct Front {
+    dropped: AtomicU32,
+}
+/// After that, one for each rank.
+#[repr(C, align(64))]
+struct Reader {
+    released: AtomicU64,
+}
+
+pub(super) struct Shared {
+    seat: Arc<Seat>,
+    /// The pages in front, then the buffer, or one for each rank.
+    mapping: Mapping,
+    file_offset: u64,
+    front: usize,
+    ranks: usize,
+    me: usize,
+    usage: CommUse,
+    /// The allocating group, and this as its how manieth buffer.
+    group: u64,
+    index: u64,
+    bytes: usize,
+    /// From one rank's buffer to the next one's.
+    stride: usize,
+    /// Gathers into this buffer that this rank has started.
+    started: AtomicU64,
+    _lease: Lease,
+}
+
+/// What a new buffer is to be, and where in the arena there is room for it.
+pub(super) struct Request {
+    pub dtype: DType,
+    pub len: usize,
+    pub usage: CommUse,
+    pub category: Category,
+    pub ranks: usize,
+    pub me: usize,
+    pub group: u64,
+    pub index: u64,
+}
+
+impl Shared {
+    /// The buffer in the group's region from `cursor` on, which moves behind it: alike on all ranks, since all of them
+    /// allocate the same in the same order.
+    pub fn alloc(seat: &Arc<Seat>, cursor: &mut u64, r: Request) -> Result<Buf> {
+        let bytes = r.len * r.dtype.size();
+        let front = (size_of::<Front>() + r.ranks * size_of::<Reader>()).next_multiple_of(PAGE);
+        let stride = if r.usage == CommUse::Gathered { 0 } else { bytes.next_multiple_of(PAGE) };
+        let copies = if r.usage == CommUse::Gathered { 1 } else { r.ranks };
+        let data = aligned(*cursor + front as u64, bytes);
+        let total = front + bytes.next_multiple_of(PAGE) * copies;
+        let file_offset = data - front as u64;
+        let shared = Arc::new(Shared {
+            seat: seat.clone(),
+            mapping: seat.arena.map(file_offset, total)?,
+            file_offset,
+            front,
+            ranks: r.ranks,
+            me: r.me,
+            usage: r.usage,
+            group: r.group,
+            index: r.index,
+            bytes,
+            stride,
+            started: AtomicU64::new(0),
+            _lease: seat.meter.lease(r.category, r.usage.counted(bytes, r.ranks)),
+        });
+        *cursor = file_offset + total as u64;
+        seat.hold(&shared);
+        let ptr = NonNull::new(shared.of(r.me)).ok_or_else(|| Error::op(Kind::Alloc.name(), "mapped at address 0"))?;
+        // SAFETY: page-aligned, `bytes` long, mapped as long as `shared` lives; other ranks' accesses follow the protocol.
+        Ok(unsafe { Buf::from_raw(ptr, r.dtype, r.len, shared) })
+    }
+    /// A rank's buffer.
+    pub fn of(&self, rank: usize) -> *mut u8 {
+        self.mapping.at(self.front + rank * self.stride)
+    }
+    /// Addresses of this rank's buffer.
+    pub fn range(&self) -> Range<usize> {
+        let start = self.of(self.me) as usize;
+        start..start + self.bytes
+    }
+    pub fn usage(&self) -> CommUse {
+        self.usage
+    }
+    pub fn group(&self) -> u64 {
+        self.group
+    }
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+    /// Names byte `at` of the buffer, alike on all ranks.
+    pub fn place(&self, at: usize) -> u64 {
+        self.index << 44 | at as u64
+    }
+
+    fn released(&self, rank: usize) -> &AtomicU64 {
+        // SAFETY: atomics.
+        let reader: &Reader = unsafe { self.mapping.shared(size_of::<Front>() + rank * size_of::<Reader>()) };
+        &reader.released
+    }
+    /// Counts a gather that this rank starts: the number of its content.
+    pub fn begin(&self) -> u64 {
+        self.started.fetch_add(1, Relaxed)
+    }
+    /// Whether `rank` has released all contents before this one.
+    pub fn free_of(&self, rank: usize, content: u64) -> bool {
+        self.released(rank).load(Acquire) >= content
+    }
+    /// This rank reads a content no more; all earlier ones it has released before.
+    pub fn release(&self, content: u64) {
+        self.released(self.me).store(content + 1, Release);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.seat.drop_held();
+        // SAFETY: atomics.
+        let front: &Front = unsafe { self.mapping.shared(0) };
+        // The last one gives the memory back, and only the last: peers may still read.
+        if front.dropped.fetch_add(1, AcqRel) + 1 == self.ranks as u32 {
+            self.seat.arena.punch(self.file_offset, self.mapping.bytes());
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The calls of a `Collective`: checks the operands, finds out whether peers reach them in place, and starts. Never waits but
+//! where the call says so.
+use super::buffer::Shared;
+use super::group::{Group, Until};
+use super::op::{Op, Step};
+use super::record::{Desc, Kind};
+use super::sum::Sources;
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
+use crate::device::{Buf, View, ViewMut};
+use std::sync::Arc;
+
+/// Where an operand is: in a buffer of the group, from a byte on, or elsewhere.
+struct Place {
+    buffer: Option<(Arc<Shared>, usize)>,
+    /// The ranks' operands; elsewhere only this rank's.
+    sources: Sources,
+}
+impl Place {
+    /// Alike on all ranks.
+    fn name(&self) -> u64 {
+        self.buffer.as_ref().map_or(Desc::STAGED, |(buffer, at)| buffer.place(*at))
+    }
+}
+
+impl Group {
+    fn refuse(&self, kind: Kind, tag: Tag, what: String) -> Error {
+        self.hub.error(kind.name(), tag, what)
+    }
+    /// Finds a buffer among those of the group with that usage. Memory that all ranks share is refused unless it is to be
+    /// gathered into: ranks would overwrite each other.
+    fn place(&self, kind: Kind, tag: Tag, view: &mut ViewMut, usage: CommUse) -> Result<Place> {
+        let start = view.as_mut_ptr().cast_const();
+        let elsewhere = Place { buffer: None, sources: Sources::new(start, 0) };
+        if view.is_empty() {
+            return Ok(elsewhere);
+        }
+        let Some(buffer) = self.hub.seat.find(start, view.bytes()) else { return Ok(elsewhere) };
+        if buffer.group() == self.id && buffer.usage() == usage {
+            let at = start as usize - buffer.range().start;
+            let sources = Sources::new(buffer.of(0).wrapping_add(at), buffer.stride());
+            return Ok(Place { buffer: Some((buffer, at)), sources });
+        }
+        if buffer.usage() == CommUse::Gathered {
+            let what = "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
+            return Err(self.refuse(kind, tag, what.into()));
+        }
+        Ok(elsewhere)
+    }
+    /// Whether an operation there needs no mailbox: peers reach the buffer, or there are none.
+    fn direct(&self, place: &Place) -> bool {
+        place.buffer.is_some() || self.hub.size() == 1
+    }
+    fn check_rank(&self, kind: Kind, tag: Tag, rank: usize) -> Result<()> {
+        match rank < self.hub.size() {
+            true => Ok(()),
+            false => Err(self.refuse(kind, tag, format!("no rank {rank} in a group of {}", self.hub.size()))),
+        }
+    }
+    fn check_dtypes(&self, kind: Kind, tag: Tag, a: DType, b: DType) -> Result<()> {
+        match a == b {
+            true => Ok(()),
+            false => Err(self.refuse(kind, tag, format!("from {a} into {b}"))),
+        }
+    }
+    fn check_lens(&self, kind: Kind, tag: Tag, shard: usize, full: usize) -> Result<()> {
+        let n = self.hub.size();
+        match shard * n == full {
+            true => Ok(()),
+            false => {
+                let what = format!("full has {full} elements, {n} shards of {shard} are {}", n * shard);
+                Err(self.refuse(kind, tag, what))
+            }
+        }
+    }
+}
+
+impl Collective for Group {
+    fn rank(&self) -> usize {
+        self.hub.me
+    }
+    fn size(&self) -> usize {
+        self.hub.size()
+    }
+    fn axis(&self) -> Axis {
+        self.hub.axis
+    }
+
+    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
+        self.call(|inner| self.alloc_in(inner, dtype, len, usage, category))
+    }
+
+    fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
+        let kind = Kind::AllGather;
+        self.check_dtypes(kind, tag, shard.dtype(), full.dtype())?;
+        self.check_lens(kind, tag, shard.len(), full.len())?;
+        let place = self.place(kind, tag, &mut full, CommUse::Gathered)?;
+        let mut op = Op::new(kind, tag, shard.dtype(), shard.len(), Step::Mail);
+        op.desc.place = place.name();
+        (op.src, op.dst, op.keep) = (shard.as_ptr(), full.as_mut_ptr(), [Some(shard.keep()), Some(full.keep())]);
+        if self.direct(&place) {
+            op.step = Step::Write;
+            op.dst = op.dst.wrapping_add(self.hub.me * shard.bytes());
+            op.into = place.buffer.map(|(buffer, _)| (buffer, 0));
+        }
+        self.start(op, shard.bytes() * (self.size() - 1))
+    }
+
+    fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
+        let kind = Kind::ReduceScatter;
+        self.check_dtypes(kind, tag, full.dtype(), shard.dtype())?;
+        self.check_lens(kind, tag, shard.len(), full.len())?;
+        if full.dtype() != DType::F32 {
+            return Err(self.refuse(kind, tag, format!("reduces f32, got {}", full.dtype())));
+        }
+        self.place(kind, tag, &mut shard, CommUse::Reduced)?;
+        let place = self.place(kind, tag, &mut full, CommUse::Reduced)?;
+        let mut op = Op::new(kind, tag, DType::F32, shard.len(), Step::Mail);
+        op.desc.place = place.name();
+        op.accumulate = accumulate;
+        (op.src, op.dst, op.keep) = (full.as_mut_ptr(), shard.as_mut_ptr(), [Some(full.keep()), Some(shard.keep())]);
+        if self.direct(&place) {
+            op.step = Step::Reduce;
+            op.sources = place.sources.offset(self.hub.me * shard.bytes());
+        }
+        self.start(op, shard.bytes() * (self.size() - 1))
+    }
+
+    fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
+        let kind = Kind::AllReduce;
+        if !matches!(buf.dtype(), DType::F32 | DType::F64) {
+            return Err(self.refuse(kind, tag, format!("reduces f32 or f64, got {}", buf.dtype())));
+        }
+        let place = self.place(kind, tag, &mut buf, CommUse::Reduced)?;
+        let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
+        op.desc.place = place.name();
+        op.desc.arg = reduce as u8;
+        op.reduce = reduce;
+        (op.src, op.dst, op.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
+        if self.direct(&place) {
+            op.step = Step::Reduce;
+            op.sources = place.sources;
+        }
+        self.start(op, 2 * buf.bytes() * (self.size() - 1) / self.size())
+    }
+
+    fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
+        let kind = Kind::Broadcast;
+        self.check_rank(kind, tag, root)?;
+        self.place(kind, tag, &mut buf, CommUse::Reduced)?;
+        let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
+        op.desc.to = root as u32;
+        (op.src, op.dst, op.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
+        if self.size() == 1 {
+            op.step = Step::Meet;
+        }
+        self.start(op, if root == self.rank() { 0 } else { buf.bytes() })
+    }
+
+    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
+        let kind = Kind::SendRecv;
+        self.check_rank(kind, tag, to)?;
+        self.check_rank(kind, tag, from)?;
+        self.check_dtypes(kind, tag, send.dtype(), recv.dtype())?;
+        if to == self.rank() && from == to && send.len() != recv.len() {
+            return Err(self.refuse(kind, tag, format!("{} elements into {}", send.len(), recv.len())));
+        }
+        self.place(kind, tag, &mut recv, CommUse::Reduced)?;
+        let mut op = Op::new(kind, tag, send.dtype(), send.len(), Step::Mail);
+        (op.desc.to, op.desc.from, op.desc.recv_len) = (to as u32, from as u32, recv.len() as u64);
+        (op.src, op.dst, op.keep) = (send.as_ptr(), recv.as_mut_ptr(), [Some(send.keep()), Some(recv.keep())]);
+        self.start(op, if from == self.rank() { 0 } else { recv.bytes() })
+    }
+
+    fn barrier(&self, tag: Tag) -> Result<()> {
+        let ticket = self.start(Op::new(Kind::Barrier, tag, DType::U8, 0, Step::Meet), 0)?;
+        self.wait(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.wait_until(ticket, Until::Complete)
+    }
+    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
+        self.wait_until(ticket, Until::Sent)
+    }
+    fn release(&self, ticket: Ticket) -> Result<()> {
+        self.call(|inner| self.release_in(inner, ticket))
+    }
+    fn stats(&self) -> CommStats {
+        self.stats_now()
+    }
+}
