@@ -82,10 +82,11 @@ impl Drop for Tiles {
 impl Block<bf16> for Tiles {
     /// 2 x 2 tiles of sums, 2 tiles of A and 2 of B: all eight, and one load for each product.
     const ROWS: usize = 32;
-    /// A panel of B (32 KB) stays in the first cache; one of A streams past it at 32 bytes a cycle.
-    const STEPS: usize = 16;
-    /// 512 rows x 512 bf16 = 512 KB of a second cache of 2 MB: B comes from the third but once for 512 rows.
-    const PANELS: usize = 16;
+    /// Panels of A and B (64 KB each) stream from the second cache, at up to 64 bytes a cycle. Shorter ones would come from
+    /// the first, but C would be read and written more often, from the third.
+    const STEPS: usize = 32;
+    /// 384 rows x 1024 bf16 = 768 KB of a second cache of 2 MB.
+    const PANELS: usize = 12;
 
     /// A step of A is 2 tiles of 16 rows of 64 bytes, one after the other. A step of B is 16 rows of 128 bytes: 2 tiles
     /// side by side. So is the block of sums: 2 x 2 tiles in rows of 128 bytes.

@@ -1,6 +1,6 @@
 //! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"):
-//! columns of B packed for all of k, rows of A packed by blocks that stay in the second cache, and C written once for
-//! each stretch of k. Never multiplies itself.
+//! a stretch of k at a time, columns of B are packed to stay in the third cache and rows of A to stay in the second, and C
+//! is written once for each stretch. Never multiplies itself.
 use super::Buffers;
 use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack_a, pack_b, prefetch, store};
 use crate::base::{DType, Elem};
@@ -22,7 +22,9 @@ pub(super) trait Block<E> {
 }
 
 /// Bytes of B packed at once: a share of the third cache.
-const PACKED_B: usize = 5 << 20;
+const PACKED_B: usize = 4 << 20;
+/// Rows and columns of sums that wait in f32 for the next stretch of k: 4 MB. Packing B anew every 1024 rows costs 2 %.
+const BAND: usize = 1024;
 
 /// # Safety
 /// AVX-512 F, BW, VL and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
@@ -39,57 +41,55 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
     let a = Operand { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
     let b = Operand { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
     let step = LANES * E::LANE;
-    let steps = k.div_ceil(step);
+    // One at least, so that k = 0 assigns zeros.
+    let steps = k.div_ceil(step).max(1);
     // Equal stretches of k, rather than full ones and a short one.
-    let stretch = steps.div_ceil(steps.div_ceil(K::STEPS).max(1)).max(1);
-    let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
-    let deep_panel = steps.max(1) * step * COLUMNS;
-    let wide = ((PACKED_B / size_of::<E>() / deep_panel).max(1) * COLUMNS).min(n.next_multiple_of(COLUMNS));
+    let stretch = steps.div_ceil(steps.div_ceil(K::STEPS));
+    let panel_b = stretch * step * COLUMNS;
     // Sums of several stretches stay in f32 until they are complete.
     let partial = C::DTYPE != DType::F32 && stretch < steps;
+    let wide = (PACKED_B / size_of::<E>() / panel_b * COLUMNS).min(if partial { BAND } else { usize::MAX });
+    let wide = wide.min(n.next_multiple_of(COLUMNS));
+    let high = if partial { m.min(BAND) } else { m };
+    let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
 
     let packed_a = buffers.a.take::<E>(tall * stretch * step).as_mut_ptr();
-    let packed_b = buffers.b.take::<E>(deep_panel * (wide / COLUMNS)).as_mut_ptr();
-    let block = buffers.c.take::<f32>(if partial { tall * wide } else { 0 }).as_mut_ptr();
+    let packed_b = buffers.b.take::<E>(wide / COLUMNS * panel_b).as_mut_ptr();
+    let band = buffers.c.take::<f32>(if partial { high * wide } else { 0 }).as_mut_ptr();
 
-    // SAFETY: all ranges lie within m, n and k, and the buffers were taken for these sizes.
-    unsafe {
+    for i0 in (0..m).step_by(high) {
         for j in (0..n).step_by(wide) {
-            let columns = wide.min(n - j);
-            pack_b(&b, j..j + columns, packed_b);
-            for i in (0..m).step_by(tall) {
-                let rows = tall.min(m - i);
-                let c = c.as_mut_ptr().add(i * ldc + j);
-                // Once at least, so that k = 0 assigns zeros.
-                for first in (0..steps.max(1)).step_by(stretch) {
+            let (high, columns) = (high.min(m - i0), wide.min(n - j));
+            // SAFETY: all ranges lie within m, n and k, and the buffers were taken for these sizes.
+            unsafe {
+                let c = c.as_mut_ptr().add(i0 * ldc + j);
+                for first in (0..steps).step_by(stretch) {
                     let last = steps.min(first + stretch);
-                    pack_a(&a, i..i + rows, first..last, K::ROWS, packed_a);
-                    let panels = Panels {
-                        a: packed_a,
-                        b: packed_b.add(first * step * COLUMNS),
-                        steps: last - first,
-                        between: deep_panel,
-                    };
-                    if partial {
-                        panels.multiply(kernel, rows, columns, block, wide, first > 0);
-                    } else {
-                        panels.multiply(kernel, rows, columns, c, ldc, accumulate || first > 0);
+                    pack_b(&b, j..j + columns, first..last, packed_b);
+                    for i in (0..high).step_by(tall) {
+                        let rows = tall.min(high - i);
+                        pack_a(&a, i0 + i..i0 + i + rows, first..last, K::ROWS, packed_a);
+                        let panels = Panels { a: packed_a, b: packed_b, steps: last - first };
+                        if partial {
+                            panels.multiply(kernel, rows, columns, band.add(i * wide), wide, first > 0);
+                        } else {
+                            panels.multiply(kernel, rows, columns, c.add(i * ldc), ldc, accumulate || first > 0);
+                        }
                     }
                 }
                 if partial {
-                    store(block, wide, rows, columns, c, ldc, accumulate);
+                    store(band, wide, high, columns, c, ldc, accumulate);
                 }
             }
         }
     }
 }
 
-/// What is packed: panels of A one after the other, panels of B `between` elements apart, both `steps` deep.
+/// Packed panels of A and of B, one after the other.
 struct Panels<E> {
     a: *const E,
     b: *const E,
     steps: usize,
-    between: usize,
 }
 
 /// The largest block product: 32 rows x 32 columns.
@@ -111,12 +111,12 @@ impl<E: Load> Panels<E> {
         const { assert!(K::ROWS <= 32) };
         let mut sums = Sums([0.0; 32 * COLUMNS]);
         let sums = sums.0.as_mut_ptr();
-        let panel_a = self.steps * LANES * E::LANE * K::ROWS;
+        let depth = self.steps * LANES * E::LANE;
         for j in (0..columns).step_by(COLUMNS) {
             for i in (0..rows).step_by(K::ROWS) {
                 // SAFETY: as for `product`.
                 unsafe {
-                    let (a, b) = (self.a.add(i / K::ROWS * panel_a), self.b.add(j / COLUMNS * self.between));
+                    let (a, b) = (self.a.add(i * depth), self.b.add(j * depth));
                     let (rows, columns) = (K::ROWS.min(rows - i), COLUMNS.min(columns - j));
                     prefetch(c.add(i * ldc + j), ldc, rows, columns);
                     kernel.multiply(a, b, self.steps, sums);

@@ -128,13 +128,13 @@ pub(super) unsafe fn pack_a<E: Load>(
     }
 }
 
-/// Packs columns of B, for all of k, into panels of [`COLUMNS`].
+/// Packs columns of B at some steps into panels of [`COLUMNS`].
 ///
 /// # Safety
 /// As for [`pack_a`], with 32 lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, out: *mut E) {
-    let (panels, steps) = (columns.len().div_ceil(COLUMNS), x.k.div_ceil(LANES * E::LANE));
+pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, steps: Range<usize>, out: *mut E) {
+    let panels = columns.len().div_ceil(COLUMNS);
     let step = |panel: usize, s: usize| {
         // Two vectors of 16 columns in each lane.
         for half in 0..2 {
@@ -142,17 +142,18 @@ pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, out:
             let count = columns.end.saturating_sub(first).min(16);
             // SAFETY: lines within `out`; what lies past the operand is masked.
             unsafe {
-                let tile = if x.along_k { transposed(along(x, first, count, s)) } else { across(x, first, count, s) };
-                let out = out.cast::<__m512i>().add((panel * steps + s) * COLUMNS + half);
+                let at = steps.start + s;
+                let tile = if x.along_k { transposed(along(x, first, count, at)) } else { across(x, first, count, at) };
+                let out = out.cast::<__m512i>().add((panel * steps.len() + s) * COLUMNS + half);
                 tile.iter().enumerate().for_each(|(lane, x)| out.add(2 * lane).write(*x));
             }
         }
     };
     // In the order of the source's memory.
     if x.along_k {
-        (0..panels).for_each(|panel| (0..steps).for_each(|s| step(panel, s)));
+        (0..panels).for_each(|panel| (0..steps.len()).for_each(|s| step(panel, s)));
     } else {
-        (0..steps).for_each(|s| (0..panels).for_each(|panel| step(panel, s)));
+        (0..steps.len()).for_each(|s| (0..panels).for_each(|panel| step(panel, s)));
     }
 }
 

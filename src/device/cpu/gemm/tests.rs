@@ -69,8 +69,8 @@ fn under_test() -> Vec<Under> {
     all
 }
 
-/// Odd sizes and edges of panels and tiles; then, for every kernel, more than one block of rows with more than one stretch
-/// of k, and (last) more than one block of columns.
+/// Odd sizes and edges of panels and tiles; then, for every kernel, several stretches of k with several blocks of rows, bands
+/// of rows, and blocks of columns.
 const SIZES: [[usize; 3]; 13] = [
     [1, 1, 1],
     [1, 40, 3],
@@ -81,10 +81,10 @@ const SIZES: [[usize; 3]; 13] = [
     [31, 17, 2],
     [47, 65, 97],
     [193, 96, 64],
-    [3, 70, 1100],
-    [200, 40, 1100],
-    [530, 31, 600],
-    [14, 70, 42_000],
+    [3, 70, 2100],
+    [400, 40, 1100],
+    [1030, 33, 1100],
+    [3, 2100, 1100],
 ];
 
 fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = Gemm> {
