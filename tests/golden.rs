@@ -1,5 +1,5 @@
-//! The model against PyTorch and Hugging Face transformers: loss, logits, every gradient and ten training steps of two tiny
-//! models. `tests/golden/make.py` made the files.
+//! The model against PyTorch and Hugging Face transformers: loss, logits, every gradient and ten training steps of two
+//! tiny models. `tests/golden/make.py` made the files.
 #[path = "common/plain.rs"]
 mod plain;
 
@@ -168,9 +168,9 @@ fn gpt_fp32_agrees_with_pytorch() {
     fp32_agrees(Arch::Gpt);
 }
 
-/// In bf16 we may be as far from PyTorch's fp32 as PyTorch's own bf16 is, twice for logits and three times for gradients: the
-/// rule of flash-attention's tests, in place of hand-picked tolerances. (The loss is a mean whose errors cancel by luck: it
-/// is held to the logits' bound.)
+/// In bf16 we may be as far from PyTorch's fp32 as PyTorch's own bf16 is, twice for logits and three times for
+/// gradients: the rule of flash-attention's tests, in place of hand-picked tolerances. (The loss is a mean whose errors
+/// cancel by luck: it is held to the logits' bound.)
 fn bf16_is_near(arch: Arch) {
     let mut model = Model::new(arch, DType::Bf16);
     let (loss, logits, grads) = model.errors();
@@ -197,8 +197,9 @@ fn gpt_bf16_is_as_near_as_pytorchs() {
     bf16_is_near(Arch::Gpt);
 }
 
-/// Ten losses and gradient norms of AdamW with clipping and with weight decay by the segment table. Measured: losses 3e-6,
-/// norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true gradient is zero.)
+/// Ten losses and gradient norms of AdamW with clipping and with weight decay by the segment table. Measured: losses
+/// 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true
+/// gradient is zero.)
 fn training_agrees(arch: Arch) {
     let Model { golden, dev, decoder, mut store, mut ws } = Model::new(arch, DType::F32);
     let alloc = |dtype, len| dev.alloc(dtype, len, Category::Optimizer).unwrap();

@@ -69,8 +69,8 @@ impl Model {
     }
 }
 
-/// Of finite differences. A longer step has more truncation, a shorter one more rounding (losses are computed in f32): errors
-/// are smallest about here, 1e-4 at worst.
+/// Of finite differences. A longer step has more truncation, a shorter one more rounding (losses are computed in f32):
+/// errors are smallest about here, 1e-4 at worst.
 const STEP: f32 = 1e-2;
 const TOLERANCE: f64 = 3e-4;
 
@@ -247,7 +247,8 @@ fn evaluation_agrees_with_training() {
     }
 }
 
-/// What one document's tokens lose does not depend on which documents are packed beside it, nor on the room around them.
+/// What one document's tokens lose does not depend on which documents are packed beside it, nor on the room around
+/// them.
 #[test]
 fn documents_are_independent() {
     for spec in [llama(), gpt()] {

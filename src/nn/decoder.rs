@@ -1,4 +1,5 @@
-//! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are kept.
+//! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are
+//! kept.
 use super::block::Block;
 use super::context::{Batch, Cx};
 use super::layout::Layout;

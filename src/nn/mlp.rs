@@ -1,5 +1,5 @@
-//! The feed-forward branch: `y = x + dropout(down(activation(norm(x))))`. Never keeps the activation: backward computes it
-//! again from the products that it came from.
+//! The feed-forward branch: `y = x + dropout(down(activation(norm(x))))`. Never keeps the activation: backward computes
+//! it again from the products that it came from.
 use super::context::{Cx, Place};
 use super::linear::Linear;
 use super::norm::Norm;

@@ -48,8 +48,8 @@ impl Root {
         }
     }
 
-    /// Adds the token losses of `x (N, C)` to `loss`, in chunks of rows. Each chunk goes backward at once where gradients are
-    /// asked for, so that no logits wait.
+    /// Adds the token losses of `x (N, C)` to `loss`, in chunks of rows. Each chunk goes backward at once where
+    /// gradients are asked for, so that no logits wait.
     pub fn loss(
         &self,
         cx: &Cx,

@@ -87,9 +87,9 @@ impl Spec {
     pub fn params(&self) -> usize {
         self.layouts().iter().map(Layout::params).sum()
     }
-    /// What a training step must compute for a token of a sequence of `seq`, whatever is computed twice: the definition of
-    /// MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq). Divided by seconds and by the
-    /// peak it is the MFU.
+    /// What a training step must compute for a token of a sequence of `seq`, whatever is computed twice: the definition
+    /// of MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq). Divided by seconds and
+    /// by the peak it is the MFU.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let attention = self.layers * 2 * 2 * self.heads * self.head_dim * seq;
         3 * (2 * self.params() + attention) as u64

@@ -47,9 +47,10 @@ impl Grads<'_> {
     }
 }
 
-/// Order of calls in a micro-batch: `acquire(ROOT)`; for each block in order acquire, release; `acquire(ROOT)` again for
-/// the head (it was never released; the call is cheap); then, training, blocks in reverse with [`Pass::Backward`]: acquire,
-/// grads, grads_ready, release; the root last. `grads(ROOT)` is called twice, by the head and by the embedding: zeroed once.
+/// Order of calls in a micro-batch: `acquire(ROOT)`; for each block in order acquire, release; `acquire(ROOT)` again
+/// for the head (it was never released; the call is cheap); then, training, blocks in reverse with [`Pass::Backward`]:
+/// acquire, grads, grads_ready, release; the root last. `grads(ROOT)` is called twice, by the head and by the
+/// embedding: zeroed once.
 pub trait ParamStore: Send {
     /// Gathered and readable; prefetches what comes next in this pass.
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>>;

@@ -1,8 +1,8 @@
 //! Every buffer that a pass needs besides weights and gradients, allocated once. Never grows.
 //!
-//! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are it.
-//! [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula and
-//! allocation cannot drift apart.
+//! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are
+//! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
+//! and allocation cannot drift apart.
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
@@ -159,10 +159,10 @@ pub struct Workspace<T = Tensor> {
     pub(super) dx: T,
 }
 
-/// Rows of a chunk of logits: at most 64 MiB of them, so that no more than that exists at a time, but at least 256 rows.
-/// The head's weight gradient reads and writes 8 bytes of f32 for every 2 R flops, so R rows give it R/4 flops a byte: 64
-/// at 256 rows, above the ratio of flops to memory bytes that a CPU core sustains in f32 (about 10) and near that of one
-/// with AMX. Chunks are equal but for rounding, so that none is a small rest.
+/// Rows of a chunk of logits: at most 64 MiB of them, so that no more than that exists at a time, but at least 256
+/// rows. The head's weight gradient reads and writes 8 bytes of f32 for every 2 R flops, so R rows give it R/4 flops a
+/// byte: 64 at 256 rows, above the ratio of flops to memory bytes that a CPU core sustains in f32 (about 10) and near
+/// that of one with AMX. Chunks are equal but for rounding, so that none is a small rest.
 pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
     const BYTES: usize = 64 << 20;
     const LEAST: usize = 256;

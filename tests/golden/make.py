@@ -1,9 +1,9 @@
 """Golden values from PyTorch and Hugging Face transformers for tests/golden.rs. To make them again: python make.py
 
-For each family a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
-and every gradient of one batch of documents, some targets ignored; loss and gradient norm of ten steps of AdamW over two
-batches in turn. The documents go through the model one by one, so packing is checked against no packing. For the bf16
-bounds: how far PyTorch's own bf16 is from its fp32.
+For each family a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits,
+loss and every gradient of one batch of documents, some targets ignored; loss and gradient norm of ten steps of AdamW
+over two batches in turn. The documents go through the model one by one, so packing is checked against no packing. For
+the bf16 bounds: how far PyTorch's own bf16 is from its fp32.
 """
 
 import json
