@@ -2,14 +2,15 @@
 //! prefetch or an extra gather.
 mod common;
 
-use common::probe::{Hook, Log, Probe, SEAMS, Watched};
+use common::probe::{Watched, words};
 use common::*;
 use flatshard::base::DType;
-use flatshard::base::rng::Rng;
+use flatshard::comm::delayed::Delayed;
+use flatshard::comm::recorder::{Log, Recorder};
+use flatshard::comm::seam::Seam;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
 use flatshard::strategy::{Engine, Step, Strategy};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when a
@@ -17,7 +18,7 @@ use std::time::Duration;
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
     let mut lines = ranks(3, |rank| {
         let log = Log::default();
-        let group = Probe::group(rank.group, log.clone(), Arc::new(|_| ()));
+        let group = Arc::new(Recorder::new(rank.group, log.clone()));
         let watched = Arc::new(Watched { inner: strategy.clone(), log: log.clone() });
         let options = options(&llama(), watched, SGD);
         let mut engine = Engine::new(rank.device, group, &options)?;
@@ -25,9 +26,9 @@ fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
         for number in 1..=3 {
             let batches: Vec<_> = (0..accum).map(|micro| batch(&options.spec, number, micro, rank.rank)).collect();
             let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
-            log.lock().unwrap().clear();
+            log.clear();
             engine.train_step(&batches, &Step { number, lr: 0.01, tokens })?;
-            lines.push(log.lock().unwrap().join(" "));
+            lines.push(words(&log));
         }
         Ok(lines)
     });
@@ -128,17 +129,11 @@ fn replicas_reduce_buckets_as_soon_as_they_are_complete() {
 
 #[test]
 fn delays_at_any_seam_change_no_bit() {
-    // Each rank sleeps 0 to 3 ms at each call of the delayed seams, so that every rank is ahead of every other now and then.
-    let delayed = |strategy: Arc<dyn Strategy>, seams: &'static [&'static str], accum: usize| {
+    // Up to 4 ms before and after each call of the delayed seams: every rank is ahead of every other now and then.
+    let delayed = |strategy: Arc<dyn Strategy>, seams: &[Seam], accum: usize| {
         let options = options(&llama(), strategy, SGD);
         let results = ranks(3, |rank| {
-            let (calls, rng) = (AtomicU64::new(0), Rng::new(11, rank.rank as u64));
-            let hook: Hook = Arc::new(move |seam| {
-                if seams.contains(&seam) {
-                    std::thread::sleep(Duration::from_micros(rng.u64(calls.fetch_add(1, Relaxed)) % 4 * 1000));
-                }
-            });
-            let group = Probe::group(rank.group, Log::default(), hook);
+            let group = Arc::new(Delayed::new(rank.group, 11, seams, Duration::from_millis(4)));
             let mut engine = Engine::new(rank.device, group, &options)?;
             let reports = train(&mut engine, &options.spec, 2, accum)?;
             Ok((reports, fragments(&mut engine)?))
@@ -153,9 +148,9 @@ fn delays_at_any_seam_change_no_bit() {
         [(fsdp(sharded()), 1), (fsdp(post), 1), (fsdp(each), 2), (fsdp(whole), 1), (ddp(DType::F32), 2)]
     {
         let expected = delayed(strategy.clone(), &[], accum);
-        for seam in SEAMS.chunks(1) {
-            assert_same_bits(&expected, &delayed(strategy.clone(), seam, accum), seam[0]);
+        for seam in Seam::ALL {
+            assert_same_bits(&expected, &delayed(strategy.clone(), &[seam], accum), &format!("{seam:?}"));
         }
-        assert_same_bits(&expected, &delayed(strategy, &SEAMS, accum), "all seams");
+        assert_same_bits(&expected, &delayed(strategy, &Seam::ALL, accum), "all seams");
     }
 }

@@ -51,7 +51,7 @@ impl Rng {
     /// Standard normal (Box-Muller): index `i` takes one of the two of its pair, so any index costs one philox.
     pub fn normal(&self, i: u64) -> f32 {
         let (r, t) = self.polar(i / 2);
-        (r * if i % 2 == 0 { t.cos() } else { t.sin() }) as f32
+        (r * if i.is_multiple_of(2) { t.cos() } else { t.sin() }) as f32
     }
     /// `out[i] = normal(start + i)`, at half the cost: both of a pair at once.
     pub fn normals(&self, start: u64, out: &mut [f32]) {

@@ -1,93 +1,24 @@
-//! A group and a store that pass everything through, and meanwhile record it or delay it.
+//! A store that notes what the model does with it, beside what a recording group notes.
 use flatshard::base::{Category, DType, Result};
-use flatshard::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
-use flatshard::device::{Buf, Device, View, ViewMut};
+use flatshard::comm::recorder::{Entry, Log};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{Collective, Tag};
+use flatshard::device::Device;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use flatshard::store::{Piece, Store};
 use flatshard::strategy::Strategy;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-/// Words in the order in which they happened on one rank: see [`Probe`].
-pub type Log = Arc<Mutex<Vec<String>>>;
-
-/// Called with the name of each operation of a group before it goes through: where delays come from.
-pub type Hook = Arc<dyn Fn(&'static str) + Send + Sync>;
-
-/// A group that writes `what` and unit of each operation that it starts: `gather3`, `reduce1`, `norm0`.
-pub struct Probe {
-    pub inner: Arc<dyn Collective>,
-    pub log: Log,
-    pub hook: Hook,
+/// Notes and started operations in order, each as purpose and number: `gather3 use2 norm0`.
+pub fn words(log: &Log) -> String {
+    let shown = |e: &Entry| !matches!(e.seam, Some(Seam::Alloc | Seam::Wait | Seam::Release | Seam::WaitSent));
+    let entries = log.entries();
+    let words: Vec<String> =
+        entries.iter().filter(|e| shown(e)).map(|e| format!("{}{}", e.tag.what, e.tag.unit)).collect();
+    words.join(" ")
 }
 
-impl Probe {
-    pub fn group(inner: Arc<dyn Collective>, log: Log, hook: Hook) -> Arc<dyn Collective> {
-        Arc::new(Probe { inner, log, hook })
-    }
-    fn start(&self, op: &'static str, tag: Tag) {
-        self.log.lock().unwrap().push(format!("{}{}", tag.what, tag.unit));
-        (self.hook)(op);
-    }
-}
-
-/// The places where a delay can change who is ahead.
-pub const SEAMS: [&str; 6] = ["all_gather", "reduce_scatter", "all_reduce", "wait", "release", "wait_sent"];
-
-impl Collective for Probe {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn axis(&self) -> Axis {
-        self.inner.axis()
-    }
-    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
-        self.inner.alloc(dtype, len, usage, category)
-    }
-    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
-        self.start("all_gather", tag);
-        self.inner.all_gather(tag, shard, full)
-    }
-    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        self.start("reduce_scatter", tag);
-        self.inner.reduce_scatter(tag, full, shard, accumulate)
-    }
-    fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket> {
-        self.start("all_reduce", tag);
-        self.inner.all_reduce(tag, buf, op)
-    }
-    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket> {
-        self.start("broadcast", tag);
-        self.inner.broadcast(tag, buf, root)
-    }
-    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket> {
-        self.start("send_recv", tag);
-        self.inner.send_recv(tag, to, send, from, recv)
-    }
-    fn barrier(&self, tag: Tag) -> Result<()> {
-        self.start("barrier", tag);
-        self.inner.barrier(tag)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        (self.hook)("wait");
-        self.inner.wait(ticket)
-    }
-    fn release(&self, ticket: Ticket) -> Result<()> {
-        (self.hook)("release");
-        self.inner.release(ticket)
-    }
-    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
-        (self.hook)("wait_sent");
-        self.inner.wait_sent(ticket)
-    }
-    fn stats(&self) -> CommStats {
-        self.inner.stats()
-    }
-}
-
-/// A strategy whose store writes `use3` when layer 3's weights are handed out, `grads3` when its gradient buffer is.
+/// A strategy whose store notes `use3` when layer 3's weights are handed out, `grads3` when its gradient buffer is.
 pub struct Watched {
     pub inner: Arc<dyn Strategy>,
     pub log: Log,
@@ -117,8 +48,8 @@ struct WatchedStore {
 }
 
 impl WatchedStore {
-    fn note(&self, what: &str, layer: usize) {
-        self.log.lock().unwrap().push(format!("{what}{layer}"));
+    fn note(&self, what: &'static str, layer: usize) {
+        self.log.note(Tag::new(what, layer));
     }
 }
 
@@ -126,7 +57,7 @@ impl ParamStore for WatchedStore {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
         let log = self.log.clone();
         let weights = self.inner.acquire(layer, pass)?;
-        log.lock().unwrap().push(format!("use{layer}"));
+        log.note(Tag::new("use", layer));
         Ok(weights)
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
