@@ -140,7 +140,8 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     saved(1, &spec, &plain(), ADAMW, SMALL, dir.path(), 1);
     let path = dir.path().join("step-00000001");
-    let refusals: [(Spec, Rule, &[&str]); 6] = [
+    let refusals: [(Spec, Rule, &[&str]); 7] = [
+        (Spec { vocab: 20, dim: 61, ..spec.clone() }, ADAMW, &["embed_tokens.weight", "[61, 20]", "[20, 61]"]),
         (Spec { ff: 48, ..spec.clone() }, ADAMW, &["gate_proj.weight", "[44, 20]", "[48, 20]"]),
         (Spec { layers: 5, ..spec.clone() }, ADAMW, &["no file holds tensor model.layers.4."]),
         (Spec { layers: 3, ..spec.clone() }, ADAMW, &["holds tensor", "layers.3.", "does not have"]),
