@@ -12,7 +12,7 @@ use super::record::{Desc, Kind, Lanes, Phase, RING};
 use super::seat::{Seat, lock};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket};
-use crate::device::Buf;
+use crate::device::{Buf, cpu::simd::Level};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ pub(super) struct Hub {
     /// This rank's index among them.
     pub me: usize,
     pub axis: Axis,
+    pub level: Level,
     pub seat: Arc<Seat>,
 }
 
@@ -117,7 +118,7 @@ impl Group {
             stats: CommStats::default(),
             failed: None,
         };
-        let hub = Hub { lanes, ranks, me, axis, seat: seat.clone() };
+        let hub = Hub { lanes, ranks, me, axis, level: Level::best(), seat: seat.clone() };
         let id = region / REGION;
         let group = Arc::new(Group { hub, id, inner: Mutex::new(inner) });
         seat.enter(&group);

@@ -7,6 +7,7 @@
 //! | `seat` | one rank: its bell (futex), the abort word, its live buffers |
 //! | `record` | what ranks publish about an operation, and the mailboxes |
 //! | `op` | the steps of each kind of operation |
+//! | `mail` | the steps that go through mailboxes |
 //! | `sum` | reductions in rank order |
 //! | `buffer` | what `alloc` gives: who still reads it, when its memory goes back |
 //! | `group` | progress, starts and waits |
@@ -16,6 +17,7 @@ mod arena;
 mod buffer;
 mod calls;
 mod group;
+mod mail;
 mod op;
 mod record;
 mod rendezvous;

@@ -4,11 +4,11 @@
 //! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own piece
 //! (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced` buffer reads
 //! the peers' buffers where they are. Everything else is *staged*: cut into rounds of a chunk, which go through the ranks'
-//! mailboxes. Staged operations of a group take the mailboxes one after the other, in the order in which they were started.
+//! mailboxes (`mail`).
 use super::buffer::Shared;
 use super::group::Hub;
-use super::record::{CHUNK, Desc, Kind, Phase};
-use super::sum::{self, Sources};
+use super::record::{Desc, Kind, Phase};
+use super::sum::{Fold, Sources};
 use crate::base::{DType, Error, Result};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
@@ -58,8 +58,9 @@ pub(super) struct Op {
     pub keep: Keep,
     /// The staged operation before this one: its mailboxes must be read empty.
     pub before: Option<u64>,
-    wrote: u32,
-    read: u32,
+    /// Rounds that went into the own mailbox, and that were read from the senders'.
+    pub wrote: u32,
+    pub read: u32,
     matched: bool,
 }
 
@@ -118,6 +119,9 @@ impl Op {
         self.keep = [None, None];
         self.into = None;
     }
+    pub fn fold(&self, hub: &Hub) -> Fold {
+        Fold { level: hub.level, dtype: self.dtype, op: self.reduce, accumulate: self.accumulate }
+    }
     /// All ranks have released what the gather will overwrite.
     fn free(&self, hub: &Hub) -> bool {
         let free = |(buffer, content): &(Arc<Shared>, u64)| (0..hub.size()).all(|r| buffer.free_of(r, *content));
@@ -156,10 +160,9 @@ impl Op {
                 self.retire(hub);
             }
             Step::Reduce if self.met(hub, Phase::Ready)? => {
-                let (n, len) = (hub.size(), self.desc.len as usize);
                 if self.kind == Kind::ReduceScatter {
                     // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
-                    unsafe { sum::sum_f32(self.dst, self.sources, n, len, self.accumulate) };
+                    unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.bytes()) };
                     self.complete = true;
                     hub.publish(self.seq, Phase::Done);
                     self.step = Step::Drain;
@@ -203,7 +206,7 @@ impl Op {
     }
 
     /// Whether all peers have come to `phase`. Compares each peer's record as soon as it is there.
-    fn met(&mut self, hub: &Hub, phase: Phase) -> Result<bool> {
+    pub fn met(&mut self, hub: &Hub, phase: Phase) -> Result<bool> {
         let (mut all, mut posted) = (true, true);
         for peer in (0..hub.size()).filter(|&r| r != hub.me) {
             let record = hub.lanes.record(peer, self.seq);
@@ -243,131 +246,7 @@ impl Op {
         if hub.size() > 1 {
             // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
             // they leave alone until they have seen that; `dst` is the lent buffer.
-            unsafe {
-                sum::reduce(self.dtype, self.reduce, self.dst.add(at), self.sources.offset(at), hub.size(), bytes)
-            };
-        }
-    }
-}
-
-/// Staged operations. Who writes its mailbox, who reads whose: everyone everyone's, but for a broadcast (the root's) and
-/// send_recv (pairs).
-impl Op {
-    /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
-    fn cell(&self, hub: &Hub) -> usize {
-        match self.kind {
-            Kind::ReduceScatter => (CHUNK / hub.size()) & !63,
-            _ => CHUNK,
-        }
-    }
-    fn rounds_out(&self, hub: &Hub) -> u32 {
-        match self.kind {
-            Kind::Broadcast if hub.me != self.desc.to as usize => 0,
-            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
-        }
-    }
-    fn rounds_in(&self, hub: &Hub) -> u32 {
-        match self.kind {
-            Kind::Broadcast if hub.me == self.desc.to as usize => 0,
-            Kind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
-            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
-        }
-    }
-    fn reads_me(&self, hub: &Hub, peer: usize) -> bool {
-        match self.kind {
-            Kind::Broadcast => peer != hub.me,
-            Kind::SendRecv => peer == self.desc.to as usize,
-            _ => true,
-        }
-    }
-    fn sends_me(&self, peer: usize) -> bool {
-        match self.kind {
-            Kind::Broadcast => peer == self.desc.to as usize,
-            Kind::SendRecv => peer == self.desc.from as usize,
-            _ => true,
-        }
-    }
-
-    fn rounds(&mut self, hub: &Hub) -> Result<bool> {
-        let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
-        let mut moved = false;
-        loop {
-            let (wrote, read) = (self.wrote, self.read);
-            if wrote < out && self.mailbox_free(hub) {
-                self.fill(hub);
-                self.wrote += 1;
-                hub.lanes.record(hub.me, self.seq).wrote.store(self.wrote, std::sync::atomic::Ordering::Release);
-            }
-            if read < inn && self.met(hub, Phase::Posted)? && self.round_there(hub) {
-                self.empty(hub);
-                self.read += 1;
-                hub.lanes.record(hub.me, self.seq).read.store(self.read, std::sync::atomic::Ordering::Release);
-            }
-            if (wrote, read) == (self.wrote, self.read) {
-                return Ok(moved);
-            }
-            moved = true;
-        }
-    }
-    /// The half for the next round is read empty by all its readers.
-    fn mailbox_free(&self, hub: &Hub) -> bool {
-        (0..hub.size()).all(|r| {
-            let record = hub.lanes.record(r, self.seq);
-            // Two rounds fit in; before the first ones, the operation before this one must be over.
-            let earlier = self.wrote >= 2 || self.before.is_none_or(|b| r == hub.me || hub.reached(r, b, Phase::Done));
-            earlier
-                && (self.wrote < 2
-                    || !self.reads_me(hub, r)
-                    || record.reached(self.seq, Phase::Posted)
-                        && record.read.load(std::sync::atomic::Ordering::Acquire) + 1 >= self.wrote)
-        })
-    }
-    fn round_there(&self, hub: &Hub) -> bool {
-        (0..hub.size())
-            .filter(|&r| self.sends_me(r))
-            .all(|r| hub.lanes.record(r, self.seq).wrote.load(std::sync::atomic::Ordering::Acquire) > self.read)
-    }
-
-    fn fill(&self, hub: &Hub) {
-        let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
-        let at = self.wrote as usize * cell;
-        let bytes = cell.min(self.bytes() - at);
-        let parts = if self.kind == Kind::ReduceScatter { hub.size() } else { 1 };
-        for part in 0..parts {
-            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent input
-            // (of `parts * self.bytes()` bytes).
-            unsafe {
-                let src = self.src.add(part * self.bytes() + at);
-                std::ptr::copy_nonoverlapping(src, mail.add(part * cell), bytes);
-            }
-        }
-    }
-    fn empty(&self, hub: &Hub) {
-        let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
-        let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
-        let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
-        let total =
-            if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
-        let (n, bytes) = (hub.size(), cell.min(total - at));
-        // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
-        unsafe {
-            match self.kind {
-                Kind::AllGather => {
-                    for r in 0..n {
-                        std::ptr::copy_nonoverlapping(mail(r), self.dst.add(r * total + at), bytes);
-                    }
-                }
-                Kind::ReduceScatter => {
-                    let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
-                    sum::sum_f32(self.dst.add(at), sources, n, bytes / 4, self.accumulate);
-                }
-                Kind::AllReduce => {
-                    sum::reduce(self.dtype, self.reduce, self.dst.add(at), Sources::new(mail(0), stride), n, bytes)
-                }
-                Kind::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
-                Kind::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),
-                Kind::Alloc | Kind::Barrier => {}
-            }
+            unsafe { self.fold(hub).run(self.dst.add(at), self.sources.offset(at), hub.size(), bytes) };
         }
     }
 }

@@ -1,0 +1,131 @@
+//! Staged operations: rounds through the ranks' mailboxes, for buffers that peers cannot reach. Never blocks.
+//!
+//! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv (pairs).
+//! The operations take the mailboxes one after the other, in the order in which they were started. A mailbox has two
+//! halves, so that a rank fills one while its peers read the other; `wrote` and `read` in the records count the rounds.
+use super::group::Hub;
+use super::op::Op;
+use super::record::{CHUNK, Kind, Phase};
+use super::sum::Sources;
+use crate::base::Result;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+impl Op {
+    /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
+    fn cell(&self, hub: &Hub) -> usize {
+        match self.kind {
+            Kind::ReduceScatter => (CHUNK / hub.size()) & !63,
+            _ => CHUNK,
+        }
+    }
+    pub fn rounds_out(&self, hub: &Hub) -> u32 {
+        match self.kind {
+            Kind::Broadcast if hub.me != self.desc.to as usize => 0,
+            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
+        }
+    }
+    pub fn rounds_in(&self, hub: &Hub) -> u32 {
+        match self.kind {
+            Kind::Broadcast if hub.me == self.desc.to as usize => 0,
+            Kind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
+            _ => self.bytes().div_ceil(self.cell(hub)) as u32,
+        }
+    }
+    fn reads_me(&self, hub: &Hub, peer: usize) -> bool {
+        match self.kind {
+            Kind::Broadcast => peer != hub.me,
+            Kind::SendRecv => peer == self.desc.to as usize,
+            _ => true,
+        }
+    }
+    fn sends_me(&self, peer: usize) -> bool {
+        match self.kind {
+            Kind::Broadcast => peer == self.desc.to as usize,
+            Kind::SendRecv => peer == self.desc.from as usize,
+            _ => true,
+        }
+    }
+
+    /// Goes as many rounds as the peers allow; true if any.
+    pub fn rounds(&mut self, hub: &Hub) -> Result<bool> {
+        let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
+        let mut moved = false;
+        loop {
+            let (wrote, read) = (self.wrote, self.read);
+            if wrote < out && self.mailbox_free(hub) {
+                self.fill(hub);
+                self.wrote += 1;
+                hub.lanes.record(hub.me, self.seq).wrote.store(self.wrote, Release);
+            }
+            if read < inn && self.met(hub, Phase::Posted)? && self.round_there(hub) {
+                self.empty(hub);
+                self.read += 1;
+                hub.lanes.record(hub.me, self.seq).read.store(self.read, Release);
+            }
+            if (wrote, read) == (self.wrote, self.read) {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+    /// The half for the next round is read empty by all its readers.
+    fn mailbox_free(&self, hub: &Hub) -> bool {
+        (0..hub.size()).all(|r| {
+            let record = hub.lanes.record(r, self.seq);
+            // Two rounds fit in; before the first ones, the operation before this one must be over.
+            let earlier = self.wrote >= 2 || self.before.is_none_or(|b| r == hub.me || hub.reached(r, b, Phase::Done));
+            earlier
+                && (self.wrote < 2
+                    || !self.reads_me(hub, r)
+                    || record.reached(self.seq, Phase::Posted) && record.read.load(Acquire) + 1 >= self.wrote)
+        })
+    }
+    fn round_there(&self, hub: &Hub) -> bool {
+        (0..hub.size())
+            .filter(|&r| self.sends_me(r))
+            .all(|r| hub.lanes.record(r, self.seq).wrote.load(Acquire) > self.read)
+    }
+
+    fn fill(&self, hub: &Hub) {
+        let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
+        let at = self.wrote as usize * cell;
+        let bytes = cell.min(self.bytes() - at);
+        let parts = if self.kind == Kind::ReduceScatter { hub.size() } else { 1 };
+        for part in 0..parts {
+            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent input
+            // (of `parts * self.bytes()` bytes).
+            unsafe {
+                let src = self.src.add(part * self.bytes() + at);
+                std::ptr::copy_nonoverlapping(src, mail.add(part * cell), bytes);
+            }
+        }
+    }
+    fn empty(&self, hub: &Hub) {
+        let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
+        let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
+        let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
+        let total =
+            if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
+        let (n, bytes) = (hub.size(), cell.min(total - at));
+        // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
+        unsafe {
+            match self.kind {
+                Kind::AllGather => {
+                    for r in 0..n {
+                        std::ptr::copy_nonoverlapping(mail(r), self.dst.add(r * total + at), bytes);
+                    }
+                }
+                Kind::ReduceScatter => {
+                    let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
+                    self.fold(hub).run(self.dst.add(at), sources, n, bytes);
+                }
+                Kind::AllReduce => {
+                    self.fold(hub).run(self.dst.add(at), Sources::new(mail(0), stride), n, bytes);
+                }
+                Kind::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
+                Kind::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),
+                Kind::Alloc | Kind::Barrier => {}
+            }
+        }
+    }
+}
