@@ -49,6 +49,8 @@ fn linear_layers() -> impl Iterator<Item = (&'static str, Gemm)> {
 
 fn products(c: &mut Criterion) {
     let dev = device();
+    let (kernels, absent): (Vec<Kernel>, Vec<Kernel>) = Kernel::ALL.iter().partition(|k| k.available());
+    absent.iter().for_each(|kernel| eprintln!("gemm: this machine has no {}", kernel.name()));
     for dtype in [DType::F32, DType::Bf16] {
         let mut group = group(c, &format!("gemm/{dtype}"));
         for (form, shape) in linear_layers() {
@@ -57,11 +59,8 @@ fn products(c: &mut Criterion) {
             let into = if shape.accumulate { DType::F32 } else { dtype };
             let mut out = dev.alloc(into, len_c, Category::Other).expect("memory");
             group.throughput(Throughput::Elements(shape.flops()));
-            for kernel in Kernel::ALL {
-                let Ok(mut scratch) = Scratch::with_kernel(kernel) else {
-                    eprintln!("this machine has no {}", kernel.name());
-                    continue;
-                };
+            for kernel in &kernels {
+                let mut scratch = Scratch::with_kernel(*kernel).expect("available");
                 let size = format!("{form} {}x{}x{}", shape.m, shape.n, shape.k);
                 group.bench_function(BenchmarkId::new(kernel.name(), size), |bench| {
                     bench.iter(|| gemm(&mut scratch, &shape, a.view(), b.view(), out.view_mut()).expect("it fits"))

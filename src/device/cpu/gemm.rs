@@ -2,7 +2,7 @@
 //! time; never starts a thread, and allocates only while its scratch grows.
 //!
 //! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs. These
-//! share everything but the innermost block: packing ([`pack`]) and the loops around it ([`blocked`]). Any other CPU uses
+//! share everything but the innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses
 //! the `gemm` crate, for bf16 after a conversion to f32. (That crate is as fast here in most forms, but 10 % to 15 % slower
 //! for weight gradients, for which it also allocates up to a whole third cache in every call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -21,7 +21,8 @@ use crate::base::{DType, Elem, Error, Result};
 use crate::device::{Gemm, View, ViewMut};
 use half::bf16;
 
-/// How products are computed; named after bf16.
+/// How products are computed; named after bf16. The bf16 instructions of the first two count operands and sums below
+/// 2^-126 as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kernel {
     /// Tiles of Intel's matrix extension, 16 x 16 x 32 products an instruction; f32 as in `Avx512`.
@@ -57,7 +58,8 @@ impl Kernel {
     }
 }
 
-/// The chosen kernel and its packing buffers: they grow to the largest product seen and are then reused.
+/// The chosen kernel and its packing buffers: they grow to the largest product seen and are then reused. At most 9 MB,
+/// with [`Kernel::Plain`] 4 KB for each unit of k and 1 MB.
 pub struct Scratch {
     kernel: Kernel,
     buffers: Buffers,

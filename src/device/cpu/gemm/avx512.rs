@@ -14,6 +14,13 @@ pub(super) fn available() -> bool {
 
 pub(super) struct Dot;
 
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(bits: __m512i) -> __m512bh {
+    // SAFETY: the two types differ in name only.
+    unsafe { transmute(bits) }
+}
+
 macro_rules! block {
     ($element:ty, $steps:literal, $panels:literal, $multiply_add:expr) => {
         impl Block<$element> for Dot {
@@ -53,5 +60,5 @@ macro_rules! block {
 
 // Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from the second cache at 15 bytes a cycle; the packed
 // rows of A, 384 KB, stay in it.
-block!(bf16, 32, 16, |sum, a, b| _mm512_dpbf16_ps(sum, transmute::<__m512i, __m512bh>(a), transmute(b)));
+block!(bf16, 32, 16, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
 block!(f32, 64, 8, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
