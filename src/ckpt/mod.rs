@@ -148,8 +148,9 @@ impl Exchange {
             Ok(found) => sent[1..].copy_from_slice(found),
             Err(error) => sent[0] = error.exit_status() as u64,
         }
-        let all = self.gather(dev, &sent)?;
-        mine?;
+        let all = self.gather(dev, &sent);
+        mine?; // first: a peer that has heard of it may be gone already, and that is not what went wrong
+        let all = all?;
         let ranks = all.chunks_exact(sent.len());
         let Some((rank, failed)) = ranks.clone().enumerate().find(|(_, r)| r[0] != 0) else {
             return Ok(ranks.map(|r| r[1..].to_vec()).collect());

@@ -1,6 +1,7 @@
 //! Files of settings, and defaults < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
 //! unknown key or a wrong type is named with its file and path. Never validates values against each other ([`super::plan`]).
-use super::args::{Cli, Settings};
+use super::args::Cli;
+use super::settings::Settings;
 use crate::base::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -47,7 +48,7 @@ pub fn default_text(defaults: &Value, key: &str) -> Option<String> {
 
 /// The known name most like `name`.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a str {
-    let like = |k: &str| strsim::jaro_winkler(name, k);
+    let like = |k: &str| strsim::normalized_damerau_levenshtein(name, k);
     known.into_iter().max_by(|a, b| like(a).total_cmp(&like(b))).unwrap_or("--help")
 }
 
@@ -102,7 +103,11 @@ impl<'a> File<'a> {
         let json = path.extension().is_some_and(|e| e == "json");
         let tree: Value = match json {
             true => serde_json::from_str(&text).map_err(|e| fault(format!("not JSON: {e}")))?,
-            false => serde_saphyr::from_str(&text).map_err(|e| fault(format!("not YAML: {e}")))?,
+            false => serde_saphyr::from_str(&text).map_err(|e| {
+                // Its first line says what and where; a drawing of the place follows.
+                let text = e.to_string();
+                fault(format!("not YAML: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: ")))
+            })?,
         };
         match tree {
             Value::Object(tree) => Ok(File { path, tree }),

@@ -1,9 +1,10 @@
 //! Floor 8: from flags to a finished run.
 //!
-//! [`args`] (flags) and [`config`] (files) give settings; [`plan`] makes of them what is to be done, or says what is wrong;
+//! [`args`] (flags) and [`config`] (files) give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong;
 //! [`launch`] starts the ranks, each of which does [`run`].
 mod agree;
 pub mod args;
+mod check;
 pub mod config;
 pub mod launch;
 mod memory;
@@ -12,8 +13,9 @@ mod peak;
 pub mod plan;
 mod report;
 mod run;
+pub mod settings;
 
-pub use args::StrategyName;
+pub use settings::StrategyName;
 
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
@@ -71,7 +73,9 @@ fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
         (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => {}
         (Error::Signal(_), _) => eprintln!("{e}"),
         // A launcher of others prints what all ranks say.
-        (_, Some(RankEnv { parent_pid: None, rank, .. })) => eprintln!("{}rank {rank}: {e}", launch::FAILED),
+        (_, Some(RankEnv { parent_pid: None, rank, .. })) if !e.to_string().starts_with("rank ") => {
+            eprintln!("{}rank {rank}: {e}", launch::FAILED)
+        }
         _ => eprintln!("{}{e}", launch::FAILED),
     }
     ExitCode::from(e.exit_status())

@@ -1,10 +1,10 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and never writes: an error leaves every file as it was.
-use super::args::*;
-use super::memory;
+use super::settings::*;
+use super::{check, memory};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, DType, Error, Result};
-use crate::ckpt::{self, Resume, TrainerState};
+use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer};
@@ -48,8 +48,9 @@ fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
 impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
     pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
-        refuse_unbuilt(&s)?;
-        check_numbers(&s)?;
+        check::unbuilt(&s)?;
+        check::numbers(&s)?;
+        check::outputs(&s.checkpoint, &s.run)?;
         let strategy_name = strategy(&mut s, default);
         let (mesh, nproc) = mesh(&mut s, strategy_name, launched)?;
         let tokenizer = Tokenizer::from_name(&set(&s.data.tokenizer, "data.tokenizer")?)?;
@@ -57,8 +58,7 @@ impl Plan {
         let engine = engine(&s, strategy_name, spec)?;
         let decoder = Decoder::new(engine.spec.clone())?;
         let params = decoder.layouts().iter().map(|l| l.params()).sum();
-        let planned = Engine::planned(&engine, mesh.world())?;
-        check_outputs(&s.checkpoint, &s.run)?;
+        let planned = planned(&engine, &decoder, mesh.world())?;
         let resume = resume(&s.checkpoint, &engine, &decoder)?;
         if let (Some(dir), None) = (&s.model.pretrain, &resume) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
@@ -218,101 +218,12 @@ impl Plan {
     }
 }
 
-/// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
-fn refuse_unbuilt(s: &Settings) -> Result<()> {
-    let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
-    let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
-    let text = |x: &Option<String>| x.clone().map(|x| format!("{x:?}"));
-    let path = |x: &Option<PathBuf>| x.as_ref().map(|p| p.display().to_string());
-    let is = |asked: bool, name: &str| asked.then(|| name.to_string());
-    let (f, p) = (&s.fsdp, &s.precision);
-    let unbuilt = [
-        ("device", is(s.run.device == Some(DeviceName::Cuda), "cuda"), "the GPU device", "--device cpu"),
-        ("device", is(s.run.device == Some(DeviceName::Sim), "sim"), "the simulated GPU", "--device cpu"),
-        ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
-        (
-            "reduce-dtype",
-            p.reduce_dtype.filter(|&d| d != PrecisionName::Fp32).map(|d| d.name().into()),
-            "reduction in fewer bits",
-            "--reduce-dtype fp32",
-        ),
-        ("backend", is(f.backend == Some(BackendName::Zero), "zero"), "the ZeRO backend", "--backend fsdp"),
-        ("zero-stage", f.zero_stage.map(|n| n.to_string()), "the ZeRO backend", "--sharding instead"),
-        ("deepspeed", path(&f.deepspeed), "the ZeRO backend", "flags instead"),
-        (
-            "fsdp-impl",
-            is(f.fsdp_impl == Some(FsdpImpl::Reference), "reference"),
-            "the per-parameter engine",
-            "--fsdp-impl manual",
-        ),
-        (
-            "sharding",
-            is(f.sharding == Some(ShardingName::HybridShard), "HYBRID_SHARD"),
-            "the two-level mesh",
-            "--sharding FULL_SHARD",
-        ),
-        ("cpu-offload", on(f.cpu_offload), "offload", "--no-cpu-offload (CPU ranks have nothing to offload to)"),
-        ("tp-size", more(s.parallel.tp_size), "tensor parallelism", "--tp-size 1"),
-        ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),
-        ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),
-        ("sequence-parallel", on(s.parallel.sequence_parallel), "tensor parallelism", "--no-sequence-parallel"),
-        ("apply-chat-template", on(s.data.apply_chat_template), "chat templates", "rows with input_ids"),
-        ("input-template", text(&s.data.input_template), "prompt templates", "rows with input_ids"),
-        ("input-key", text(&s.data.input_key), "prompt and answer rows", "rows with input_ids and labels"),
-        ("output-key", text(&s.data.output_key), "prompt and answer rows", "rows with input_ids and labels"),
-        ("packing-samples", on(s.data.packing_samples), "packing", "--no-packing-samples"),
-        ("async-save", on(s.checkpoint.async_save), "saving while training", "--no-async-save"),
-    ];
-    match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
-        None => Ok(()),
-        Some((flag, value, feature, instead)) => Err(Error::input(format!(
-            "--{flag} {value} needs {feature}, which this build does not have; use {instead}"
-        ))),
-    }
-}
-
-/// Ranges of single numbers; relations between settings follow where they are used.
-fn check_numbers(s: &Settings) -> Result<()> {
-    fn whole(name: &str, value: Option<u64>) -> Result<()> {
-        match value {
-            Some(0) => Err(Error::input(format!("{name} is 0: it must be at least 1"))),
-            _ => Ok(()),
-        }
-    }
-    fn real(name: &str, value: Option<f64>, fits: impl Fn(f64) -> bool, range: &str) -> Result<()> {
-        match value.filter(|&x| !(x.is_finite() && fits(x))) {
-            Some(x) => Err(Error::input(format!("{name} is {x}: it must be {range}"))),
-            None => Ok(()),
-        }
-    }
-    let n = |x: Option<usize>| x.map(|x| x as u64);
-    whole("nproc_per_node", n(s.run.nproc_per_node))?;
-    whole("num_nodes", n(s.run.num_nodes))?;
-    whole("max_steps", s.run.max_steps)?;
-    whole("epochs", s.run.epochs)?;
-    whole("log_every", s.run.log_every)?;
-    whole("batch_size", n(s.batch.batch_size))?;
-    whole("grad_accum", n(s.batch.grad_accum))?;
-    whole("max_len", n(s.data.max_len))?;
-    whole("num_heads", n(s.model.num_heads))?;
-    whole("tp_size", n(s.parallel.tp_size))?;
-    whole("ring_attn_size", n(s.parallel.ring_attn_size))?;
-    whole("dp_replicate_size", n(s.parallel.dp_replicate_size))?;
-    let o = &s.optim;
-    real("lr", o.lr, |x| x >= 0.0, "0 or more")?;
-    for beta in o.betas.iter().flatten() {
-        real("betas", Some(*beta), |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
-    }
-    if let Some(betas) = o.betas.as_ref().filter(|b| b.len() != 2) {
-        return Err(Error::input(format!("betas has {} values: it must have 2", betas.len())));
-    }
-    real("eps", o.eps, |x| x > 0.0, "above 0")?;
-    real("momentum", o.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
-    real("weight_decay", o.weight_decay, |x| x >= 0.0, "0 or more")?;
-    real("min_lr_ratio", o.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
-    real("grad_clip", o.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")?;
-    real("dropout", s.model.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
-    real("comm_timeout", s.run.comm_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")
+/// Bytes of a rank, in the order of [`CATEGORIES`]: the engine's, and what it takes to save.
+fn planned(engine: &EngineOptions, decoder: &Decoder, ranks: usize) -> Result<Vec<(Category, usize)>> {
+    let mut planned = Engine::planned(engine, ranks)?;
+    let (category, bytes) = Checkpointer::planned(decoder.layouts(), engine.rule.state(), ranks);
+    planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
+    Ok(planned)
 }
 
 /// Sharded or replicated: NO_SHARD is what DDP does.
@@ -363,8 +274,39 @@ fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>) ->
     Ok((mesh, nproc))
 }
 
+/// The model: what its directory says, or the settings.
 fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
-    let m = &mut s.model;
+    let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
+    let spec = match m.pretrain.clone() {
+        Some(dir) => pretrained(m, &dir)?,
+        None => described(m, tokenizer, max_len)?,
+    };
+    if max_len > spec.max_len {
+        return Err(Error::input(format!(
+            "max_len {max_len} is longer than the model's max_positions {}: use a shorter --max-len or a longer model",
+            spec.max_len
+        )));
+    }
+    spec.validate()?;
+    Ok(spec)
+}
+
+/// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
+fn pretrained(m: &mut Model, dir: &Path) -> Result<Spec> {
+    let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
+    m.arch = Some(if spec.arch == Arch::Llama { ArchName::Llama } else { ArchName::Gpt });
+    m.embed_dim = Some(spec.dim);
+    m.num_layers = Some(spec.layers);
+    m.num_heads = Some(spec.heads);
+    m.num_kv_heads = Some(spec.kv_heads);
+    m.ff_hidden_dim = Some(spec.ff);
+    m.vocab_size = Some(spec.vocab);
+    m.max_positions = Some(spec.max_len);
+    m.tie_embeddings = Some(spec.tied);
+    Ok(spec)
+}
+
+fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spec> {
     let arch = match set(&m.arch, "model.arch")? {
         ArchName::Llama => Arch::Llama,
         ArchName::Gpt => Arch::Gpt,
@@ -375,18 +317,11 @@ fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
             "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
         )));
     }
-    let max_len = set(&s.data.max_len, "data.max_len")?;
-    let positions = *m.max_positions.get_or_insert(max_len);
-    if max_len > positions {
-        return Err(Error::input(format!(
-            "max_len {max_len} is longer than the model's max_positions {positions}: use a shorter max_len or a longer model"
-        )));
-    }
     let ff = match arch {
         Arch::Llama => (8 * dim).div_ceil(3).next_multiple_of(64),
         Arch::Gpt => 4 * dim,
     };
-    let spec = Spec {
+    Ok(Spec {
         arch,
         vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
         dim,
@@ -395,14 +330,12 @@ fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
         kv_heads: *m.num_kv_heads.get_or_insert(heads),
         head_dim: dim / heads,
         ff: *m.ff_hidden_dim.get_or_insert(ff),
-        max_len: positions,
+        max_len: *m.max_positions.get_or_insert(max_len),
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: *m.tie_embeddings.get_or_insert(arch == Arch::Gpt),
         dropout: set(&m.dropout, "model.dropout")? as f32,
-    };
-    spec.validate()?;
-    Ok(spec)
+    })
 }
 
 fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<EngineOptions> {
@@ -517,37 +450,4 @@ fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option
     let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
     let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;
     Ok(Some((dir, state)))
-}
-
-/// Where the run will write must be writable now, not after an hour. Nothing is made yet.
-fn check_outputs(c: &Checkpoint, run: &Run) -> Result<()> {
-    if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {
-        return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
-    }
-    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
-        if let Some(dir) = dir {
-            if dir.exists() && !dir.is_dir() {
-                return Err(Error::input(format!("{flag} {}: is a file, not a directory", dir.display())));
-            }
-            writable(flag, dir)?;
-        }
-    }
-    if let Some(path) = &run.metrics_path {
-        if path.is_dir() {
-            return Err(Error::input(format!("--metrics-path {}: is a directory, not a file", path.display())));
-        }
-        writable("--metrics-path", path)?;
-    }
-    Ok(())
-}
-
-/// `path`, or the nearest directory above it that exists, can be written.
-fn writable(flag: &str, path: &Path) -> Result<()> {
-    let absolute = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
-    let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
-    if there != absolute && !there.is_dir() {
-        return Err(Error::input(format!("{flag} {}: {} is not a directory", path.display(), there.display())));
-    }
-    rustix::fs::access(there, rustix::fs::Access::WRITE_OK)
-        .map_err(|e| Error::input(format!("{flag} {}: cannot write {}: {e}", path.display(), there.display())))
 }

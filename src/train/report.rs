@@ -91,7 +91,7 @@ pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(',');
         }
         out.push(c);
@@ -138,7 +138,7 @@ impl Progress {
             bar.set_position(r.step);
             return;
         }
-        if r.step % shown.log_every == 0 || r.step == shown.first || r.step == shown.total {
+        if r.step.is_multiple_of(shown.log_every) || r.step == shown.first || r.step == shown.total {
             let done = r.step + 1 - shown.first;
             let left = shown.started.elapsed().as_secs_f64() / done as f64 * (shown.total - r.step) as f64;
             eprintln!(

@@ -83,8 +83,7 @@ impl<'a> Trainer<'a> {
         let layouts = engine.decoder().layouts().to_vec();
         let moments = plan.engine.rule.state();
         let mut checkpointer = Checkpointer::new(device.clone(), group.clone(), &plan.engine.spec, &layouts, moments)?;
-        let mut loader =
-            Loader::new(plan.dataset.clone(), plan.loader(mesh.coords.dp_shard + mesh.coords.dp_replicate)?)?;
+        let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = loader.held_out();
 
         let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
@@ -140,7 +139,11 @@ impl<'a> Trainer<'a> {
         let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         while self.done < self.plan.steps() {
-            self.step()?;
+            if let Some(signal) = self.step().map_err(|e| at_step(self.done + 1, e))? {
+                self.progress.say(&format!("signal {signal}: stopping after step {}", self.done));
+                self.save()?;
+                return Err(Error::Signal(signal));
+            }
             if self.done < self.plan.steps() {
                 if due(eval_every, self.done) {
                     self.evaluate()?;
@@ -150,8 +153,9 @@ impl<'a> Trainer<'a> {
                 }
             }
         }
-        self.evaluate()?;
+        // First what must not be lost.
         self.save()?;
+        self.evaluate()?;
         self.progress.finish();
         if let Some(dir) = &self.plan.settings.checkpoint.save_hf {
             let saved = self.checkpointer.save_hf(dir, self.engine.state().0)?;
@@ -177,12 +181,18 @@ impl<'a> Trainer<'a> {
                 "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),
             }),
         )?;
-        self.clock = Instant::now();
+        self.restart_clock();
         Ok(())
     }
 
-    /// One optimizer step. Ends the run where a rank was asked to stop; then nothing of this step has happened.
-    fn step(&mut self) -> Result<()> {
+    /// What was done since the last step belongs to no step.
+    fn restart_clock(&mut self) {
+        self.comm = self.engine.group().stats();
+        self.clock = Instant::now();
+    }
+
+    /// One optimizer step; or, where a rank was asked to stop, nothing but the signal that asked.
+    fn step(&mut self) -> Result<Option<i32>> {
         let number = self.done + 1;
         let filling = Instant::now();
         self.batches.iter_mut().for_each(|batch| self.loader.next(batch));
@@ -191,17 +201,12 @@ impl<'a> Trainer<'a> {
         let stop = self.signals.pending().next();
         let tokens = self.batches.iter().map(MicroBatch::loss_tokens).sum();
         let all = self.agreement.reach(&**self.engine.device(), Vote { tokens, stop, held_bytes: self.held_bytes })?;
-        if let Some(signal) = all.stop {
-            self.progress.say(&format!("signal {signal}: stopping after step {}", self.done));
-            self.save()?;
-            return Err(Error::Signal(signal));
+        if all.stop.is_some() {
+            return Ok(all.stop);
         }
 
         let lr = self.plan.schedule.lr(number);
-        let report = self
-            .engine
-            .train_step(&self.batches, &Step { number, lr, tokens: all.tokens })
-            .map_err(|e| self.at_step(number, e))?;
+        let report = self.engine.train_step(&self.batches, &Step { number, lr, tokens: all.tokens })?;
         self.done = number;
         self.samples = self.loader.position();
         self.trained_tokens += all.tokens;
@@ -234,13 +239,13 @@ impl<'a> Trainer<'a> {
         self.metrics.event("step", &record)?;
         self.progress.step(&record);
         match self.skipped_in_a_row {
-            0 => Ok(()),
+            0 => Ok(None),
             n if n < HOPELESS => {
                 self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
-                Ok(())
+                Ok(None)
             }
             n => Err(Error::Run(format!(
-                "step {number}: train_step: {n} steps in a row without a finite gradient (loss {}); lower --lr, or resume \
+                "train_step: {n} steps in a row without a finite gradient (loss {}); lower --lr, or resume \
                  from a checkpoint before it",
                 report.loss
             ))),
@@ -257,7 +262,7 @@ impl<'a> Trainer<'a> {
         let (mut loss, mut tokens) = (0.0, 0);
         for _ in 0..rows / options.global_batch() {
             self.batches.iter_mut().for_each(|batch| loader.next(batch));
-            let (sum, count) = self.engine.evaluate(&self.batches)?;
+            let (sum, count) = self.engine.evaluate(&self.batches).map_err(|e| at_step(self.done, e))?;
             loss += sum;
             tokens += count;
         }
@@ -271,7 +276,7 @@ impl<'a> Trainer<'a> {
             self.metrics
                 .event("eval", json!({"step": self.done, "loss": loss, "tokens": tokens, "seconds": seconds}))?;
         }
-        self.clock = Instant::now();
+        self.restart_clock();
         Ok(())
     }
 
@@ -284,8 +289,7 @@ impl<'a> Trainer<'a> {
         let state = self.plan.trainer_state(self.done, self.samples, self.trained_tokens);
         let keep = self.plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
         let (store, optimizer) = self.engine.state();
-        let saved =
-            self.checkpointer.save(dir, keep, store, optimizer, &state).map_err(|e| self.at_step(self.done, e))?;
+        let saved = self.checkpointer.save(dir, keep, store, optimizer, &state).map_err(|e| at_step(self.done, e))?;
         self.saved = Some(self.done);
         let path = saved.path.display();
         self.progress.say(&format!("checkpoint: {path}, {} in {:.2}s", report::mib(saved.bytes), saved.seconds));
@@ -296,7 +300,7 @@ impl<'a> Trainer<'a> {
             "checkpoint",
             json!({"step": self.done, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds}),
         )?;
-        self.clock = Instant::now();
+        self.restart_clock();
         Ok(())
     }
 
@@ -319,12 +323,12 @@ impl<'a> Trainer<'a> {
         }
         Ok(())
     }
+}
 
-    /// The error with the step in front, so that its message says rank, step and operation.
-    fn at_step(&self, step: u64, e: Error) -> Error {
-        match e {
-            Error::Input(_) | Error::Signal(_) => e,
-            e => Error::Run(format!("step {step}: {e}")),
-        }
+/// The error with the step in front, so that its message says rank, step and operation.
+fn at_step(step: u64, e: Error) -> Error {
+    match e {
+        Error::Input(_) | Error::Signal(_) => e,
+        e => Error::Run(format!("step {step}: {e}")),
     }
 }

@@ -1,0 +1,372 @@
+//! Every setting, declared once: its flag, its key in a file (the same name with underscores, in the section named by the
+//! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
+//! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+pub struct Settings {
+    #[command(flatten)]
+    pub run: Run,
+    #[command(flatten)]
+    pub model: Model,
+    #[command(flatten)]
+    pub data: Data,
+    #[command(flatten)]
+    pub optim: Optim,
+    #[command(flatten)]
+    pub batch: Batch,
+    #[command(flatten)]
+    pub fsdp: Fsdp,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub parallel: Parallel,
+    #[command(flatten)]
+    pub checkpoint: Checkpoint,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Run")]
+pub struct Run {
+    /// Ranks (processes) started on this host [default: 2 on the CPU]
+    #[arg(long, visible_alias = "devices", value_name = "N")]
+    pub nproc_per_node: Option<usize>,
+    /// Hosts of the job; more than one is started by torchrun, srun or mpirun
+    #[arg(long, value_name = "N")]
+    pub num_nodes: Option<usize>,
+    /// How parameters are kept: sharded, replicated, or what the binary is for
+    #[arg(long)]
+    pub strategy: Option<StrategyName>,
+    /// Where ranks compute
+    #[arg(long)]
+    pub device: Option<DeviceName>,
+    /// Seed of initial weights, data order and dropout
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Passes over the training split; ignored where max-steps ends the run earlier [default: as max-steps needs]
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<u64>,
+    /// Optimizer steps of the run [default: 300, or what epochs gives]
+    #[arg(long, value_name = "N")]
+    pub max_steps: Option<u64>,
+    /// Steps between progress lines where stderr is not a terminal
+    #[arg(long, value_name = "STEPS")]
+    pub log_every: Option<u64>,
+    /// Steps between evaluations of the held-out split; 0: at the end only
+    #[arg(long, value_name = "STEPS")]
+    pub eval_every: Option<u64>,
+    /// JSON lines, one an event, written by rank 0 [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub metrics_path: Option<PathBuf>,
+    /// Measure the peak of a matrix product at start, so that metrics can say mfu
+    #[arg(long)]
+    pub measure_peak: Option<bool>,
+    /// Let the trained model write some text at the end
+    #[arg(long)]
+    pub sample: Option<bool>,
+    /// Length of that text in tokens
+    #[arg(long, value_name = "TOKENS")]
+    pub sample_tokens: Option<usize>,
+    /// Longest wait of a rank for its peers before the run fails
+    #[arg(long, value_name = "SECONDS")]
+    pub comm_timeout: Option<f64>,
+    /// Accepted: CPU kernels are always compiled ahead of time
+    #[arg(long)]
+    pub compile: Option<bool>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Model")]
+pub struct Model {
+    /// Hugging Face model directory to start from; shapes come from its config.json [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub pretrain: Option<PathBuf>,
+    /// llama: RMSNorm, RoPE, SwiGLU; gpt: LayerNorm, learned positions, GELU, biases
+    #[arg(long)]
+    pub arch: Option<ArchName>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N")]
+    pub embed_dim: Option<usize>,
+    /// Decoder blocks
+    #[arg(long, value_name = "N")]
+    pub num_layers: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    pub num_heads: Option<usize>,
+    /// Key and value heads (grouped-query attention) [default: num-heads]
+    #[arg(long, value_name = "N")]
+    pub num_kv_heads: Option<usize>,
+    /// Width inside the MLP [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4 embed-dim]
+    #[arg(long, value_name = "N")]
+    pub ff_hidden_dim: Option<usize>,
+    /// Rows of the token table [default: the tokenizer's, rounded up to a multiple of 64]
+    #[arg(long, value_name = "TOKENS")]
+    pub vocab_size: Option<usize>,
+    /// Longest sequence of the model [default: max-len]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_positions: Option<usize>,
+    /// After the embeddings and each residual branch, 0 to 1
+    #[arg(long, value_name = "P")]
+    pub dropout: Option<f64>,
+    /// Head and token table are one tensor [default: llama no, gpt yes]
+    #[arg(long)]
+    pub tie_embeddings: Option<bool>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Data")]
+pub struct Data {
+    /// Directories or files of text, .jsonl, .npy tokens, or `synthetic` [default: Rust sources of cargo's registry]
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub dataset: Option<Vec<String>>,
+    /// `bytes`, or a tokenizer file
+    #[arg(long, value_name = "PATH|bytes")]
+    pub tokenizer: Option<String>,
+    /// Field of a row that holds the prompt [default: none]
+    #[arg(long, value_name = "KEY")]
+    pub input_key: Option<String>,
+    /// Field of a row that holds the answer [default: none]
+    #[arg(long, value_name = "KEY")]
+    pub output_key: Option<String>,
+    /// Render messages with the tokenizer's chat template
+    #[arg(long)]
+    pub apply_chat_template: Option<bool>,
+    /// Text around the prompt; {} stands for it [default: none]
+    #[arg(long, value_name = "TEXT")]
+    pub input_template: Option<String>,
+    /// Several samples in one sequence
+    #[arg(long)]
+    pub packing_samples: Option<bool>,
+    /// Tokens in a sequence
+    #[arg(long, value_name = "TOKENS")]
+    pub max_len: Option<usize>,
+    /// Use only the first samples of the training split [default: all]
+    #[arg(long, value_name = "N")]
+    pub max_samples: Option<usize>,
+    /// A new order of samples each epoch, from the seed
+    #[arg(long)]
+    pub shuffle: Option<bool>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Optim")]
+pub struct Optim {
+    /// What turns gradients into updates
+    #[arg(long)]
+    pub optimizer: Option<OptimizerName>,
+    /// Peak learning rate, after warmup
+    #[arg(long)]
+    pub lr: Option<f64>,
+    /// AdamW: decay of the two moments, each in [0, 1)
+    #[arg(long, num_args = 2, value_names = ["B1", "B2"])]
+    pub betas: Option<Vec<f64>>,
+    /// AdamW: added to the root of the second moment
+    #[arg(long)]
+    pub eps: Option<f64>,
+    /// SGD: momentum, in [0, 1)
+    #[arg(long)]
+    pub momentum: Option<f64>,
+    /// Decoupled decay of matrices (not of norms and biases)
+    #[arg(long)]
+    pub weight_decay: Option<f64>,
+    /// Steps of linear warmup from 0
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<u64>,
+    /// After warmup, down to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio)
+    #[arg(long)]
+    pub lr_scheduler: Option<SchedulerName>,
+    /// cosine_with_min_lr: the last learning rate as a part of lr
+    #[arg(long, value_name = "RATIO")]
+    pub min_lr_ratio: Option<f64>,
+    /// Largest norm of the whole gradient; 0: no clipping
+    #[arg(long, value_name = "NORM")]
+    pub grad_clip: Option<f64>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Batch")]
+pub struct Batch {
+    /// Sequences in a micro-batch of a data-parallel rank
+    #[arg(long, value_name = "SEQUENCES")]
+    pub batch_size: Option<usize>,
+    /// Micro-batches of a rank in an optimizer step
+    #[arg(long, value_name = "N")]
+    pub grad_accum: Option<usize>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "FSDP")]
+pub struct Fsdp {
+    /// Family of sharding engines
+    #[arg(long)]
+    pub backend: Option<BackendName>,
+    /// Flat units, or one shard a parameter
+    #[arg(long)]
+    pub fsdp_impl: Option<FsdpImpl>,
+    /// FULL_SHARD reshards after forward; SHARD_GRAD_OP after backward; NO_SHARD keeps all
+    #[arg(long)]
+    pub sharding: Option<ShardingName>,
+    /// What one unit is: a decoder block, blocks up to wrap-min-params, or the whole model
+    #[arg(long)]
+    pub auto_wrap: Option<WrapName>,
+    /// auto-wrap size: smallest unit
+    #[arg(long, value_name = "PARAMETERS")]
+    pub wrap_min_params: Option<usize>,
+    /// When backward asks for the next unit: before this one's gradient, after it, or when needed
+    #[arg(long)]
+    pub backward_prefetch: Option<PrefetchName>,
+    /// Forward asks for the next unit before it computes this one
+    #[arg(long)]
+    pub forward_prefetch: Option<bool>,
+    /// Accepted: at most two units are ever gathered at a time
+    #[arg(long)]
+    pub limit_all_gathers: Option<bool>,
+    /// Accepted: tensors keep their names in flat units
+    #[arg(long)]
+    pub use_orig_params: Option<bool>,
+    /// Keep only the input of each block and recompute the rest in backward
+    #[arg(long)]
+    pub activation_checkpoint: Option<bool>,
+    /// Parameters and optimizer in host memory while the device does not use them
+    #[arg(long)]
+    pub cpu_offload: Option<bool>,
+    /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)
+    #[arg(long)]
+    pub sync_each_batch: Option<bool>,
+    /// ZeRO stage of backend zero [default: none]
+    #[arg(long, value_name = "1|2|3")]
+    pub zero_stage: Option<u8>,
+    /// DeepSpeed configuration of backend zero [default: none]
+    #[arg(long, value_name = "FILE.json")]
+    pub deepspeed: Option<PathBuf>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Precision")]
+pub struct PrecisionArgs {
+    /// What is gathered and computed in; masters, reduction and optimizer stay fp32
+    #[arg(long)]
+    pub precision: Option<PrecisionName>,
+    /// What gradients are reduced in
+    #[arg(long)]
+    pub reduce_dtype: Option<PrecisionName>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Parallel")]
+pub struct Parallel {
+    /// Ranks that share each layer (tensor parallelism)
+    #[arg(long, value_name = "N")]
+    pub tp_size: Option<usize>,
+    /// Take the tensor-parallel plan of the Hugging Face configuration
+    #[arg(long)]
+    pub use_hf_tp_plan: Option<bool>,
+    /// Ranks that share each sequence (ring attention)
+    #[arg(long, value_name = "N")]
+    pub ring_attn_size: Option<usize>,
+    /// Norms and residuals cut over the tensor-parallel ranks
+    #[arg(long)]
+    pub sequence_parallel: Option<bool>,
+    /// Replicas of each set of shards
+    #[arg(long, value_name = "N")]
+    pub dp_replicate_size: Option<usize>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Checkpoint")]
+pub struct Checkpoint {
+    /// Where checkpoints go: DIR/step-00000100, and DIR/latest names the newest [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub ckpt_dir: Option<PathBuf>,
+    /// Steps between checkpoints; 0: at the end only
+    #[arg(long, value_name = "STEPS")]
+    pub save_every: Option<u64>,
+    /// Newest checkpoints to keep; 0: all
+    #[arg(long, value_name = "N")]
+    pub keep: Option<usize>,
+    /// Go on from the newest checkpoint of ckpt-dir where there is one, or from this one [default: none]
+    #[arg(long, value_name = "auto|DIR")]
+    pub resume: Option<String>,
+    /// Write the final model alone, as a Hugging Face directory [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub save_hf: Option<PathBuf>,
+    /// Write checkpoints while training goes on
+    #[arg(long)]
+    pub async_save: Option<bool>,
+}
+
+/// A name that both a flag and a file take; the spelling is the one of the derive line.
+macro_rules! names {
+    ($(#[$doc:meta])* $name:ident, $case:tt, $($(#[$attr:meta])* $variant:ident),+) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+        #[value(rename_all = $case)]
+        #[serde(rename_all = $case)]
+        pub enum $name { $($(#[$attr])* $variant),+ }
+    };
+}
+names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
+names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
+names!(ArchName, "snake_case", Llama, Gpt);
+names!(OptimizerName, "snake_case", Adamw, Sgd);
+names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
+names!(
+    BackendName,
+    "snake_case",
+    #[value(alias = "fsdp2")]
+    #[serde(alias = "fsdp2")]
+    Fsdp,
+    #[value(alias = "deepspeed")]
+    #[serde(alias = "deepspeed")]
+    Zero
+);
+names!(FsdpImpl, "snake_case", Manual, Reference);
+names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
+names!(WrapName, "snake_case", Transformer, Size, None);
+names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
+names!(
+    PrecisionName,
+    "lowercase",
+    #[value(alias = "no")]
+    #[serde(alias = "no")]
+    Fp32,
+    Bf16,
+    Fp16
+);
+
+impl PrecisionName {
+    pub fn name(self) -> &'static str {
+        match self {
+            PrecisionName::Fp32 => "fp32",
+            PrecisionName::Bf16 => "bf16",
+            PrecisionName::Fp16 => "fp16",
+        }
+    }
+}
+
+/// `dataset: x` is `dataset: [x]`.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a path or a list of paths")]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Option::<OneOrMany>::deserialize(d)?.map(|x| match x {
+        OneOrMany::One(path) => vec![path],
+        OneOrMany::Many(paths) => paths,
+    }))
+}

@@ -1,0 +1,400 @@
+//! The command line from outside: help, files, precedence, and every bad input named before anything starts.
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+/// A dataset that needs no files and a model that needs no time.
+const TINY: [&str; 8] = ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "1", "--max-len", "16"];
+
+fn output(program: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    command.args(args).output().unwrap()
+}
+/// Standard output of a run that must succeed.
+fn good(args: &[&str]) -> String {
+    let out = output(FSDP, args);
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{args:?}: {}\n{stdout}\n{stderr}", out.status);
+    stdout.into_owned()
+}
+/// The message of a run that must be refused: status 2, one `error:` line, nothing on standard output.
+fn refused(args: &[&str]) -> String {
+    let out = output(FSDP, args);
+    let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {}\n{stderr}", out.status);
+    assert!(out.stdout.is_empty(), "{args:?} printed {}", String::from_utf8_lossy(&out.stdout));
+    assert_eq!(stderr.matches("error: ").count(), 1, "{args:?}: {stderr}");
+    assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
+    stderr
+}
+/// `refused`, and the message holds all of `parts`.
+#[track_caller]
+fn refused_with(args: &[&str], parts: &[&str]) {
+    let message = refused(args);
+    for part in parts {
+        assert!(message.contains(part), "{args:?}: no {part:?} in: {message}");
+    }
+}
+fn tiny(more: &[&str]) -> Vec<String> {
+    TINY.iter().chain(more).map(|s| s.to_string()).collect()
+}
+fn refused_tiny(more: &[&str], parts: &[&str]) {
+    let args = tiny(more);
+    refused_with(&args.iter().map(String::as_str).collect::<Vec<_>>(), parts);
+}
+/// `--print-config` with these arguments, read back.
+fn config(more: &[&str]) -> Value {
+    let args = tiny(more);
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    args.push("--print-config");
+    serde_saphyr::from_str(&good(&args)).unwrap()
+}
+fn file(dir: &TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_string()
+}
+
+/// Every flag of CONTRACT's table.
+const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch embed-dim \
+     num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset tokenizer input-key output-key \
+     [no-]apply-chat-template input-template [no-]packing-samples max-len max-samples [no-]shuffle optimizer lr betas eps \
+     weight-decay warmup-steps lr-scheduler grad-clip batch-size grad-accum backend fsdp-impl sharding auto-wrap \
+     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
+     [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed precision reduce-dtype tp-size [no-]use-hf-tp-plan \
+     ring-attn-size [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]async-save config \
+     model-config fsdp-config print-config";
+
+#[test]
+fn help_lists_every_flag_with_its_default() {
+    for program in [FSDP, DDP] {
+        let out = output(program, &["--help"]);
+        assert!(out.status.success());
+        let help = String::from_utf8(out.stdout).unwrap();
+        let line = |flag: &str| {
+            let found = help.lines().find(|l| l.trim_start().split(' ').any(|w| w == format!("--{flag}")));
+            found.unwrap_or_else(|| panic!("--{flag} is not in the help of {program}"))
+        };
+        for flag in FLAGS.split_whitespace() {
+            line(flag);
+        }
+        // Every setting says its default; the files and the verbs have none.
+        let settings = help.split("Run:").nth(1).unwrap();
+        for line in settings.lines().filter(|l| l.trim_start().starts_with("--")) {
+            assert!(line.contains("[default: "), "no default: {line}");
+        }
+        assert!(line("lr").contains("0.001") && line("betas").contains("0.9 0.95"));
+        assert!(line("max-len").contains("<TOKENS>") && line("comm-timeout").contains("<SECONDS>"));
+    }
+}
+
+#[test]
+fn unknown_flags_and_values_are_named_with_the_nearest() {
+    refused_with(&["--bacth-size", "8"], &["--bacth-size", "--batch-size"]);
+    refused_with(&["--grad_acum", "8"], &["--grad-acum", "--grad-accum"]);
+    refused_with(&["--no-shufle"], &["--no-shufle", "--shuffle"]);
+    refused_with(&["--arch", "lama"], &["lama", "llama"]);
+    refused_with(&["--lr", "fast"], &["fast", "--lr"]);
+    refused_with(&["--batch-size", "2.5"], &["2.5", "--batch-size"]);
+    refused_with(&["--betas", "0.9"], &["--betas"]);
+    refused_with(&["train"], &["train"]);
+}
+
+#[test]
+fn dashes_underscores_and_off_switches() {
+    let with = config(&[
+        "--grad_accum",
+        "3",
+        "--batch_size=5",
+        "--no-shuffle",
+        "--activation_checkpoint",
+        "--local_rank",
+        "0",
+    ]);
+    assert_eq!((&with["batch"]["grad_accum"], &with["batch"]["batch_size"]), (&3.into(), &5.into()));
+    assert_eq!((&with["data"]["shuffle"], &with["fsdp"]["activation_checkpoint"]), (&false.into(), &true.into()));
+    let twice = config(&["--shuffle", "--no-shuffle", "--shuffle", "--lr", "1", "--lr", "0.5", "--devices", "3"]);
+    assert_eq!((&twice["data"]["shuffle"], &twice["optim"]["lr"]), (&true.into(), &0.5.into()));
+    assert_eq!(twice["plan"]["world_size"], 3);
+}
+
+#[test]
+fn a_printed_configuration_is_a_configuration() {
+    let dir = TempDir::new().unwrap();
+    let args = tiny(&["--lr", "0.02", "--betas", "0.8", "0.9", "--grad-accum", "2", "--print-config"]);
+    let printed = good(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let path = file(&dir, "printed.yaml", &printed);
+    assert_eq!(good(&["--config", &path, "--print-config"]), printed);
+}
+
+#[test]
+fn defaults_then_file_then_flags() {
+    let dir = TempDir::new().unwrap();
+    let yaml = file(&dir, "a.yaml", "optim: {lr: 0.5, warmup_steps: 7}\nbatch: {batch_size: 3}\n");
+    let config = config(&["--config", &yaml, "--lr", "0.25"]);
+    assert_eq!(config["optim"]["lr"], 0.25);
+    assert_eq!(config["optim"]["warmup_steps"], 7);
+    assert_eq!(config["optim"]["weight_decay"], 0.1);
+    assert_eq!(config["batch"]["batch_size"], 3);
+    let json = file(&dir, "a.json", r#"{"optim": {"lr": 3e-4}, "precision": "bf16"}"#);
+    let config = self::config(&["--config", &json]);
+    assert_eq!(config["optim"]["lr"], 3e-4);
+    assert_eq!(config["precision"]["precision"], "bf16");
+}
+
+#[test]
+fn fuller_names_and_the_distributed_block() {
+    let dir = TempDir::new().unwrap();
+    let text = "
+runtime: {mixed_precision: bf16, log_every: 5, seed: 9, metrics_path: m.jsonl}
+fsdp: {sharding_strategy: SHARD_GRAD_OP, auto_wrap_policy: size, activation_checkpointing: true}
+training: {gradient_accumulation_steps: 2, batch_size: 3}
+distributed:
+  strategy: auto
+  num_nodes: 1
+  devices: 3
+  fsdp: {enabled: true, cpu_offload: false, backward_prefetch: BACKWARD_POST, forward_prefetch: false,
+         limit_all_gathers: true, use_orig_params: true}
+";
+    let config = config(&["--config", &file(&dir, "a.yaml", text)]);
+    let expected = [
+        ("precision", "precision", Value::from("bf16")),
+        ("run", "log_every", 5.into()),
+        ("run", "seed", 9.into()),
+        ("run", "metrics_path", "m.jsonl".into()),
+        ("fsdp", "sharding", "SHARD_GRAD_OP".into()),
+        ("fsdp", "auto_wrap", "size".into()),
+        ("fsdp", "activation_checkpoint", true.into()),
+        ("fsdp", "backward_prefetch", "BACKWARD_POST".into()),
+        ("fsdp", "forward_prefetch", false.into()),
+        ("batch", "grad_accum", 2.into()),
+        ("batch", "batch_size", 3.into()),
+        ("plan", "world_size", 3.into()),
+        ("plan", "strategy", "fsdp".into()),
+    ];
+    for (section, key, value) in expected {
+        assert_eq!(config[section][key], value, "{section}.{key}");
+    }
+    let off = file(&dir, "off.yaml", "distributed: {strategy: auto, fsdp: {enabled: false}}");
+    assert_eq!(self::config(&["--config", &off])["plan"]["strategy"], "ddp");
+    let torn = file(&dir, "torn.yaml", "distributed: {strategy: fsdp, fsdp: {enabled: false}}");
+    refused_with(&["--config", &torn], &["torn.yaml", "strategy", "enabled"]);
+}
+
+/// The file that CONTRACT.md promises to run as it stands.
+const CONTRACT: &str = "
+model: {embed_dim: 768, num_layers: 6, num_heads: 12, ff_hidden_dim: 3072, dropout: 0.1}
+runtime: {mixed_precision: bf16, log_every: 5}
+fsdp: {sharding_strategy: FULL_SHARD, auto_wrap_policy: transformer, activation_checkpointing: true}
+optim: {lr: 3.0e-4, warmup_steps: 200}
+";
+
+#[test]
+fn the_files_that_ship_are_read() {
+    let dir = TempDir::new().unwrap();
+    let contract = file(&dir, "contract.yaml", CONTRACT);
+    let read = |path: &str, more: &[&str]| -> Value {
+        let args = [&["--config", path, "--dataset", "synthetic", "--print-config"], more].concat();
+        serde_saphyr::from_str(&good(&args)).unwrap()
+    };
+    let plan = read(&contract, &[]);
+    assert_eq!(plan["optim"]["lr"], 3e-4);
+    assert_eq!(plan["precision"]["precision"], "bf16");
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let shipped = |name: &str| configs.join(name).to_str().unwrap().to_string();
+    assert_eq!(read(&shipped("fsdp_bf16.yaml"), &[]), plan);
+    assert_eq!(read(&shipped("quickstart.yaml"), &[])["checkpoint"]["resume"], "auto");
+
+    let distributed = shipped("distributed.yaml");
+    let tiny = ["--model-config", "tiny"];
+    let plan = read(&distributed, &[&tiny[..], &["--fsdp-config", "single_node_fsdp", "--num-heads", "2"]].concat());
+    assert_eq!((&plan["model"]["embed_dim"], &plan["model"]["num_heads"]), (&64.into(), &2.into()));
+    assert_eq!(plan["plan"]["world_size"], 2);
+    let large = [&tiny[..], &["--fsdp-config", "large_scale_fsdp"]].concat();
+    let plan = read(&distributed, &[&large[..], &["--num-nodes", "1", "--devices", "3"]].concat());
+    assert_eq!(plan["plan"]["world_size"], 3);
+    assert_eq!(plan["fsdp"]["backward_prefetch"], "BACKWARD_POST");
+    let base = [&["--config", &distributed, "--dataset", "synthetic"], &large[..]].concat();
+    refused_with(&base, &["128 ranks", "--num-nodes 1"]);
+    refused_with(&["--config", &distributed, "--model-config", "tyni"], &["tyni", "tiny"]);
+    refused_with(&["--model-config", "tiny"], &["--model-config tiny", "--config"]);
+}
+
+#[test]
+fn files_with_faults_are_named_with_the_key() {
+    let dir = TempDir::new().unwrap();
+    let faults = [
+        ("model: {embed_dimm: 8}", vec!["model.embed_dimm", "model.embed_dim"]),
+        ("modle: {embed_dim: 8}", vec!["modle", "model"]),
+        ("model: {embed_dim: wide}", vec!["model.embed_dim", "wide", "whole number"]),
+        ("model: {embed_dim: -8}", vec!["model.embed_dim", "-8"]),
+        ("optim: {lr: [1, 2]}", vec!["optim.lr", "number"]),
+        ("optim: {betas: 0.9}", vec!["optim.betas"]),
+        ("data: {shuffle: 3}", vec!["data.shuffle", "true or false"]),
+        ("fsdp: {sharding_strategy: FULLSHARD}", vec!["fsdp.sharding", "FULLSHARD", "FULL_SHARD"]),
+        ("runtime: {lr: 1}", vec!["runtime.lr", "optim"]),
+        ("distributed: {nodes: 2}", vec!["distributed.nodes", "num_nodes"]),
+        ("distributed: {fsdp: {shardin: x}}", vec!["shardin", "sharding"]),
+        ("model: 3", vec!["model", "3"]),
+        ("- a\n- b", vec!["sections"]),
+        ("model: {embed_dim: 8", vec!["YAML"]),
+        ("training_stages: {one: {}}", vec!["training_stages"]),
+    ];
+    for (i, (text, parts)) in faults.iter().enumerate() {
+        let name = format!("fault{i}.yaml");
+        let path = file(&dir, &name, text);
+        refused_with(&["--config", &path], &[&[name.as_str()], &parts[..]].concat());
+    }
+    refused_with(&["--config", "/no/such.yaml"], &["/no/such.yaml"]);
+    let path = file(&dir, "a.json", "{\"model\": }");
+    refused_with(&["--config", &path], &["a.json", "JSON"]);
+}
+
+#[test]
+fn sizes_that_do_not_fit_together() {
+    refused_tiny(&["--embed-dim", "100", "--num-heads", "3"], &["embed_dim 100", "num_heads 3"]);
+    refused_tiny(&["--num-heads", "4", "--num-kv-heads", "3"], &["num_heads 4", "num_kv_heads 3"]);
+    refused_tiny(&["--num-heads", "0"], &["num_heads is 0"]);
+    refused_tiny(&["--arch", "gpt", "--num-kv-heads", "2"], &["gpt", "key/value"]);
+    refused_tiny(&["--max-len", "64", "--max-positions", "32"], &["max_len 64", "max_positions 32"]);
+    refused_tiny(&["--batch-size", "0"], &["batch_size is 0"]);
+    refused_tiny(&["--grad-accum", "0"], &["grad_accum is 0"]);
+    refused_tiny(&["--max-steps", "0"], &["max_steps is 0"]);
+    refused_tiny(&["--max-samples", "7"], &["7 rows", "16"]);
+    refused_tiny(&["--max-samples", "0"], &["max_samples is 0"]);
+    refused_tiny(&["--lr", "-1"], &["lr is -1"]);
+    refused_tiny(&["--betas", "0.9", "1.0"], &["betas is 1"]);
+    refused_tiny(&["--dropout", "1"], &["dropout is 1"]);
+    refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
+    refused_tiny(&["--nproc-per-node", "0"], &["nproc_per_node is 0"]);
+    refused_tiny(&["--num-nodes", "2"], &["4 ranks", "--num-nodes 1"]);
+    refused_tiny(&["--strategy", "ddp", "--dp-replicate-size", "3"], &["dp_replicate 3", "2 ranks"]);
+    refused_tiny(&["--embed-dim", "1048576", "--ff-hidden-dim", "1048576"], &["GiB", "--batch-size"]);
+}
+
+#[test]
+fn worlds_of_the_wrong_size() {
+    let launched = |variables: &[(&str, &str)], more: &[&str]| {
+        let mut command = Command::new(FSDP);
+        let out = command.args(tiny(more)).envs(variables.iter().copied()).output().unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let torchrun = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "4")];
+    let (code, text) = launched(&torchrun, &["--nproc-per-node", "2"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("nproc_per_node 2") && text.contains('4'), "{text}");
+    let two_hosts = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+    let (code, text) = launched(&two_hosts, &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("4 ranks") && text.contains("2 of them"), "{text}");
+    let (code, text) = launched(&[("RANK", "5"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")], &[]);
+    assert_eq!(code, Some(2), "{text}");
+}
+
+#[test]
+fn data_that_is_missing_empty_or_of_another_tokenizer() {
+    let dir = TempDir::new().unwrap();
+    let empty = file(&dir, "empty.txt", "");
+    let short = file(&dir, "short.txt", "too short");
+    let rows = file(&dir, "rows.jsonl", "{\"input_ids\": [1, 2, 3, 900]}\n");
+    refused_with(&["--dataset", "/no/such/corpus"], &["/no/such/corpus"]);
+    refused_with(&["--dataset", &empty], &["empty.txt"]);
+    refused_with(&["--dataset", &short], &["short.txt", "--max-len"]);
+    refused_with(&["--dataset", &rows, "--vocab-size", "500"], &["rows.jsonl", "900", "500"]);
+    refused_with(&["--dataset", &short, "--vocab-size", "100"], &["vocab_size 100", "257"]);
+    refused_with(&["--dataset", "synthetic", "--tokenizer", "no.json"], &["--tokenizer no.json"]);
+}
+
+#[test]
+fn places_that_cannot_be_written() {
+    let dir = TempDir::new().unwrap();
+    let taken = file(&dir, "taken", "mine");
+    let below = format!("{taken}/below");
+    refused_tiny(&["--ckpt-dir", &taken], &["--ckpt-dir", "taken"]);
+    refused_tiny(&["--ckpt-dir", &below], &["--ckpt-dir", "below"]);
+    refused_tiny(&["--save-hf", &taken], &["--save-hf", "taken"]);
+    refused_tiny(&["--save-hf", dir.path().to_str().unwrap()], &["--save-hf", "taken"]);
+    refused_tiny(&["--metrics-path", dir.path().to_str().unwrap()], &["--metrics-path", "directory"]);
+    refused_tiny(&["--metrics-path", &below], &["--metrics-path", "below"]);
+    refused_tiny(&["--save-every", "5"], &["--save-every", "--ckpt-dir"]);
+    refused_tiny(&["--resume", "auto"], &["--resume auto", "--ckpt-dir"]);
+    refused_tiny(&["--resume", dir.path().to_str().unwrap()], &["--resume"]);
+    refused_tiny(&["--pretrain", dir.path().to_str().unwrap()], &[dir.path().to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(taken).unwrap(), "mine", "nothing is overwritten");
+}
+
+#[test]
+fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
+    let lacking: [&[&str]; 20] = [
+        &["--device", "cuda"],
+        &["--device", "sim"],
+        &["--precision", "fp16"],
+        &["--reduce-dtype", "bf16"],
+        &["--backend", "zero"],
+        &["--backend", "deepspeed"],
+        &["--zero-stage", "2"],
+        &["--deepspeed", "ds.json"],
+        &["--fsdp-impl", "reference"],
+        &["--sharding", "HYBRID_SHARD"],
+        &["--cpu-offload"],
+        &["--tp-size", "2"],
+        &["--ring-attn-size", "2"],
+        &["--dp-replicate-size", "2"],
+        &["--sequence-parallel"],
+        &["--use-hf-tp-plan"],
+        &["--apply-chat-template"],
+        &["--packing-samples"],
+        &["--async-save"],
+        &["--input-key", "question"],
+    ];
+    for args in lacking {
+        let args = tiny(args);
+        let message = refused(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(message.contains(&args[TINY.len()]) && message.contains("does not have"), "{message}");
+    }
+    config(&[
+        "--device",
+        "cpu",
+        "--backend",
+        "fsdp2",
+        "--fsdp-impl",
+        "manual",
+        "--no-cpu-offload",
+        "--tp-size",
+        "1",
+        "--ring-attn-size",
+        "1",
+        "--dp-replicate-size",
+        "1",
+        "--no-sequence-parallel",
+        "--no-async-save",
+        "--compile",
+        "--reduce-dtype",
+        "fp32",
+        "--limit-all-gathers",
+        "--use-orig-params",
+    ]);
+}
+
+#[test]
+fn the_plan_says_what_a_rank_will_hold() {
+    let fp32 = config(&[]);
+    let planned = &fp32["plan"]["planned_bytes"];
+    let parts = planned.as_object().unwrap().iter().filter(|(name, _)| *name != "total");
+    let sum: u64 = parts.map(|(_, bytes)| bytes.as_u64().unwrap()).sum();
+    assert_eq!(planned["total"].as_u64(), Some(sum));
+    // 32 x 320 twice, 4 x 32 x 32 + 3 x 32 x 128 + 2 x 32 in the block, 32 in the last norm.
+    assert_eq!(fp32["plan"]["params"], 2 * 32 * 320 + 4 * 32 * 32 + 3 * 32 * 128 + 3 * 32);
+    // One rank holds what two share.
+    let alone = config(&["--nproc-per-node", "1"]);
+    let optimizer = |plan: &Value| plan["plan"]["planned_bytes"]["optimizer"].as_u64().unwrap();
+    assert!(optimizer(&alone) > 19 * optimizer(&fp32) / 10);
+    assert_eq!(config(&["--sharding", "NO_SHARD"])["plan"]["mesh"]["dp_replicate"], 2);
+}
