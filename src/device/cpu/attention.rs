@@ -254,11 +254,7 @@ pub fn backward<T: Float>(
         for i in 0..n {
             let at = i * o_row + head * h.dim;
             let (o, d_o) = (&o[at..][..h.dim], &d_o[at..][..h.dim]);
-            delta[head * n + i] = sum(
-                h.dim,
-                #[inline(always)]
-                |c| o[c].to_f32() * d_o[c].to_f32(),
-            );
+            delta[head * n + i] = sum(h.dim, |c| o[c].to_f32() * d_o[c].to_f32());
         }
     }
     for document in documents.windows(2) {

@@ -6,11 +6,7 @@ use crate::base::dtype::Float;
 pub fn rmsnorm<T: Float>(eps: f32, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
     let c = w.len();
     for ((x, y), rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
-        let squares = sum(
-            c,
-            #[inline(always)]
-            |i| x[i].to_f32() * x[i].to_f32(),
-        );
+        let squares = sum(c, |i| x[i].to_f32() * x[i].to_f32());
         let r = 1.0 / (squares / c as f32 + eps).sqrt();
         *rstd = r;
         for i in 0..c {
@@ -24,11 +20,7 @@ pub fn rmsnorm<T: Float>(eps: f32, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f3
 pub fn rmsnorm_backward<T: Float>(x: &[T], w: &[T], rstd: &[f32], dy: &[T], dx: &mut [T], dw: &mut [f32]) {
     let c = w.len();
     for (((x, dy), dx), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
-        let dot = sum(
-            c,
-            #[inline(always)]
-            |i| w[i].to_f32() * dy[i].to_f32() * (x[i].to_f32() * r),
-        );
+        let dot = sum(c, |i| w[i].to_f32() * dy[i].to_f32() * (x[i].to_f32() * r));
         let mean = dot / c as f32;
         for i in 0..c {
             let (n, dy) = (x[i].to_f32() * r, dy[i].to_f32());
@@ -42,17 +34,9 @@ pub fn rmsnorm_backward<T: Float>(x: &[T], w: &[T], rstd: &[f32], dy: &[T], dx: 
 pub fn layernorm<T: Float>(eps: f32, x: &[T], w: &[T], b: &[T], y: &mut [T], stats: &mut [f32]) {
     let c = w.len();
     for ((x, y), stats) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_exact_mut(2)) {
-        let mean = sum(
-            c,
-            #[inline(always)]
-            |i| x[i].to_f32(),
-        ) / c as f32;
+        let mean = sum(c, |i| x[i].to_f32()) / c as f32;
         // Two passes: the row is in the first-level cache, and the difference of large squares never appears.
-        let squares = sum(
-            c,
-            #[inline(always)]
-            |i| (x[i].to_f32() - mean) * (x[i].to_f32() - mean),
-        );
+        let squares = sum(c, |i| (x[i].to_f32() - mean) * (x[i].to_f32() - mean));
         let r = 1.0 / (squares / c as f32 + eps).sqrt();
         stats.copy_from_slice(&[mean, r]);
         for i in 0..c {
@@ -76,16 +60,8 @@ pub fn layernorm_backward<T: Float>(
     let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(stats.chunks_exact(2));
     for (((x, dy), dx), stats) in rows {
         let (mean, r) = (stats[0], stats[1]);
-        let g = sum(
-            c,
-            #[inline(always)]
-            |i| w[i].to_f32() * dy[i].to_f32(),
-        ) / c as f32;
-        let dot = sum(
-            c,
-            #[inline(always)]
-            |i| w[i].to_f32() * dy[i].to_f32() * ((x[i].to_f32() - mean) * r),
-        ) / c as f32;
+        let g = sum(c, |i| w[i].to_f32() * dy[i].to_f32()) / c as f32;
+        let dot = sum(c, |i| w[i].to_f32() * dy[i].to_f32() * ((x[i].to_f32() - mean) * r)) / c as f32;
         for i in 0..c {
             let (n, dy) = ((x[i].to_f32() - mean) * r, dy[i].to_f32());
             dw[i] += dy * n;

@@ -3,8 +3,46 @@
 use crate::base::dtype::Float;
 use crate::device::{AdamW, Sgd};
 
-/// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`. Scalars are
-/// prepared in f64, as there.
+/// What one step shares between elements; prepared in f64, as PyTorch does.
+struct Step {
+    scale: f32,
+    /// 1 - lr * weight_decay.
+    keep: f32,
+    new_m: f32,
+    beta2: f32,
+    new_v: f32,
+    /// lr / (1 - beta1^step).
+    size: f32,
+    /// 1 / sqrt(1 - beta2^step).
+    root: f32,
+    eps: f32,
+}
+
+impl Step {
+    fn new(h: &AdamW, scale: f32) -> Step {
+        let (lr, beta1, beta2, step) = (h.lr as f64, h.beta1 as f64, h.beta2 as f64, h.step as f64);
+        Step {
+            scale,
+            keep: (1.0 - lr * h.weight_decay as f64) as f32,
+            new_m: (1.0 - beta1) as f32,
+            beta2: h.beta2,
+            new_v: (1.0 - beta2) as f32,
+            size: (lr / (1.0 - beta1.powf(step))) as f32,
+            root: (1.0 / (1.0 - beta2.powf(step)).sqrt()) as f32,
+            eps: h.eps,
+        }
+    }
+    #[inline(always)]
+    fn update(&self, g: f32, m: &mut f32, v: &mut f32, p: &mut f32) -> f32 {
+        let g = g * self.scale;
+        *m += (g - *m) * self.new_m;
+        *v = *v * self.beta2 + g * g * self.new_v;
+        *p = *p * self.keep - self.size * *m / (v.sqrt() * self.root + self.eps);
+        *p
+    }
+}
+
+/// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.
 #[inline(always)]
 pub fn adamw<T: Float>(
     h: &AdamW,
@@ -15,29 +53,17 @@ pub fn adamw<T: Float>(
     p: &mut [f32],
     out: Option<&mut [T]>,
 ) {
-    let (lr, b1, b2, step) = (h.lr as f64, h.beta1 as f64, h.beta2 as f64, h.step as f64);
-    let keep = (1.0 - lr * h.weight_decay as f64) as f32;
-    let (new1, new2) = ((1.0 - b1) as f32, (1.0 - b2) as f32);
-    let size = (lr / (1.0 - b1.powf(step))) as f32;
-    let root = (1.0 / (1.0 - b2.powf(step)).sqrt()) as f32;
-    let n = g.len();
-    let (m, v, p) = (&mut m[..n], &mut v[..n], &mut p[..n]);
-    let mut update = |i: usize| {
-        let g = g[i] * scale;
-        m[i] += (g - m[i]) * new1;
-        v[i] = v[i] * h.beta2 + g * g * new2;
-        p[i] = p[i] * keep - size * m[i] / (v[i].sqrt() * root + h.eps);
-        p[i]
-    };
+    let step = Step::new(h, scale);
+    let elements = g.iter().zip(m).zip(v).zip(p);
     match out {
         None => {
-            for i in 0..n {
-                update(i);
+            for (((g, m), v), p) in elements {
+                step.update(*g, m, v, p);
             }
         }
         Some(out) => {
-            for (i, out) in out[..n].iter_mut().enumerate() {
-                *out = T::from_f32(update(i));
+            for ((((g, m), v), p), out) in elements.zip(out) {
+                *out = T::from_f32(step.update(*g, m, v, p));
             }
         }
     }
