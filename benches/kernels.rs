@@ -6,7 +6,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{Kernel, Scratch, gemm};
-use flatshard::device::{Buf, Device, Gemm};
+use flatshard::device::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, Rope};
 use std::time::Duration;
 
 /// Few samples, short: the whole file is a matter of minutes.
@@ -71,5 +71,122 @@ fn products(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products);
+/// Runs `f` and reports its rate in these units a second.
+fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Throughput, mut f: impl FnMut()) {
+    group.throughput(rate);
+    group.bench_function(name.into(), |bench| bench.iter(&mut f));
+}
+
+/// 12 heads of 64, one document. Rates count the products below the diagonal only: 2 forward, 5 backward.
+fn attention(c: &mut Criterion) {
+    let (dev, shape) = (device(), Attention { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125 });
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("attention/{dtype}"));
+        for t in [256, 2048] {
+            let (qkv, d_o) = (random(&dev, dtype, t * shape.row()), random(&dev, dtype, t * 768));
+            let zeroed = |dtype, len| dev.alloc(dtype, len, Category::Other).expect("memory");
+            let (mut o, mut lse, mut delta) =
+                (zeroed(dtype, t * 768), zeroed(DType::F32, 12 * t), zeroed(DType::F32, 12 * t));
+            let (mut dqkv, mut cu) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2));
+            dev.upload(bytemuck::cast_slice(&[0, t as u32]), cu.view_mut()).expect("equal lengths");
+            let product = (t * (t + 1) * 768) as u64;
+            timed(&mut group, format!("forward {t}"), Throughput::Elements(2 * product), || {
+                dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).expect("it fits")
+            });
+            timed(&mut group, format!("backward {t}"), Throughput::Elements(5 * product), || {
+                let (delta, dqkv) = (delta.view_mut(), dqkv.view_mut());
+                let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
+                dev.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, dqkv).expect("it fits")
+            });
+        }
+        group.finish();
+    }
+}
+
+/// Rates in bytes read and written. The copy is the bound: memory bandwidth.
+fn optimizer(c: &mut Criterion) {
+    const N: usize = 25_000_000;
+    let dev = device();
+    let mut group = group(c, "optimizer");
+    let (g, mut m, mut v, mut p) = (
+        random(&dev, DType::F32, N),
+        random(&dev, DType::F32, N),
+        random(&dev, DType::F32, N),
+        random(&dev, DType::F32, N),
+    );
+    let (mut out, scale) = (random(&dev, DType::Bf16, N), random(&dev, DType::F32, 2));
+    let h = AdamW { lr: 1e-6, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
+    timed(&mut group, "memcpy", Throughput::Bytes(8 * N as u64), || dev.copy(g.view(), m.view_mut()).expect("it fits"));
+    dev.zero(v.view_mut()).expect("it fits");
+    timed(&mut group, "adamw", Throughput::Bytes(28 * N as u64), || {
+        dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None).expect("it fits")
+    });
+    timed(&mut group, "adamw with a bf16 copy", Throughput::Bytes(30 * N as u64), || {
+        let out = Some(out.view_mut());
+        dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), out).expect("it fits")
+    });
+    let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).expect("memory");
+    timed(&mut group, "sum of squares", Throughput::Bytes(4 * N as u64), || {
+        dev.sum_squares(g.view(), acc.view_mut()).expect("it fits")
+    });
+    group.finish();
+}
+
+/// Over 1024 tokens of the 105.8 M model; rates in elements of the largest operand.
+fn rows(c: &mut Criterion) {
+    const TOKENS: usize = 1024;
+    const VOCAB: usize = 32000;
+    let dev = device();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("rows/{dtype}"));
+        let of = |len| random(&dev, dtype, len);
+        let n = TOKENS * 768;
+        let (x, w, dy, mut y, mut dx) = (of(n), of(768), of(n), of(n), of(n));
+        let mut rstd = random(&dev, DType::F32, TOKENS);
+        let mut dw = random(&dev, DType::F32, 768);
+        timed(&mut group, "rmsnorm", Throughput::Elements(n as u64), || {
+            dev.rmsnorm(1e-5, x.view(), w.view(), y.view_mut(), rstd.view_mut()).expect("it fits")
+        });
+        timed(&mut group, "rmsnorm backward", Throughput::Elements(n as u64), || {
+            let (dx, dw) = (dx.view_mut(), dw.view_mut());
+            dev.rmsnorm_backward(x.view(), w.view(), rstd.view(), dy.view(), dx, dw).expect("it fits")
+        });
+        let shape = Rope { heads: 8, head_dim: 64, row: 768 };
+        let (table, positions) =
+            (random(&dev, DType::F32, 64), dev.alloc(DType::U32, TOKENS, Category::Other).expect("memory"));
+        timed(&mut group, "rope", Throughput::Elements(n as u64), || {
+            dev.rope(&shape, table.view(), positions.view(), y.view_mut(), false).expect("it fits")
+        });
+        let p = Dropout { p: 1e-3, key: 1 };
+        timed(&mut group, "dropout", Throughput::Elements(n as u64), || {
+            dev.dropout(&p, dx.view_mut()).expect("it fits")
+        });
+        let n = TOKENS * 3072;
+        let (gate, up, dy, mut y, mut dgate) = (of(n), of(n), of(n), of(n), of(n));
+        timed(&mut group, "swiglu", Throughput::Elements(n as u64), || {
+            dev.swiglu(gate.view(), up.view(), y.view_mut()).expect("it fits")
+        });
+        timed(&mut group, "swiglu backward", Throughput::Elements(n as u64), || {
+            dev.swiglu_backward(gate.view(), up.view(), dy.view(), dgate.view_mut(), y.view_mut()).expect("it fits")
+        });
+        timed(&mut group, "gelu", Throughput::Elements(n as u64), || {
+            dev.gelu(gate.view(), y.view_mut()).expect("it fits")
+        });
+        timed(&mut group, "gelu backward", Throughput::Elements(n as u64), || {
+            dev.gelu_backward(gate.view(), dy.view(), y.view_mut()).expect("it fits")
+        });
+        let n = 256 * VOCAB;
+        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, scale: 1e-3, grad: true });
+        let (targets, mut loss) = (
+            dev.alloc(DType::I32, 256, Category::Other).expect("memory"),
+            dev.alloc(DType::F64, 1, Category::Other).expect("memory"),
+        );
+        timed(&mut group, "cross entropy", Throughput::Elements(n as u64), || {
+            dev.cross_entropy(&shape, targets.view(), logits.view_mut(), loss.view_mut()).expect("it fits")
+        });
+        group.finish();
+    }
+}
+
+criterion_group!(benches, products, attention, optimizer, rows);
 criterion_main!(benches);

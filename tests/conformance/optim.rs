@@ -104,11 +104,12 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
     }
 }
 
-fn limbs(dev: &dyn Device, x: &[f64], cuts: &[std::ops::Range<usize>]) -> Vec<f64> {
+/// The accumulator after these parts of `x`, each (start, end).
+fn limbs(dev: &dyn Device, x: &[f64], cuts: &[(usize, usize)]) -> Vec<f64> {
     let x = buf(dev, DType::F32, x);
     let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).unwrap();
-    for cut in cuts {
-        dev.sum_squares(x.view().slice(cut.clone()), acc.view_mut()).unwrap();
+    for &(start, end) in cuts {
+        dev.sum_squares(x.view().slice(start..end), acc.view_mut()).unwrap();
     }
     read(dev, &acc)
 }
@@ -134,18 +135,18 @@ fn any_cut_and_any_order_give_the_same_limbs() {
     let n = x.len();
     let mut first: Option<Vec<f64>> = None;
     for dev in devices() {
-        let whole = limbs(&*dev, &x, &[0..n]);
+        let whole = limbs(&*dev, &x, &[(0, n)]);
         assert!(
             whole.iter().all(|&l| l.fract() == 0.0 && (0.0..4_294_967_296.0).contains(&l)),
             "whole limbs below 2^32"
         );
-        let blocks: Vec<_> = (0..n.div_ceil(ALIGN)).map(|b| b * ALIGN..((b + 1) * ALIGN).min(n)).collect();
+        let blocks: Vec<_> = (0..n.div_ceil(ALIGN)).map(|b| (b * ALIGN, ((b + 1) * ALIGN).min(n))).collect();
         assert_eq!(limbs(&*dev, &x, &blocks), whole, "block by block");
-        let backwards: Vec<_> = blocks.iter().rev().cloned().collect();
+        let backwards: Vec<_> = blocks.iter().rev().copied().collect();
         assert_eq!(limbs(&*dev, &x, &backwards), whole, "backwards");
-        assert_eq!(limbs(&*dev, &x, &[7 * ALIGN..n, 0..0, 3 * ALIGN..7 * ALIGN, 0..3 * ALIGN]), whole);
+        assert_eq!(limbs(&*dev, &x, &[(7 * ALIGN, n), (0, 0), (3 * ALIGN, 7 * ALIGN), (0, 3 * ALIGN)]), whole);
         // Ranks that each hold a part, their limbs then summed as an all-reduce does: the same norm, to the bit.
-        let parts = [0..4 * ALIGN, 4 * ALIGN..13 * ALIGN, 13 * ALIGN..n];
+        let parts = [(0, 4 * ALIGN), (4 * ALIGN, 13 * ALIGN), (13 * ALIGN, n)];
         let mut summed = vec![0.0; LIMBS];
         for part in parts {
             limbs(&*dev, &x, &[part]).iter().zip(&mut summed).for_each(|(l, s)| *s += l);
@@ -158,7 +159,7 @@ fn any_cut_and_any_order_give_the_same_limbs() {
 #[test]
 fn the_norm_is_right() {
     for dev in devices() {
-        let norm = |x: &[f64]| clip(&*dev, &limbs(&*dev, x, &[0..x.len()]), 0.0)[1];
+        let norm = |x: &[f64]| clip(&*dev, &limbs(&*dev, x, &[(0, x.len())]), 0.0)[1];
         for x in [normal(3, 100_000), normal(4, 1), vec![], vec![0.0; 300], vec![3.0, 4.0]] {
             let want = x.iter().map(|x| x * x).sum::<f64>().sqrt();
             assert!((norm(&x) - want).abs() <= 6e-8 * want, "{} is not {want}", norm(&x));
@@ -175,7 +176,7 @@ fn the_norm_is_right() {
 #[test]
 fn clipping() {
     for dev in devices() {
-        let acc = limbs(&*dev, &[3.0, 4.0], &[0..2]);
+        let acc = limbs(&*dev, &[3.0, 4.0], &[(0, 2)]);
         assert_eq!(clip(&*dev, &acc, 0.0), [1.0, 5.0], "0 is off");
         assert_eq!(clip(&*dev, &acc, 10.0), [1.0, 5.0]);
         assert_eq!(clip(&*dev, &acc, 1.0), [(1.0 / (5.0 + 1e-6)) as f32 as f64, 5.0]);
@@ -190,7 +191,7 @@ fn a_gradient_that_is_not_finite_makes_the_norm_so() {
             for at in [0, 127, 128, 299] {
                 let mut x = vec![1.0; 300];
                 x[at] = bad;
-                let parts = limbs(&*dev, &x, &[0..128, 128..300]);
+                let parts = limbs(&*dev, &x, &[(0, 128), (128, 300)]);
                 let [scale, norm] = clip(&*dev, &parts, 1.0);
                 assert!(!norm.is_finite() && !scale.is_finite(), "{bad} at {at} gave scale {scale}, norm {norm}");
             }

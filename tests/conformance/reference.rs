@@ -232,11 +232,11 @@ pub fn attention_backward<R: Real>(a: Heads, cu: &[u32], [qkv, o, lse, d_o]: [&[
             for j in Heads::first(cu, i)..=i {
                 let p = (R::of(a.scale) * dot(at(i, q), at(j, k)) - lse[h * n + i]).exp();
                 let ds = p * (dot(d_o, at(j, v)) - dot(d_o, o)) * R::of(a.scale);
-                for c in 0..a.d {
+                for (c, &d_o) in d_o.iter().enumerate() {
                     let mut add = |at: usize, x: R| dqkv[at] = dqkv[at] + x;
                     add(i * a.row() + q + c, ds * at(j, k)[c]);
                     add(j * a.row() + k + c, ds * at(i, q)[c]);
-                    add(j * a.row() + v + c, p * d_o[c]);
+                    add(j * a.row() + v + c, p * d_o);
                 }
             }
         }

@@ -22,7 +22,7 @@ pub fn swiglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T]
 }
 
 /// sqrt(2/pi) and the cubic coefficient of Hendrycks & Gimpel 2016.
-const C: f32 = 0.797_884_56;
+const C: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044715;
 
 /// x (1 + tanh u) / 2 = x sigmoid(2u), which does not cancel for negative x.

@@ -15,8 +15,8 @@ const SIDE: usize = 64;
 
 /// Rows of a `qkv` of `len` elements.
 pub fn rows(op: &'static str, a: &Attention, len: usize) -> Result<usize> {
-    let divides = a.head_dim > 0 && a.kv_heads > 0 && a.heads > 0 && a.heads % a.kv_heads == 0;
-    if !divides || len % a.row() != 0 {
+    let divides = a.head_dim > 0 && a.kv_heads > 0 && a.heads > 0 && a.heads.is_multiple_of(a.kv_heads);
+    if !divides || !len.is_multiple_of(a.row()) {
         return Err(Error::op(op, format!("qkv holds {len} elements, which do not fit {a:?}")));
     }
     Ok(len / a.row())

@@ -14,7 +14,7 @@ pub fn width(op: &'static str, tokens: &[u32], out: usize, table: usize) -> Resu
         return Ok(None);
     }
     let c = out.checked_div(tokens.len()).unwrap_or(0);
-    if c == 0 || c * tokens.len() != out || table % c != 0 {
+    if c == 0 || c * tokens.len() != out || !table.is_multiple_of(c) {
         let what = format!("{} tokens, {out} elements and a table of {table} do not agree on columns", tokens.len());
         return Err(Error::op(op, what));
     }

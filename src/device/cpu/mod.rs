@@ -203,7 +203,7 @@ impl Device for CpuDevice {
 
     fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
         const OP: &str = "rope";
-        if shape.head_dim % 2 != 0 || shape.heads * shape.head_dim > shape.row {
+        if !shape.head_dim.is_multiple_of(2) || shape.heads * shape.head_dim > shape.row {
             return Err(Error::op(OP, format!("{shape:?}: heads must be even and fit the row")));
         }
         let (max_len, n) = (rows(OP, "table", table.len(), shape.head_dim)?, rows(OP, "qkv", qkv.len(), shape.row)?);

@@ -117,7 +117,7 @@ pub fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln2 = LN2_HIGH - LN2_LOW; n * LN2_HIGH is exact for |n| < 2^9.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = 2.121_944_4e-4;
     // Comparisons instead of `clamp` and `max`: they let a NaN through.
     let x = if x < -106.0 { -106.0 } else { x };
