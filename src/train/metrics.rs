@@ -67,16 +67,14 @@ impl Metrics {
     }
 }
 
-/// For whoever is left: ends the file with an error event, unless it has one or there is no file.
-pub fn record_failure(path: &Path, message: &str) {
+/// For whoever is left: ends the file with an error event. Not for bad input, with which no run began, and not for a
+/// run that ended as it was asked to.
+pub fn record_failure(path: Option<&Path>, e: &Error) {
+    let Some(path) = path.filter(|_| !matches!(e, Error::Input(_) | Error::Signal(_))) else { return };
     let Ok(text) = std::fs::read_to_string(path) else { return };
-    let told = text.lines().next_back().is_some_and(|l| l.starts_with("{\"event\":\"error\""));
-    if told || text.is_empty() {
-        return;
-    }
     // A line that a killed rank left unfinished is ended first.
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    let line = format!("{newline}{}\n", json!({"event": "error", "message": message}));
+    let line = format!("{newline}{}\n", json!({"event": "error", "message": e.to_string()}));
     if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
         // The run has failed already, and its message goes to stderr too.
         let _ = file.write_all(line.as_bytes());
@@ -88,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_whole_and_a_failure_ends_them_once() {
+    fn lines_are_whole_and_a_failure_ends_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/metrics.jsonl");
         let mut metrics = Metrics::open(&path, false).unwrap();
         metrics.event("step", json!({"step": 1, "loss": f64::NAN})).unwrap();
-        record_failure(&path, "rank 1 was lost");
-        record_failure(&path, "rank 0 noticed");
+        record_failure(Some(&path), &Error::Run("rank 1 was lost".into()));
+        record_failure(Some(&path), &Error::Signal(15));
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,

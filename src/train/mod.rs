@@ -62,7 +62,8 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         }
         None => {
             plan.prepare()?;
-            launch::run(&plan)
+            let metrics = plan.settings.run.metrics_path.as_deref();
+            launch::run(&plan).inspect_err(|e| metrics::record_failure(metrics, e))
         }
     }
 }

@@ -42,8 +42,9 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
         if !stopped {
             mesh.member.abort();
         }
-        if let (0, Some(path), false) = (env.rank, &plan.settings.run.metrics_path, stopped) {
-            record_failure(path, &e.to_string());
+        // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
+        if env.rank == 0 && env.parent_pid.is_none() {
+            record_failure(plan.settings.run.metrics_path.as_deref(), e);
         }
     }
     result
