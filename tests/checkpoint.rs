@@ -5,7 +5,8 @@ mod common;
 mod held;
 
 use common::*;
-use flatshard::ckpt::{self, Resume, layout, state::Checksums};
+use flatshard::base::Category;
+use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
 use flatshard::nn::Decoder;
 use flatshard::store::{ShardedOptions, Wrap};
 use flatshard::strategy::Strategy;
@@ -118,4 +119,20 @@ fn old_checkpoints_go_and_leftovers_of_dead_saves_are_no_checkpoints() {
     assert_eq!(error.exit_status(), 2, "{error}");
     let explicit = Resume::Dir(dir.path().join("step-00000003"));
     assert_eq!(ckpt::resolve(None, &explicit).unwrap(), Some(dir.path().join("step-00000003")));
+}
+
+#[test]
+fn the_plan_is_what_is_allocated() {
+    for world in [1, 3] {
+        ranks(world, |rank| {
+            let (spec, before) = (gpt(), rank.meter.live(Category::Other));
+            let decoder = Decoder::new(spec.clone())?;
+            let (layouts, moments) = (decoder.layouts(), ADAMW.state());
+            let ckpt = Checkpointer::new(rank.device, rank.group, &spec, layouts, moments)?;
+            let held = rank.meter.live(Category::Other) - before;
+            drop(ckpt);
+            assert_eq!((Category::Other, held), Checkpointer::planned(layouts, moments));
+            Ok(())
+        });
+    }
 }

@@ -88,12 +88,20 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
 /// share a checkpoint directory.
 pub fn prepare(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).map_err(|e| Error::input(format!("--ckpt-dir {}: cannot make it: {e}", dir.display())))?;
-    for (name, path) in entries(dir)? {
-        if name.strip_prefix(UNFINISHED).is_some_and(|n| n.starts_with(STEP) || n == LATEST) {
-            remove(&path)?;
-        }
-    }
-    Ok(())
+    sweep(dir, |name| name.starts_with(STEP) || name == LATEST)
+}
+
+/// Removes what dead saves left in `dir`; `ours` tells by the name behind the mark of an unfinished one.
+fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
+    let mut dead = entries(dir)?.into_iter().filter(|(name, _)| name.strip_prefix(UNFINISHED).is_some_and(&ours));
+    dead.try_for_each(|(_, path)| remove(&path))
+}
+
+/// Removes what dead saves of `target` alone left beside it.
+pub(super) fn sweep_beside(target: &Path) -> Result<()> {
+    let name = format!("{}-", target.file_name().unwrap_or_default().to_string_lossy());
+    let nonce = |n: &str| n.len() == 16 && n.bytes().all(|b| b.is_ascii_hexdigit());
+    sweep(parent(target), |dead| dead.strip_prefix(&name).is_some_and(nonce))
 }
 
 /// A new name for an unfinished save of `name`, unlike any other.
@@ -216,6 +224,18 @@ mod tests {
         fs::write(dir.path().join(".tmp-latest"), "step-0").unwrap();
         prepare(dir.path()).unwrap();
         assert_eq!(listed(dir.path()), [".tmp-mine", "step-00000010"]);
+    }
+
+    #[test]
+    fn sweep_beside_removes_only_dead_saves_of_that_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let others = [".tmp-model-v2-00000000000000ff", ".tmp-model-old", "model-00000000000000ff"];
+        make(dir.path(), &others);
+        make(dir.path(), &[&unfinished("model", 255)]);
+        sweep_beside(&dir.path().join("model")).unwrap();
+        let mut expected = others.to_vec();
+        expected.sort();
+        assert_eq!(listed(dir.path()), expected);
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Checkpointer {
     /// an error on all ranks; after one, the store's content is unspecified.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
         let opened = Source::checkpoint(dir, &self.spec, &self.layouts, self.moments);
-        let (source, state, checksums) = self.opened(opened)?;
+        let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         optimizer.resume(state.optimizer_steps);
         Ok(state)
@@ -41,17 +41,8 @@ impl Checkpointer {
     /// Fills the store from a Hugging Face model directory (F32, BF16 or F16), or from the model part of a checkpoint.
     pub fn load_model(&mut self, dir: &Path, store: &mut dyn Store) -> Result<()> {
         let opened = Source::model(dir, &self.spec, &self.layouts);
-        let source = self.opened(opened)?;
+        let source = self.exchange.agree(&*self.dev, "open the model", opened)?;
         self.read(&source, store, None, None)
-    }
-
-    fn opened<T>(&mut self, mine: Result<T>) -> Result<T> {
-        let (ok, value) = match mine {
-            Ok(value) => (Ok(vec![]), Some(value)),
-            Err(e) => (Err(e), None),
-        };
-        self.exchange.agree(&*self.dev, "open the checkpoint", ok, 0)?;
-        value.ok_or_else(|| Error::op("load", "agreed on nothing"))
     }
 
     fn read(
@@ -62,15 +53,14 @@ impl Checkpointer {
         checksums: Option<&Checksums>,
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
-        let sums = source.read(&*self.dev, &mut self.chunk, store, optimizer);
+        let sums = source.read(&*self.dev, store, optimizer);
         let own = sums.as_ref().map_or(Vec::new(), Vec::clone);
-        let all = self.exchange.agree(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
+        let all = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
         // What every rank read alike is not added up.
         let total = if store.replicated() { own } else { super::total(&all, tensors) };
         let verified =
             checksums.map_or(Ok(()), |sums| source.verify(sums, &total)).and_then(|()| store.weights_changed());
-        self.exchange.agree(&*self.dev, "verify the checkpoint", verified.map(|()| vec![]), 0)?;
-        Ok(())
+        self.exchange.agree(&*self.dev, "verify the checkpoint", verified)
     }
 }
 
@@ -117,14 +107,9 @@ impl Source {
     }
 
     /// Every run of this rank's pieces, into masters, parameters and moments. Returns the sums over what was read.
-    fn read(
-        &self,
-        dev: &dyn Device,
-        chunk: &mut [u8],
-        store: &mut dyn Store,
-        mut optimizer: Option<&mut Optimizer>,
-    ) -> Result<Vec<u64>> {
+    fn read(&self, dev: &dyn Device, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<Vec<u64>> {
         let mut sums = vec![0; self.tensors.list.len()];
+        let chunk = &mut vec![0; CHUNK][..];
         store.for_each_piece(&mut |mut piece| {
             for run in runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE) {
                 let master = piece.master.reborrow().slice(run.range.clone());
@@ -217,6 +202,9 @@ fn plain<'a>(index: &Path, name: &'a str) -> Result<&'a str> {
     plain.then_some(name).ok_or_else(|| bad(index, format!("names the file {name:?}, which is not a plain file name")))
 }
 
+/// The format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+
 /// What the files say that they hold.
 #[derive(Default)]
 struct Found {
@@ -271,6 +259,9 @@ impl Found {
         if header > length - 8 {
             return Err(bad(&path, format!("is truncated: it has {length} bytes, its header alone {header}")));
         }
+        if header > MAX_HEADER {
+            return Err(bad(&path, format!("has a header of {header} bytes; safetensors allows {MAX_HEADER}")));
+        }
         let mut text = vec![0; header as usize];
         file.read_exact_at(&mut text, 8).map_err(failed)?;
         let meta: Metadata =
@@ -302,14 +293,17 @@ impl Found {
     fn matched(mut self, plan: &Plan, exact: bool) -> Result<Source> {
         let mut tensors = plan.tensors.clone();
         let place = |files: &[(PathBuf, File)], t: &Tensor| files[t.file].0.clone();
-        let holder = self.files.first().map_or(PathBuf::new(), |(path, _)| path.with_file_name(""));
+        let holder = self.files.first().map_or(PathBuf::new(), |(path, _)| path.parent().unwrap_or(path).to_path_buf());
         for want in &mut tensors.list {
             let bare = want.name.strip_prefix("transformer.").filter(|_| !exact);
             let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
             let Some(found) = found else {
                 return Err(bad(
                     &holder,
-                    format!("no file holds tensor {}, which this model and optimizer have", want.name),
+                    format!(
+                        "no file holds tensor {}, which this model and optimizer have; give the flags of the model that was saved",
+                        want.name
+                    ),
                 ));
             };
             let path = place(&self.files, &found);
@@ -332,9 +326,13 @@ impl Found {
             !exact && (buffer || name == "lm_head.weight")
         };
         match self.tensors.values().filter(|t| !passed_over(&t.name)).min_by(|a, b| a.name.cmp(&b.name)) {
-            Some(t) => {
-                Err(bad(&place(&self.files, t), format!("holds tensor {}, which this model does not have", t.name)))
-            }
+            Some(t) => Err(bad(
+                &place(&self.files, t),
+                format!(
+                    "holds tensor {}, which this model does not have; give the flags of the model that was saved",
+                    t.name
+                ),
+            )),
             None => Ok(Source { files: self.files, tensors }),
         }
     }

@@ -38,12 +38,9 @@ pub struct Checkpointer {
     moments: &'static [&'static str],
     plan: Arc<Plan>,
     exchange: Exchange,
-    /// Passes between device and files: nothing larger is ever held.
-    chunk: Vec<u8>,
-    _lease: crate::base::meter::Lease,
 }
 
-/// Bytes of the buffer between device and files: stays in a core's second-level cache.
+/// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level cache.
 const CHUNK: usize = 1 << 20;
 
 impl Checkpointer {
@@ -69,7 +66,6 @@ impl Checkpointer {
     ) -> Result<Checkpointer> {
         let plan = Plan::new(layouts, moments, max_file_bytes);
         let exchange = Exchange::new(&*dev, group, 1 + plan.tensors.list.len())?;
-        let lease = dev.meter().lease(Category::Other, CHUNK);
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),
@@ -78,15 +74,13 @@ impl Checkpointer {
             moments,
             plan: Arc::new(plan),
             exchange,
-            chunk: vec![0; CHUNK],
-            _lease: lease,
         })
     }
 
-    /// Bytes that one rank of `ranks` holds for as long as it lives.
-    pub fn planned(layouts: &[Layout], moments: &[&str], ranks: usize) -> (Category, usize) {
+    /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of them.
+    pub fn planned(layouts: &[Layout], moments: &[&str]) -> (Category, usize) {
         let tensors = layouts.iter().map(|l| l.segments.len()).sum::<usize>() * (1 + moments.len());
-        (Category::Other, CHUNK + Exchange::bytes(1 + tensors) * (1 + ranks))
+        (Category::Other, 2 * Exchange::bytes(1 + tensors))
     }
 
     fn rank(&self) -> usize {
@@ -111,6 +105,7 @@ struct Exchange {
 }
 
 impl Exchange {
+    /// Of a message of one rank.
     const fn bytes(words: usize) -> usize {
         words * size_of::<u64>()
     }
@@ -140,9 +135,18 @@ impl Exchange {
         Ok(self.bytes.chunks_exact(len).flat_map(of_rank).collect())
     }
 
-    /// What all ranks found, in rank order, when all succeeded; else an error on every rank: its own, or one that names
-    /// the rank that failed.
-    fn agree(&mut self, dev: &dyn Device, what: &str, mine: Result<Vec<u64>>, words: usize) -> Result<Vec<Vec<u64>>> {
+    /// `mine`, when all ranks succeeded; else an error on every rank: its own, or one that names the rank that failed.
+    fn agree<T>(&mut self, dev: &dyn Device, what: &str, mine: Result<T>) -> Result<T> {
+        let (done, value) = match mine {
+            Ok(value) => (Ok(Vec::new()), Some(value)),
+            Err(error) => (Err(error), None),
+        };
+        self.share(dev, what, done, 0)?;
+        value.ok_or_else(|| Error::op("checkpoint", "agreed on nothing"))
+    }
+
+    /// As [`Exchange::agree`]; what all ranks found, `words` numbers each, in rank order.
+    fn share(&mut self, dev: &dyn Device, what: &str, mine: Result<Vec<u64>>, words: usize) -> Result<Vec<Vec<u64>>> {
         let mut sent = vec![0; 1 + words];
         match &mine {
             Ok(found) => sent[1..].copy_from_slice(found),

@@ -47,7 +47,7 @@ impl Checkpointer {
             }),
             _ => Ok(()),
         };
-        self.exchange.agree(&*self.dev, "point latest to the checkpoint", after.map(|()| vec![]), 0)?;
+        self.exchange.agree(&*self.dev, "point latest to the checkpoint", after)?;
         Ok(saved)
     }
 
@@ -77,12 +77,14 @@ impl Checkpointer {
         let nonce =
             SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64) ^ (std::process::id() as u64) << 32;
         let prepared = match self.rank() {
-            0 if state.is_none() => check_export(target).and_then(|()| create(&unfinished(nonce), &plan)),
-            0 => create(&unfinished(nonce), &plan),
+            0 => state
+                .map_or_else(|| check_export(target), |_| Ok(()))
+                .and_then(|()| dirs::sweep_beside(target))
+                .and_then(|()| create(&unfinished(nonce), &plan)),
             _ => Ok(()),
         };
         let what = "make room for the checkpoint";
-        let nonces = self.exchange.agree(&*self.dev, what, prepared.map(|()| vec![nonce]), 1)?;
+        let nonces = self.exchange.share(&*self.dev, what, prepared.map(|()| vec![nonce]), 1)?;
         let dir = unfinished(nonces[0][0]);
 
         // 2. Every rank writes what it owns. 3. Rank 0 adds the small files and the name.
@@ -91,7 +93,7 @@ impl Checkpointer {
                 0 => self.finish(&plan, &dir, target, &sums, state),
                 _ => Ok(()),
             };
-            self.exchange.agree(&*self.dev, "complete the checkpoint", published.map(|()| vec![]), 0)
+            self.exchange.agree(&*self.dev, "complete the checkpoint", published)
         });
         if result.is_err() && self.rank() == 0 {
             // Already failing: what cannot be removed now is removed by the next `prepare`.
@@ -111,9 +113,8 @@ impl Checkpointer {
         optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         let (share, tensors) = (self.share(store), plan.tensors.list.len());
-        let sums = Writer::open(&*self.dev, plan, dir, &mut self.chunk)
-            .and_then(|writer| writer.write_all(store, share, optimizer));
-        let all = self.exchange.agree(&*self.dev, "write its part of the checkpoint", sums, tensors)?;
+        let sums = Writer::open(&*self.dev, plan, dir).and_then(|writer| writer.write_all(store, share, optimizer));
+        let all = self.exchange.share(&*self.dev, "write its part of the checkpoint", sums, tensors)?;
         Ok(super::total(&all, tensors))
     }
 
@@ -163,9 +164,11 @@ pub fn check_export(dir: &Path) -> Result<()> {
 /// The directory with every tensor file at its full length: a full disk is found here, before anything is written.
 fn create(dir: &Path, plan: &Plan) -> Result<()> {
     let parent = dirs::parent(dir);
-    fs::create_dir_all(parent).map_err(|e| Error::io("make", parent, e))?;
-    let free = statvfs(parent).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
-    if free < plan.bytes() {
+    if !parent.exists() {
+        fs::create_dir_all(parent).map_err(|e| Error::io("make", parent, e))?;
+        dirs::sync_dir(dirs::parent(parent))?;
+    }
+    if free(parent).is_some_and(|free| free < plan.bytes()) {
         return Err(no_room(parent, plan, Errno::NOSPC.into()));
     }
     let make = || {
@@ -188,8 +191,13 @@ fn create(dir: &Path, plan: &Plan) -> Result<()> {
     make().inspect_err(|_| drop(fs::remove_dir_all(dir)))
 }
 
+/// Bytes that this user may still write on the disk of `dir`.
+fn free(dir: &Path) -> Option<u64> {
+    statvfs(dir).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize))
+}
+
 fn no_room(path: &Path, plan: &Plan, cause: std::io::Error) -> Error {
-    let free = statvfs(dirs::parent(path)).map_or("unknown".into(), |s| (s.f_bavail * s.f_frsize).to_string());
+    let free = free(dirs::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
         "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (--keep), or \
          save elsewhere (--ckpt-dir). Complete checkpoints are untouched",
@@ -204,12 +212,12 @@ struct Writer<'a> {
     plan: &'a Plan,
     /// With the path, and whether this rank wrote into it.
     files: Vec<(PathBuf, File, bool)>,
-    chunk: &'a mut [u8],
+    chunk: Vec<u8>,
     sums: Vec<u64>,
 }
 
 impl<'a> Writer<'a> {
-    fn open(dev: &'a dyn Device, plan: &'a Plan, dir: &Path, chunk: &'a mut [u8]) -> Result<Writer<'a>> {
+    fn open(dev: &'a dyn Device, plan: &'a Plan, dir: &Path) -> Result<Writer<'a>> {
         let open = |name: &String| {
             let path = dir.join(name);
             match OpenOptions::new().write(true).open(&path) {
@@ -223,7 +231,7 @@ impl<'a> Writer<'a> {
             }
         };
         let files = plan.files.iter().map(|f| open(&f.name)).collect::<Result<_>>()?;
-        Ok(Writer { dev, plan, files, chunk, sums: vec![0; plan.tensors.list.len()] })
+        Ok(Writer { dev, plan, files, chunk: vec![0; CHUNK], sums: vec![0; plan.tensors.list.len()] })
     }
 
     /// Every run of this rank's share, then syncs. Returns this rank's checksums.

@@ -221,7 +221,7 @@ impl Plan {
 /// Bytes of a rank, in the order of [`CATEGORIES`]: the engine's, and what it takes to save.
 fn planned(engine: &EngineOptions, decoder: &Decoder, ranks: usize) -> Result<Vec<(Category, usize)>> {
     let mut planned = Engine::planned(engine, ranks)?;
-    let (category, bytes) = Checkpointer::planned(decoder.layouts(), engine.rule.state(), ranks);
+    let (category, bytes) = Checkpointer::planned(decoder.layouts(), engine.rule.state());
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
     Ok(planned)
 }
