@@ -6,7 +6,7 @@
 //! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
 use super::gemm::Lines;
 use super::simd::{LANES, Level, exp, lane_sum, sum};
-use super::tile::{COLUMNS, Tile, product};
+use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::Attention;
 
@@ -167,16 +167,9 @@ pub fn forward<T: Float>(
                         let q_rows = SIDE.min(len - q0);
                         let head = kv * h.group + g;
                         load(&qkv[(start + q0) * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
-                        product(
-                            level,
-                            [q_rows, k_rows, h.dim],
-                            Tile::new(query, h.width),
-                            keys,
-                            SIDE,
-                            scores,
-                            SIDE,
-                            false,
-                        );
+                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { Part::All };
+                        let assign = Product::new(level, [q_rows, k_rows, h.dim], part(Part::LowerC), false);
+                        assign.run(Tile::new(query, h.width), Tile::new(keys, SIDE), scores, SIDE);
                         let at = g * padded + q0;
                         let out = &mut out[at * h.width..][..SIDE * h.width];
                         let (max, total) = (&mut max[at..][..q_rows], &mut total[at..][..q_rows]);
@@ -188,16 +181,8 @@ pub fn forward<T: Float>(
                                 out[i * h.width..][..h.width].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
-                        product(
-                            level,
-                            [q_rows, h.dim, k_rows],
-                            Tile::new(scores, SIDE),
-                            values,
-                            h.width,
-                            out,
-                            h.width,
-                            k0 > 0,
-                        );
+                        let add = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), k0 > 0);
+                        add.run(Tile::new(scores, SIDE), Tile::new(values, h.width), out, h.width);
                     }
                 }
             }
@@ -289,28 +274,21 @@ pub fn backward<T: Float>(
                         let from = start + q0;
                         load(&qkv[from * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
                         load(&d_o[from * o_row + head * h.dim..], o_row, q_rows, h.dim, d_out, h.width);
-                        let across = [q_rows, k_rows, h.dim];
-                        product(level, across, Tile::new(query, h.width), keys, SIDE, weights, SIDE, false);
-                        product(level, across, Tile::new(d_out, h.width), values, SIDE, slopes, SIDE, false);
+                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { Part::All };
+                        let across = Product::new(level, [q_rows, k_rows, h.dim], part(Part::LowerC), false);
+                        across.run(Tile::new(query, h.width), Tile::new(keys, SIDE), weights, SIDE);
+                        across.run(Tile::new(d_out, h.width), Tile::new(values, SIDE), slopes, SIDE);
                         let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
                         for (i, (p, ds)) in weight_rows.iter_mut().zip(slope_rows).take(q_rows).enumerate() {
                             let at = head * n + from + i;
                             slope(p, ds, visible(q0 == k0, i), a.scale, lse[at], delta[at]);
                         }
-                        let down = [k_rows, h.dim, q_rows];
-                        product(level, down, Tile::transposed(weights, SIDE), d_out, h.width, dv, h.width, true);
-                        product(level, down, Tile::transposed(slopes, SIDE), query, h.width, dk, h.width, true);
+                        let down = Product::new(level, [k_rows, h.dim, q_rows], part(Part::UpperA), true);
+                        down.run(Tile::transposed(weights, SIDE), Tile::new(d_out, h.width), dv, h.width);
+                        down.run(Tile::transposed(slopes, SIDE), Tile::new(query, h.width), dk, h.width);
+                        let back = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), k0 > 0);
                         let dq = &mut dq[(g * padded + q0) * h.width..][..tile];
-                        product(
-                            level,
-                            [q_rows, h.dim, k_rows],
-                            Tile::new(slopes, SIDE),
-                            key,
-                            h.width,
-                            dq,
-                            h.width,
-                            k0 > 0,
-                        );
+                        back.run(Tile::new(slopes, SIDE), Tile::new(key, h.width), dq, h.width);
                     }
                 }
                 store(dk, h.width, &mut dqkv[at + h.key..], h.row, k_rows, h.dim, |_| 1.0);
