@@ -3,6 +3,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -298,6 +299,23 @@ fn sigterm_and_sigint_save_and_say_so() {
         let last = events(&dir.path("m"), "step").pop().unwrap()["step"].as_u64().unwrap();
         assert_eq!(fs::read_to_string(dir.path("ckpt/latest")).unwrap().trim(), format!("step-{last:08}"));
         assert!(events(&dir.path("m"), "error").is_empty());
+    }
+}
+
+/// While the ranks are starting, before some of them listen to signals.
+#[test]
+fn a_signal_at_the_start_ends_everything() {
+    for delay in [2, 5, 10, 20, 40, 80, 160] {
+        let run = Run::start(FSDP, &["--max-steps", "1000000", "--nproc-per-node", "3"]);
+        std::thread::sleep(Duration::from_millis(delay));
+        let ranks = children(run.pid());
+        send(Signal::TERM, run.pid());
+        let sent = Instant::now();
+        let ended = run.end();
+        let by = ended.status.code().or(ended.status.signal().map(|n| 128 + n));
+        assert_eq!(by, Some(143), "after {delay} ms: {}", ended.stderr);
+        assert!(sent.elapsed() < Duration::from_secs(5), "after {delay} ms: {:?}", sent.elapsed());
+        wait_until("all ranks are dead", || ranks.iter().all(|&r| dead(r)));
     }
 }
 

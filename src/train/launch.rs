@@ -77,7 +77,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         }
         std::thread::sleep(POLL);
     }
-    ranks.verdict(watch.failed())
+    ranks.verdict(watch.failed(), stopping)
 }
 
 fn start(rank: usize, world: usize, arena: &Arena) -> Result<Rank> {
@@ -169,8 +169,8 @@ impl Ranks {
         }
         Ok(if before.is_none() { self.first_failed } else { None })
     }
-    /// `aborted` is the rank that told its peers first of an error.
-    fn verdict(&mut self, aborted: Option<usize>) -> Result<()> {
+    /// `aborted` is the rank that told its peers first of an error; `stopping` the signal that asked this run to end.
+    fn verdict(&mut self, aborted: Option<usize>, stopping: Option<i32>) -> Result<()> {
         for printer in self.ranks.iter_mut().flat_map(|r| r.printers.drain(..)) {
             let _ = printer.join(); // a printer that panicked has lost lines, not the run
         }
@@ -181,6 +181,9 @@ impl Ranks {
         let words: Vec<String> =
             self.ranks.iter().map(|r| last_words(&r.tail.lock().unwrap_or_else(PoisonError::into_inner))).collect();
         let killed = self.ranks[seen].status.is_some_and(|s| s.signal().is_some());
+        if let (true, Some(signal)) = (killed, stopping) {
+            return Err(Error::Signal(signal)); // it came before that rank could listen, or twice
+        }
         let told = if killed { seen } else { aborted.unwrap_or(seen) };
         let rank = blamed(&words[told]).filter(|&r| words.get(r).is_some_and(|w| !w.is_empty())).unwrap_or(told);
         let text = words[rank].clone();

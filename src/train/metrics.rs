@@ -7,7 +7,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise.
+/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of the group
+/// over which parameters are spread.
 #[derive(Serialize, Clone, Debug)]
 pub struct StepRecord {
     /// From 1.
@@ -33,7 +34,8 @@ pub struct StepRecord {
     pub comm_bytes: u64,
     /// Spent on filling micro-batches.
     pub data_time_s: f64,
-    /// The largest of any rank: private memory plus the rank's share of shared memory (see [`super::memory::held`]).
+    /// The largest of any rank so far: private memory plus the rank's share of shared memory (see
+    /// [`super::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.
     pub peak_mem_bytes: u64,
     /// Model FLOPs over measured peak FLOPs of all ranks; null unless --measure-peak.
     pub mfu: Option<f64>,

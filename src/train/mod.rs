@@ -6,6 +6,7 @@ mod agree;
 pub mod args;
 mod check;
 pub mod config;
+mod derive;
 pub mod launch;
 mod memory;
 pub mod metrics;

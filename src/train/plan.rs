@@ -1,26 +1,20 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
-//! rank starts. Never starts anything and never writes: an error leaves every file as it was.
+//! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::settings::*;
-use super::{check, memory};
+use super::{check, derive, memory};
 use crate::base::meter::CATEGORIES;
-use crate::base::{Category, DType, Error, Result};
-use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
-use crate::comm::env::{self, RankEnv};
+use crate::base::{Category, Error, Result};
+use crate::ckpt::{self, TrainerState};
+use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
-use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer};
-use crate::nn::{Arch, Decoder, Spec};
-use crate::optim::{Rule, Schedule, Shape};
-use crate::store::flat::Wrap;
-use crate::store::replicated::ReplicatedOptions;
-use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
-use crate::strategy::{Ddp, Engine, EngineOptions, Fsdp, Strategy};
+use crate::data::{Dataset, LoaderOptions, Tokenizer};
+use crate::nn::Decoder;
+use crate::optim::{Rule, Schedule};
+use crate::strategy::EngineOptions;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Steps of a run that says neither max-steps nor epochs: a few minutes of the default model on two cores.
-const DEFAULT_STEPS: u64 = 300;
 
 pub struct Plan {
     /// With every derived value filled in: what `--print-config` and the metrics say.
@@ -40,34 +34,29 @@ pub struct Plan {
     pub comm_timeout: Duration,
 }
 
-/// The value of a setting that has a default.
-fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
-    value.clone().ok_or_else(|| Error::input(format!("{name} has no value: give it one, or remove its null")))
-}
-
 impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
     pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
         check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
-        let strategy_name = strategy(&mut s, default);
-        let (mesh, nproc) = mesh(&mut s, strategy_name, launched)?;
-        let tokenizer = Tokenizer::from_name(&set(&s.data.tokenizer, "data.tokenizer")?)?;
-        let spec = spec(&mut s, &tokenizer)?;
-        let engine = engine(&s, strategy_name, spec)?;
+        let strategy_name = derive::strategy(&mut s, default);
+        let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
+        let tokenizer = Tokenizer::from_name(&derive::set(&s.data.tokenizer, "data.tokenizer")?)?;
+        let spec = derive::spec(&mut s, &tokenizer)?;
+        let engine = derive::engine(&s, strategy_name, spec)?;
         let decoder = Decoder::new(engine.spec.clone())?;
         let params = decoder.layouts().iter().map(|l| l.params()).sum();
-        let planned = planned(&engine, &decoder, mesh.world())?;
-        let resume = resume(&s.checkpoint, &engine, &decoder)?;
+        let planned = derive::planned(&engine, &decoder, mesh.world())?;
+        let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         if let (Some(dir), None) = (&s.model.pretrain, &resume) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
         }
-        let dataset = Arc::new(dataset(&s, &tokenizer, &engine)?);
-        let loader = loader(&s, &mesh, 0)?;
-        let steps = steps(&mut s, &dataset, loader)?;
-        let schedule = schedule(&s.optim, steps)?;
-        let comm_timeout = Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?);
+        let dataset = Arc::new(derive::dataset(&s, &tokenizer, &engine)?);
+        let loader = derive::loader(&s, &mesh, 0)?;
+        let steps = derive::steps(&mut s, &dataset, loader)?;
+        let schedule = derive::schedule(&s.optim, steps)?;
+        let comm_timeout = Duration::from_secs_f64(derive::set(&s.run.comm_timeout, "run.comm_timeout")?);
         Ok(Plan {
             settings: s,
             mesh,
@@ -87,7 +76,7 @@ impl Plan {
         self.schedule.total
     }
     pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
-        loader(&self.settings, &self.mesh, dp_rank)
+        derive::loader(&self.settings, &self.mesh, dp_rank)
     }
     /// Tokens of an optimizer step, padding included.
     pub fn tokens_per_step(&self) -> Result<u64> {
@@ -216,238 +205,4 @@ impl Plan {
         });
         serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
     }
-}
-
-/// Bytes of a rank, in the order of [`CATEGORIES`]: the engine's, and what it takes to save.
-fn planned(engine: &EngineOptions, decoder: &Decoder, ranks: usize) -> Result<Vec<(Category, usize)>> {
-    let mut planned = Engine::planned(engine, ranks)?;
-    let (category, bytes) = Checkpointer::planned(decoder.layouts(), engine.rule.state());
-    planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
-    Ok(planned)
-}
-
-/// Sharded or replicated: NO_SHARD is what DDP does.
-fn strategy(s: &mut Settings, default: StrategyName) -> StrategyName {
-    let asked = s.run.strategy.filter(|&x| x != StrategyName::Auto).unwrap_or(default);
-    let name = if s.fsdp.sharding == Some(ShardingName::NoShard) { StrategyName::Ddp } else { asked };
-    s.run.strategy = Some(name);
-    name
-}
-
-/// How many ranks there are and how they are arranged; also how many are on this host.
-fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<(MeshSizes, usize)> {
-    let nodes = set(&s.run.num_nodes, "run.num_nodes")?;
-    let (world, nproc) = match launched {
-        Some(env) => {
-            if let Some(n) = s.run.nproc_per_node.filter(|&n| n != env.local_world) {
-                return Err(Error::input(format!(
-                    "nproc_per_node {n}, but the launcher started {} ranks on this host: leave the flag out, or start {n}",
-                    env.local_world
-                )));
-            }
-            (env.world, env.local_world)
-        }
-        None => {
-            let nproc = s.run.nproc_per_node.unwrap_or(2);
-            (nproc * nodes, nproc)
-        }
-    };
-    if world != nproc {
-        return Err(Error::input(format!(
-            "the job has {world} ranks, {nproc} of them on this host, but CPU ranks meet in this host's memory only: use \
-             --num-nodes 1 (--devices N for the number of ranks)"
-        )));
-    }
-    let (tp, sp) = (set(&s.parallel.tp_size, "tp_size")?, set(&s.parallel.ring_attn_size, "ring_attn_size")?);
-    let replicate = s.parallel.dp_replicate_size.filter(|&n| n > 1);
-    let mesh = match (strategy, replicate) {
-        (StrategyName::Ddp, n) => MeshSizes { dp_replicate: n.unwrap_or(world / (sp * tp)), dp_shard: 1, sp, tp },
-        (_, None) => MeshSizes { dp_replicate: 1, dp_shard: world / (sp * tp), sp, tp },
-        (_, Some(n)) => {
-            return Err(Error::input(format!(
-                "--dp-replicate-size {n} needs the two-level mesh, which this build does not have; use --dp-replicate-size 1"
-            )));
-        }
-    };
-    mesh.check(world)?;
-    s.run.nproc_per_node = Some(nproc);
-    Ok((mesh, nproc))
-}
-
-/// The model: what its directory says, or the settings.
-fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
-    let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
-    let spec = match m.pretrain.clone() {
-        Some(dir) => pretrained(m, &dir)?,
-        None => described(m, tokenizer, max_len)?,
-    };
-    if max_len > spec.max_len {
-        return Err(Error::input(format!(
-            "max_len {max_len} is longer than the model's max_positions {}: use a shorter --max-len or a longer model",
-            spec.max_len
-        )));
-    }
-    spec.validate()?;
-    Ok(spec)
-}
-
-/// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
-fn pretrained(m: &mut Model, dir: &Path) -> Result<Spec> {
-    let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
-    m.arch = Some(if spec.arch == Arch::Llama { ArchName::Llama } else { ArchName::Gpt });
-    m.embed_dim = Some(spec.dim);
-    m.num_layers = Some(spec.layers);
-    m.num_heads = Some(spec.heads);
-    m.num_kv_heads = Some(spec.kv_heads);
-    m.ff_hidden_dim = Some(spec.ff);
-    m.vocab_size = Some(spec.vocab);
-    m.max_positions = Some(spec.max_len);
-    m.tie_embeddings = Some(spec.tied);
-    Ok(spec)
-}
-
-fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spec> {
-    let arch = match set(&m.arch, "model.arch")? {
-        ArchName::Llama => Arch::Llama,
-        ArchName::Gpt => Arch::Gpt,
-    };
-    let (dim, heads) = (set(&m.embed_dim, "model.embed_dim")?, set(&m.num_heads, "model.num_heads")?);
-    if dim % heads != 0 {
-        return Err(Error::input(format!(
-            "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
-        )));
-    }
-    let ff = match arch {
-        Arch::Llama => (8 * dim).div_ceil(3).next_multiple_of(64),
-        Arch::Gpt => 4 * dim,
-    };
-    Ok(Spec {
-        arch,
-        vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
-        dim,
-        layers: set(&m.num_layers, "model.num_layers")?,
-        heads,
-        kv_heads: *m.num_kv_heads.get_or_insert(heads),
-        head_dim: dim / heads,
-        ff: *m.ff_hidden_dim.get_or_insert(ff),
-        max_len: *m.max_positions.get_or_insert(max_len),
-        rope_theta: 10_000.0,
-        norm_eps: 1e-5,
-        tied: *m.tie_embeddings.get_or_insert(arch == Arch::Gpt),
-        dropout: set(&m.dropout, "model.dropout")? as f32,
-    })
-}
-
-fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<EngineOptions> {
-    let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
-    let dtype = match set(&s.precision.precision, "precision")? {
-        PrecisionName::Bf16 => DType::Bf16,
-        _ => DType::F32,
-    };
-    let strategy: Arc<dyn Strategy> = match strategy {
-        StrategyName::Ddp => Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET })),
-        _ => Arc::new(Fsdp(ShardedOptions {
-            dtype,
-            wrap: match set(&f.auto_wrap, "fsdp.auto_wrap")? {
-                WrapName::Transformer => Wrap::Transformer,
-                WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
-                WrapName::None => Wrap::None,
-            },
-            reshard: f.sharding == Some(ShardingName::FullShard),
-            forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
-            backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
-                PrefetchName::BackwardPre => BackwardPrefetch::Pre,
-                PrefetchName::BackwardPost => BackwardPrefetch::Post,
-                PrefetchName::None => BackwardPrefetch::None,
-            },
-            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
-            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
-        })),
-    };
-    let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
-    let rule = match set(&o.optimizer, "optim.optimizer")? {
-        OptimizerName::Adamw => {
-            let betas = set(&o.betas, "optim.betas")?;
-            Rule::AdamW {
-                beta1: betas[0] as f32,
-                beta2: betas[1] as f32,
-                eps: set(&o.eps, "optim.eps")? as f32,
-                weight_decay,
-            }
-        }
-        OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
-    };
-    Ok(EngineOptions {
-        tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
-        spec,
-        strategy,
-        rule,
-        grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
-        checkpoint: set(&f.activation_checkpoint, "fsdp.activation_checkpoint")?,
-        seed: set(&s.run.seed, "run.seed")?,
-    })
-}
-
-fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> Result<Dataset> {
-    Dataset::open(&DataOptions {
-        paths: s.data.dataset.iter().flatten().map(PathBuf::from).collect(),
-        tokenizer: tokenizer.clone(),
-        vocab: engine.spec.vocab,
-        max_len: set(&s.data.max_len, "data.max_len")?,
-        max_samples: s.data.max_samples.map(|n| n as u64),
-        seed: engine.seed,
-        cache_dir: env::cache_dir(),
-        cargo_home: env::cargo_home(),
-    })
-}
-
-fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOptions> {
-    Ok(LoaderOptions {
-        batch_size: set(&s.batch.batch_size, "batch.batch_size")?,
-        grad_accum: set(&s.batch.grad_accum, "batch.grad_accum")?,
-        dp_rank,
-        dp_size: mesh.dp_replicate * mesh.dp_shard,
-        shuffle: set(&s.data.shuffle, "data.shuffle")?,
-        seed: set(&s.run.seed, "run.seed")?,
-    })
-}
-
-/// Steps of the whole run; filled in where the settings leave it to the data.
-fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<u64> {
-    let global = loader.global_batch();
-    let rows = Loader::new(dataset.clone(), loader)?.rows_per_epoch();
-    // The step that holds the last row of the last epoch is taken whole: it goes on into the next epoch.
-    let by_epochs = s.run.epochs.map(|epochs| epochs.saturating_mul(rows).div_ceil(global));
-    let steps = match (s.run.max_steps, by_epochs) {
-        (Some(a), Some(b)) => a.min(b),
-        (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),
-    };
-    s.run.max_steps = Some(steps);
-    Ok(steps)
-}
-
-fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
-    Ok(Schedule {
-        shape: match set(&o.lr_scheduler, "optim.lr_scheduler")? {
-            SchedulerName::Constant => Shape::Constant,
-            SchedulerName::Linear => Shape::Linear,
-            SchedulerName::Cosine => Shape::Cosine,
-            SchedulerName::CosineWithMinLr => Shape::CosineWithMin(set(&o.min_lr_ratio, "optim.min_lr_ratio")?),
-        },
-        peak: set(&o.lr, "optim.lr")?,
-        warmup: set(&o.warmup_steps, "optim.warmup_steps")?,
-        total,
-    })
-}
-
-/// The checkpoint to go on from, when it is one of this model and optimizer.
-fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<(PathBuf, TrainerState)>> {
-    let from = match c.resume.as_deref() {
-        None => return Ok(None),
-        Some("auto") => Resume::Auto,
-        Some(dir) => Resume::Dir(dir.into()),
-    };
-    let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
-    let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;
-    Ok(Some((dir, state)))
 }

@@ -208,9 +208,6 @@ impl<'a> Trainer<'a> {
 
         let lr = self.plan.schedule.lr(number);
         let report = self.engine.train_step(&self.batches, &Step { number, lr, tokens: all.tokens })?;
-        self.done = number;
-        self.samples = self.loader.position();
-        self.trained_tokens += all.tokens;
         if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
             self.held_bytes = self.held_bytes.max(memory::held().unwrap_or(0) as u64);
         }
@@ -239,18 +236,20 @@ impl<'a> Trainer<'a> {
         self.comm = comm;
         self.metrics.event("step", &record)?;
         self.progress.step(&record);
-        match self.skipped_in_a_row {
-            0 => Ok(None),
-            n if n < HOPELESS => {
-                self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
-                Ok(None)
-            }
-            n => Err(Error::Run(format!(
-                "train_step: {n} steps in a row without a finite gradient (loss {}); lower --lr, or resume \
-                 from a checkpoint before it",
+        if self.skipped_in_a_row == HOPELESS {
+            return Err(Error::Run(format!(
+                "train_step: {HOPELESS} steps in a row without a finite gradient (loss {}); lower --lr, or resume from a \
+                 checkpoint before it",
                 report.loss
-            ))),
+            )));
         }
+        if report.skipped {
+            self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
+        }
+        self.done = number;
+        self.samples = self.loader.position();
+        self.trained_tokens += all.tokens;
+        Ok(None)
     }
 
     /// The held-out rows, once.
