@@ -171,6 +171,38 @@ fn random_programs_under_delays_at_each_seam_then_all() {
     }
 }
 
+/// A rank that is more operations ahead than the ring holds waits, and does not overwrite what its peer has yet to read.
+#[test]
+fn a_rank_far_ahead_waits_for_the_others() {
+    const AHEAD: usize = 1500;
+    world(2, |mesh| {
+        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let mut full = g.alloc(DType::F32, 2, CommUse::Gathered, Category::Other).unwrap();
+        let mut shard = plain(DType::F32, 1);
+        fill(&mut shard, |_| me as f32);
+        let mut values = plain(DType::F32, AHEAD);
+        fill(&mut values, |i| (i * (1 - me)) as f32);
+        if me == 0 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // Rank 1 starts it, then looks away: rank 0 finds it complete, and goes on.
+        let gathered = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+        if me == 1 {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        let started: Vec<Ticket> = (0..AHEAD)
+            .map(|i| g.broadcast(Tag::new("ahead", i), values.view_mut().slice(i..i + 1), 0).unwrap())
+            .collect();
+        g.wait(gathered).unwrap();
+        expect(&full, |i| i as f32);
+        g.release(gathered).unwrap();
+        for t in started.into_iter().rev() {
+            g.wait(t).unwrap();
+        }
+        expect(&values, |i| i as f32);
+    });
+}
+
 /// Two groups that share ranks, waits in opposite orders: blocked in one group, a rank moves the other one on.
 #[test]
 fn waiting_in_one_group_moves_the_others_on() {
