@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Steps of a run that says neither max-steps nor epochs: a few minutes of the default model on two cores.
-const DEFAULT_STEPS: u64 = 300;
+const DEFAULT_STEPS: u64 = 600;
 
 /// The value of a setting that has a default.
 pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {

@@ -50,7 +50,7 @@ pub struct Run {
     /// Passes over the training split; ignored where max-steps ends the run earlier [default: as max-steps needs]
     #[arg(long, value_name = "N")]
     pub epochs: Option<u64>,
-    /// Optimizer steps of the run [default: 300, or what epochs gives]
+    /// Optimizer steps of the run [default: 600, or what epochs gives]
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
     /// Steps between progress lines where stderr is not a terminal
