@@ -7,7 +7,7 @@ use crate::base::{DType, Result};
 use crate::ckpt;
 use crate::nn::Arch;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 /// The run in a few lines.
@@ -110,6 +110,11 @@ pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
+/// To stderr. Nobody reading (`| head`) is no reason to stop training, so it does not panic as `eprintln!` would.
+fn line(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 pub struct Progress {
     /// None on ranks other than 0.
     shown: Option<Shown>,
@@ -149,7 +154,7 @@ impl Progress {
         if r.step.is_multiple_of(shown.log_every) || r.step == shown.first || r.step == shown.total {
             let done = r.step + 1 - shown.first;
             let left = shown.started.elapsed().as_secs_f64() / done as f64 * (shown.total - r.step) as f64;
-            eprintln!(
+            line(&format!(
                 "step: {} loss: {:.4} grad_norm: {:.4} lr: {:.3e} memory: {:.2}GiB tps: {tps} left: {:.0}s",
                 r.step,
                 r.loss,
@@ -157,14 +162,14 @@ impl Progress {
                 r.lr,
                 r.peak_mem_bytes as f64 / (1u64 << 30) as f64,
                 left
-            );
+            ));
         }
     }
     /// A line of its own, above the bar.
-    pub fn say(&self, line: &str) {
+    pub fn say(&self, text: &str) {
         match &self.shown {
-            Some(Shown { bar: Some(bar), .. }) => bar.suspend(|| eprintln!("{line}")),
-            Some(_) => eprintln!("{line}"),
+            Some(Shown { bar: Some(bar), .. }) => bar.suspend(|| line(text)),
+            Some(_) => line(text),
             None => {}
         }
     }
