@@ -257,6 +257,10 @@ fn checkpoints_that_do_not_fit_or_are_damaged_are_refused() {
     let dir = Dir::new();
     let ckpt = dir.arg("ckpt");
     good(FSDP, &["--max-steps", "2", "--ckpt-dir", &ckpt]);
+    // A fresh run does not write over it.
+    let fresh = Run::start(FSDP, &["--max-steps", "2", "--ckpt-dir", &ckpt]).end();
+    assert_eq!(fresh.status.code(), Some(2), "{}", fresh.stderr);
+    assert!(fresh.stderr.contains("step-00000002") && fresh.stderr.contains("--resume auto"), "{}", fresh.stderr);
     let refused = |more: &[&str], parts: &[&str]| {
         let args = [&["--max-steps", "4", "--ckpt-dir", &ckpt, "--resume", "auto"], more].concat();
         let ended = Run::start(FSDP, &args).end();

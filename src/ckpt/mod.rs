@@ -16,7 +16,7 @@ mod load;
 mod save;
 pub mod state;
 
-pub use dirs::{Resume, prepare, resolve};
+pub use dirs::{Resume, newest, prepare, resolve};
 pub use load::{inspect, inspect_model};
 pub use save::{Saved, check_export};
 pub use state::TrainerState;

@@ -247,10 +247,22 @@ pub fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
 
 /// The checkpoint to go on from, when it is one of this model and optimizer.
 pub fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<(PathBuf, TrainerState)>> {
-    let from = match c.resume.as_deref() {
-        None => return Ok(None),
-        Some("auto") => Resume::Auto,
-        Some(dir) => Resume::Dir(dir.into()),
+    let from = match (c.resume.as_deref(), &c.ckpt_dir) {
+        (None, None) => return Ok(None),
+        // A fresh run would replace the checkpoints of equal steps and prune the others.
+        (None, Some(dir)) => match ckpt::newest(dir)? {
+            None => return Ok(None),
+            Some(there) => {
+                return Err(Error::input(format!(
+                    "--ckpt-dir {}: holds {} of an earlier run; add --resume auto to go on from it, or give another \
+                     directory: nothing is overwritten",
+                    dir.display(),
+                    there.file_name().unwrap_or_default().to_string_lossy()
+                )));
+            }
+        },
+        (Some("auto"), _) => Resume::Auto,
+        (Some(dir), _) => Resume::Dir(dir.into()),
     };
     let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
     let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;

@@ -48,14 +48,20 @@ impl Metrics {
     pub fn none() -> Metrics {
         Metrics(None)
     }
-    /// A new file, or with `go_on` the end of the one that is there (a resumed run).
+    /// A new file, or with `go_on` the end of the one that is there (a resumed run). A file of an earlier run that is not
+    /// gone on with is kept beside the new one, as `FILE.1` or the next free number.
     pub fn open(path: &Path, go_on: bool) -> Result<Metrics> {
         let failed = |e| Error::io("open metrics", path, e);
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(failed)?;
         }
-        let mut options = OpenOptions::new();
-        let file = options.create(true).append(go_on).write(true).truncate(!go_on).open(path).map_err(failed)?;
+        // Only a plain file with something in it is moved: /dev/null and pipes are written to as they are.
+        if !go_on && path.metadata().is_ok_and(|m| m.is_file() && m.len() > 0) {
+            let numbered = |n: u32| PathBuf::from(format!("{}.{n}", path.display()));
+            let free = (1..).map(numbered).find(|kept| !kept.exists()).unwrap_or_else(|| numbered(0));
+            std::fs::rename(path, free).map_err(failed)?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
         Ok(Metrics(Some((file, path.to_path_buf()))))
     }
     /// One line; `fields` is an object.
@@ -101,8 +107,10 @@ mod tests {
             "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"error\",\"message\":\"rank 1 was lost\"}\n"
         );
         Metrics::open(&path, true).unwrap().event("run", json!({})).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text + "{\"event\":\"run\"}\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text.clone() + "{\"event\":\"run\"}\n");
         Metrics::open(&path, false).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        let kept = std::fs::read_to_string(dir.path().join("deep/metrics.jsonl.1")).unwrap();
+        assert_eq!(kept, text + "{\"event\":\"run\"}\n");
     }
 }
