@@ -53,7 +53,7 @@ fn the_next_gather_starts_before_the_current_unit_is_used() {
         one(sharded()),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
          use4 grads4 reduce4 gather2 use3 grads3 reduce3 gather1 use2 grads2 reduce2 use1 grads1 reduce1 \
-         grads0 reduce0 norm0 update0 loss0"
+         grads0 reduce0 norm0 loss0"
     );
 }
 
@@ -64,14 +64,14 @@ fn prefetch_after_the_gradient_or_not_at_all() {
         one(post),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
          use4 grads4 reduce4 use3 grads3 reduce3 gather2 use2 grads2 reduce2 gather1 use1 grads1 reduce1 \
-         grads0 reduce0 norm0 update0 loss0"
+         grads0 reduce0 norm0 loss0"
     );
     let none = BackwardPrefetch::None;
     assert_eq!(
         one(ShardedOptions { forward_prefetch: false, backward_prefetch: none, ..sharded() }),
         "gather0 use0 gather1 use1 gather2 use2 gather3 use3 gather4 use4 use0 grads0 \
          use4 grads4 reduce4 use3 grads3 reduce3 gather2 use2 grads2 reduce2 gather1 use1 grads1 reduce1 \
-         grads0 reduce0 norm0 update0 loss0"
+         grads0 reduce0 norm0 loss0"
     );
 }
 

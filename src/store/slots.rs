@@ -10,10 +10,6 @@
 //! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
 //! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
 //! with a slot a unit nothing is gathered twice in a step.
-//!
-//! A slot of one unit only is written again no sooner than the weights have changed, and that begins with a barrier behind
-//! every rank's last use of the old ones. So to the group it is released as soon as it is gathered: nothing stays
-//! unfinished there for as long as a step takes, however many operations follow.
 use super::flat::{self, Flat};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag, Ticket};
@@ -31,8 +27,6 @@ struct Held {
 
 struct WeightSlot {
     buf: Buf,
-    /// Serves one unit only.
-    sole: bool,
     held: Option<Held>,
 }
 
@@ -43,12 +37,11 @@ pub(super) struct WeightSlots {
 
 impl WeightSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize, dtype: DType) -> Result<WeightSlots> {
-        let slot = |(index, len)| {
+        let slot = |len| {
             let buf = group.alloc(dtype, len, CommUse::Gathered, Category::Slots)?;
-            let users = (0..flat.units.len()).filter(|&unit| flat::slot(unit, cycle) == index).count();
-            Ok(WeightSlot { buf, sole: users == 1, held: None })
+            Ok(WeightSlot { buf, held: None })
         };
-        Ok(WeightSlots { slots: flat.slots(cycle).into_iter().enumerate().map(slot).collect::<Result<_>>()?, cycle })
+        Ok(WeightSlots { slots: flat.slots(cycle).into_iter().map(slot).collect::<Result<_>>()?, cycle })
     }
     /// Starts to gather `unit` unless its slot holds it already. `shard` is this rank's part.
     pub fn start(&mut self, group: &dyn Collective, unit: usize, shard: View) -> Result<()> {
@@ -68,14 +61,10 @@ impl WeightSlots {
     }
     /// Makes a started unit readable and keeps it until [`WeightSlots::close`].
     pub fn open(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
-        let sole = self.slots[flat::slot(unit, self.cycle)].sole;
         let held = self.held(unit)?;
         if !held.ready {
             group.wait(held.ticket)?;
             held.ready = true;
-            if sole {
-                group.release(held.ticket)?;
-            }
         }
         held.open = true;
         Ok(())
@@ -95,10 +84,9 @@ impl WeightSlots {
         }
         Ok(self.slots[flat::slot(unit, self.cycle)].buf.view())
     }
-    /// Forgets everything: the weights have changed. No rank comes out of it before all have come in.
+    /// Forgets everything: the weights have changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
-        self.slots.iter_mut().try_for_each(|slot| slot.clear(group))?;
-        group.barrier(Tag::new("update", 0))
+        self.slots.iter_mut().try_for_each(|slot| slot.clear(group))
     }
     fn held(&mut self, unit: usize) -> Result<&mut Held> {
         let held = self.slots[flat::slot(unit, self.cycle)].held.as_mut().filter(|h| h.unit == unit);
@@ -112,9 +100,7 @@ impl WeightSlot {
             if !held.ready {
                 group.wait(held.ticket)?; // started ahead, then not needed
             }
-            if !(self.sole && held.ready) {
-                group.release(held.ticket)?;
-            }
+            group.release(held.ticket)?;
         }
         Ok(())
     }
