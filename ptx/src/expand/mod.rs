@@ -1,0 +1,371 @@
+//! A text expander for hand-written PTX, small enough for a build script. The input is PTX plus:
+//!
+//! ```text
+//! .include "name"             the text of another source: macros that kernels share
+//! .const NAME = expr          a default; a definition handed to `expand` wins
+//! .for i in 0 .. 8 { .. }     unrolled; also  .for d in 16, 8, 4 { .. }
+//! .if expr { .. } .else { .. }                 also  .else .if expr { .. }
+//! .macro NAME(a, b) { .. }    called as NAME!(x, y);  the body stands in braces, so its registers are its own
+//! $NAME  ${expr}              the value as text
+//! %acc[expr]  %acc[a .. b]    %acc5  and  %acc4, %acc5, %acc6, %acc7
+//! ```
+//!
+//! Everything else passes through, comments and strings untouched. A macro sees the names that were defined before it and
+//! its arguments, never the caller's. `# line "file"` markers keep errors of ptxas and of the emulator on the source
+//! line; within a macro the marker's file names the call as well. Never evaluates anything but integers.
+mod expr;
+mod scan;
+
+use expr::{Names, Value, eval};
+use scan::{Cursor, Span, opaque, split, word};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::rc::Rc;
+
+/// Where something went wrong, innermost place first: the line, then every macro call or include that led to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    pub what: String,
+    /// File and line.
+    pub at: (String, usize),
+    /// "LOAD! called" or "included", with file and line.
+    pub through: Vec<(String, String, usize)>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.at.0, self.at.1, self.what)?;
+        self.through.iter().try_for_each(|(how, file, line)| write!(f, "\n  {how} at {file}:{line}"))
+    }
+}
+impl std::error::Error for Error {}
+
+/// Calls and includes may nest this deep: a macro that calls itself is an error, not an endless loop.
+const DEPTH: usize = 64;
+
+struct Macro {
+    file: Rc<str>,
+    line: usize,
+    parameters: Vec<String>,
+    body: String,
+    /// The names at the definition.
+    names: Names,
+}
+
+/// Where text comes from, for errors and markers.
+#[derive(Clone)]
+struct Source {
+    file: Rc<str>,
+    /// The file as markers name it: with the call, within a macro.
+    label: Rc<str>,
+    depth: usize,
+}
+
+struct Expander<'a> {
+    include: &'a dyn Fn(&str) -> Option<String>,
+    given: HashMap<&'a str, i64>,
+    used: HashSet<String>,
+    macros: HashMap<String, Rc<Macro>>,
+    out: String,
+    /// The file label and line to which the next line of output would be counted without a marker.
+    next: (Rc<str>, usize),
+}
+
+/// Expands `source`. `file` names it in errors and markers; `given` overrides `.const` defaults, and a name in it that no
+/// `.const` has is an error. `include` finds the text of `.include "name"`.
+pub fn expand(
+    file: &str,
+    source: &str,
+    given: &[(&str, i64)],
+    include: &dyn Fn(&str) -> Option<String>,
+) -> Result<String, Error> {
+    let file: Rc<str> = file.into();
+    let mut expander = Expander {
+        include,
+        given: given.iter().copied().collect(),
+        used: HashSet::new(),
+        macros: HashMap::new(),
+        out: String::new(),
+        next: (file.clone(), 1),
+    };
+    let here = Source { file: file.clone(), label: file.clone(), depth: 0 };
+    expander.block(&here, Span { text: source, line: 1 }, &mut Names::new())?;
+    match given.iter().find(|(name, _)| !expander.used.contains(*name)) {
+        Some((name, _)) => {
+            let what = format!("'{name}' was given, but no .const has that name");
+            Err(Error { what, at: (file.to_string(), 1), through: vec![] })
+        }
+        None => Ok(expander.out),
+    }
+}
+
+impl Expander<'_> {
+    /// Appends text that stands on `line`; after a line break a marker first, if lines do not simply go on.
+    fn put(&mut self, here: &Source, line: usize, text: &str) {
+        if self.out.ends_with('\n') && (self.next.1 != line || self.next.0 != here.label) {
+            self.out += &format!("# {line} \"{}\"\n", here.label);
+            self.next = (here.label.clone(), line);
+        }
+        self.out += text;
+        self.next.1 += text.matches('\n').count();
+    }
+    fn block(&mut self, here: &Source, span: Span, names: &mut Names) -> Result<(), Error> {
+        let mut cursor = Cursor::new(span);
+        while !cursor.rest.is_empty() {
+            let line = cursor.line;
+            let outcome = self.piece(here, &mut cursor, names);
+            outcome.map_err(|failure| match failure {
+                Failure::Here(what) => Error { what, at: (here.file.to_string(), line), through: vec![] },
+                Failure::Inside(error) => error,
+            })?;
+        }
+        Ok(())
+    }
+    /// The next directive, call, name or run of plain text.
+    fn piece(&mut self, here: &Source, cursor: &mut Cursor, names: &mut Names) -> Result<(), Failure> {
+        let line = cursor.line;
+        let skip = opaque(cursor.rest)?;
+        if skip > 0 {
+            let fresh = cursor.fresh;
+            let text = cursor.take(skip);
+            cursor.fresh = fresh; // a comment before a directive does not hide it
+            self.put(here, line, text);
+            return Ok(());
+        }
+        if cursor.fresh && cursor.rest.starts_with('.') {
+            let n = 1 + word(&cursor.rest[1..]);
+            match &cursor.rest[..n] {
+                ".include" => return self.include(here, cursor, names),
+                // PTX has a .const of its own: a state space, followed by a type.
+                ".const" if !cursor.rest[n..].trim_start().starts_with('.') => return self.constant(cursor, names),
+                ".macro" => return self.definition(here, cursor, names),
+                ".for" => return self.unroll(here, cursor, names),
+                ".if" => return self.choose(here, cursor, names),
+                ".else" => return Err("an .else without its .if".to_string().into()),
+                _ => {}
+            }
+        }
+        let c = cursor.rest.chars().next().unwrap_or('\n');
+        let n = word(&cursor.rest[c.len_utf8()..]) + c.len_utf8();
+        if c == '$' || c == '%' && cursor.rest[n..].starts_with('[') {
+            let text = self.value(cursor, names)?;
+            self.put(here, line, &text);
+        } else if (c.is_ascii_alphabetic() || c == '_') && cursor.rest[n..].starts_with("!(") {
+            self.call(here, cursor, names)?;
+        } else {
+            let plain = if c.is_ascii_alphanumeric() || matches!(c, '_' | '%' | '.') { n } else { c.len_utf8() };
+            let text = cursor.take(plain);
+            self.put(here, line, text);
+        }
+        Ok(())
+    }
+    /// `$NAME`, `${expr}`, `%name[expr]`, `%name[a .. b]`.
+    fn value(&mut self, cursor: &mut Cursor, names: &Names) -> Result<String, String> {
+        if cursor.rest.starts_with("${") {
+            cursor.take(1);
+            return Ok(eval(cursor.group('{', '}')?.text, names)?.to_string());
+        }
+        if cursor.rest.starts_with('$') {
+            cursor.take(1);
+            let name = cursor.word("a name after '$'")?;
+            return match names.get(name) {
+                Some(Value::Int(value)) => Ok(value.to_string()),
+                Some(Value::Text(text)) => Ok(text.clone()),
+                None => Err(format!("unknown name '${name}'")),
+            };
+        }
+        let register = cursor.take(1 + word(&cursor.rest[1..]));
+        let index = cursor.group('[', ']')?.text;
+        match range(index, names)? {
+            Some(range) => Ok(range.map(|k| format!("{register}{k}")).collect::<Vec<_>>().join(", ")),
+            None => Ok(format!("{register}{}", eval(index, names)?)),
+        }
+    }
+    fn include(&mut self, here: &Source, cursor: &mut Cursor, names: &mut Names) -> Result<(), Failure> {
+        let line = cursor.line;
+        cursor.take(".include".len());
+        cursor.blanks()?;
+        let n = opaque(cursor.rest)?;
+        let name = cursor.take(n).trim_matches('"').to_string();
+        if name.is_empty() {
+            return Err("a quoted name expected after .include".to_string().into());
+        }
+        let text = (self.include)(&name).ok_or_else(|| format!("nothing to include by the name '{name}'"))?;
+        let file: Rc<str> = name.into();
+        let inside = Source { file: file.clone(), label: file, depth: deeper(here)? };
+        let text = Span { text: &text, line: 1 };
+        Ok(self.block(&inside, text, names).map_err(|e| through(e, "included", here, line))?)
+    }
+    fn constant(&mut self, cursor: &mut Cursor, names: &mut Names) -> Result<(), Failure> {
+        cursor.take(".const".len());
+        let name = cursor.word("a name after .const")?.to_string();
+        cursor.blanks()?;
+        if !cursor.rest.starts_with('=') {
+            return Err(format!("'=' expected after .const {name}").into());
+        }
+        cursor.take(1);
+        // The expression ends with its line; the line break itself and a comment stay text.
+        let end = cursor.rest.find('\n').unwrap_or(cursor.rest.len());
+        let end = ["//", "/*"].iter().filter_map(|c| cursor.rest[..end].find(c)).fold(end, usize::min);
+        let value = eval(cursor.take(end), names)?;
+        let value = self.given.get(name.as_str()).copied().unwrap_or(value);
+        self.used.insert(name.clone());
+        match names.insert(name.clone(), Value::Int(value)) {
+            Some(_) => Err(format!("'{name}' is defined twice").into()),
+            None => Ok(()),
+        }
+    }
+    fn definition(&mut self, here: &Source, cursor: &mut Cursor, names: &Names) -> Result<(), Failure> {
+        cursor.take(".macro".len());
+        let name = cursor.word("a name after .macro")?.to_string();
+        let parameters = split(cursor.group('(', ')')?.text, ',')?;
+        if let Some(bad) = parameters.iter().find(|p| p.is_empty() || word(p) != p.len()) {
+            return Err(format!("'{bad}' is no name for a parameter of {name}!").into());
+        }
+        let body = cursor.group('{', '}')?;
+        let new = Macro {
+            file: here.file.clone(),
+            line: body.line,
+            parameters: parameters.iter().map(|p| p.to_string()).collect(),
+            body: body.text.into(),
+            names: names.clone(),
+        };
+        match self.macros.insert(name.clone(), Rc::new(new)) {
+            Some(old) => Err(format!("{name}! is defined twice, first at {}:{}", old.file, old.line).into()),
+            None => Ok(()),
+        }
+    }
+    fn unroll(&mut self, here: &Source, cursor: &mut Cursor, names: &Names) -> Result<(), Failure> {
+        cursor.take(".for".len());
+        let name = cursor.word("a name after .for")?.to_string();
+        if cursor.word("'in'")? != "in" {
+            return Err(format!("'in' expected after .for {name}").into());
+        }
+        let set = head(cursor)?;
+        let values: Vec<i64> = match range(set, names)? {
+            Some(range) => range.collect(),
+            None => split(set, ',')?.iter().map(|e| eval(e, names)).collect::<Result<_, _>>()?,
+        };
+        let body = cursor.group('{', '}')?;
+        for value in values {
+            let mut inner = names.clone();
+            inner.insert(name.clone(), Value::Int(value));
+            self.block(here, body.clone(), &mut inner)?;
+        }
+        Ok(())
+    }
+    /// A body of .if has its own names: what it defines ends with it. Bodies not taken are not even looked at.
+    fn choose(&mut self, here: &Source, cursor: &mut Cursor, names: &Names) -> Result<(), Failure> {
+        let mut taken = false;
+        loop {
+            cursor.take(".if".len());
+            let condition = head(cursor)?;
+            let yes = !taken && eval(condition, names)? != 0;
+            let body = cursor.group('{', '}')?;
+            if yes {
+                taken = true;
+                self.block(here, body, &mut names.clone())?;
+            }
+            let mut ahead = cursor.clone();
+            ahead.blanks()?;
+            if !ahead.rest.starts_with(".else") {
+                return Ok(());
+            }
+            ahead.take(".else".len());
+            ahead.blanks()?;
+            *cursor = ahead;
+            if cursor.rest.starts_with(".if") {
+                continue;
+            }
+            let body = cursor.group('{', '}')?;
+            return if taken { Ok(()) } else { Ok(self.block(here, body, &mut names.clone())?) };
+        }
+    }
+    fn call(&mut self, here: &Source, cursor: &mut Cursor, names: &Names) -> Result<(), Failure> {
+        let line = cursor.line;
+        let name = cursor.word("a macro's name")?;
+        let found = self.macros.get(name).cloned().ok_or_else(|| format!("unknown macro '{name}!'"))?;
+        cursor.take(1);
+        let given = split(cursor.group('(', ')')?.text, ',')?;
+        let wanted = found.parameters.len();
+        if given.len() != wanted {
+            let s = if wanted == 1 { "" } else { "s" };
+            return Err(format!("{name}! takes {wanted} argument{s}, given {}", given.len()).into());
+        }
+        let mut inner = found.names.clone();
+        for (parameter, argument) in found.parameters.iter().zip(given) {
+            inner.insert(parameter.clone(), Value::Text(self.argument(argument, names)?));
+        }
+        if cursor.rest.starts_with(';') {
+            cursor.take(1);
+        }
+        let call = if here.file == found.file { format!("line {line}") } else { format!("{} line {line}", here.file) };
+        let label = format!("{} in {name}! called at {call}", found.file).into();
+        let inside = Source { file: found.file.clone(), label, depth: deeper(here)? };
+        self.put(here, line, "{");
+        let body = Span { text: &found.body, line: found.line };
+        self.block(&inside, body, &mut inner).map_err(|e| through(e, &format!("{name}! called"), here, line))?;
+        self.put(&inside, self.next.1, "}");
+        Ok(())
+    }
+    /// A macro's argument with the caller's names in place, so that the body needs none of them.
+    fn argument(&mut self, text: &str, names: &Names) -> Result<String, String> {
+        let mut cursor = Cursor::new(Span { text, line: 1 });
+        let mut out = String::new();
+        while let Some(c) = cursor.rest.chars().next() {
+            let n = c.len_utf8() + word(&cursor.rest[c.len_utf8()..]);
+            if c == '$' || c == '%' && cursor.rest[n..].starts_with('[') {
+                out += &self.value(&mut cursor, names)?;
+            } else if c.is_ascii_alphabetic() || c == '_' {
+                // A bare name that is defined: the body could not see it.
+                match names.get(&cursor.rest[..n]) {
+                    Some(Value::Int(value)) => out += &value.to_string(),
+                    Some(Value::Text(text)) => out += text,
+                    None => out += &cursor.rest[..n],
+                }
+                cursor.take(n);
+            } else {
+                let plain = if c.is_ascii_digit() || matches!(c, '%' | '.') { n } else { c.len_utf8() };
+                out += cursor.take(plain);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// What went wrong at the present line, or what is already located.
+enum Failure {
+    Here(String),
+    Inside(Error),
+}
+impl From<String> for Failure {
+    fn from(what: String) -> Failure {
+        Failure::Here(what)
+    }
+}
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Inside(error)
+    }
+}
+fn through(mut error: Error, how: &str, here: &Source, line: usize) -> Error {
+    error.through.push((how.into(), here.file.to_string(), line));
+    error
+}
+fn deeper(here: &Source) -> Result<usize, String> {
+    if here.depth == DEPTH { Err(format!("calls nest deeper than {DEPTH}")) } else { Ok(here.depth + 1) }
+}
+/// The text between a directive and its body; the body's brace is left.
+fn head<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, String> {
+    let mut ahead = cursor.clone();
+    let text = ahead.until('{')?.text;
+    cursor.take(text.len());
+    Ok(text)
+}
+/// `a .. b`, if the text has two dots.
+fn range(text: &str, names: &Names) -> Result<Option<std::ops::Range<i64>>, String> {
+    match text.split_once("..") {
+        Some((a, b)) => Ok(Some(eval(a, names)?..eval(b, names)?)),
+        None => Ok(None),
+    }
+}

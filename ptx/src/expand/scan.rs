@@ -1,0 +1,135 @@
+//! A cursor over source text that counts lines and knows what is code: brackets within comments and strings are text.
+//! Never knows what a directive means.
+
+#[derive(Clone)]
+pub struct Cursor<'a> {
+    pub rest: &'a str,
+    pub line: usize,
+    /// Nothing but blanks stands between the start of a statement and here.
+    pub fresh: bool,
+}
+
+/// A piece of source and the line on which it starts.
+#[derive(Clone)]
+pub struct Span<'a> {
+    pub text: &'a str,
+    pub line: usize,
+}
+
+/// Length of the identifier that `s` starts with.
+pub fn word(s: &str) -> usize {
+    s.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(s.len())
+}
+
+/// Length of the comment or string that `s` starts with; 0 if there is none.
+pub fn opaque(s: &str) -> Result<usize, String> {
+    if s.starts_with("//") {
+        return Ok(s.find('\n').unwrap_or(s.len()));
+    }
+    if let Some(body) = s.strip_prefix("/*") {
+        return Ok(4 + body.find("*/").ok_or("a /* comment never ends")?);
+    }
+    if let Some(body) = s.strip_prefix('"') {
+        let end = body.find(['"', '\n']).filter(|&e| body[e..].starts_with('"'));
+        return Ok(2 + end.ok_or("a string does not end on its line")?);
+    }
+    Ok(0)
+}
+
+/// Splits at `separator` outside brackets, comments and strings. Text without anything gives no pieces.
+pub fn split(text: &str, separator: char) -> Result<Vec<&str>, String> {
+    let (mut depth, mut start, mut at, mut pieces) = (0, 0, 0, vec![]);
+    while let Some(c) = text[at..].chars().next() {
+        let skip = opaque(&text[at..])?;
+        if skip > 0 {
+            at += skip;
+            continue;
+        }
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            _ if c == separator && depth == 0 => {
+                pieces.push(text[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+        at += c.len_utf8();
+    }
+    let last = text[start..].trim();
+    if !last.is_empty() || !pieces.is_empty() {
+        pieces.push(last);
+    }
+    Ok(pieces)
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(span: Span<'a>) -> Cursor<'a> {
+        Cursor { rest: span.text, line: span.line, fresh: true }
+    }
+    /// Takes `n` bytes.
+    pub fn take(&mut self, n: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(n);
+        self.line += taken.matches('\n').count();
+        for c in taken.chars() {
+            self.fresh = matches!(c, '\n' | ';' | '{' | '}') || self.fresh && c.is_whitespace();
+        }
+        self.rest = rest;
+        taken
+    }
+    /// Skips blanks and comments.
+    pub fn blanks(&mut self) -> Result<(), String> {
+        loop {
+            let blank = self.rest.len() - self.rest.trim_start().len();
+            let comment = if self.rest.trim_start().starts_with('"') { 0 } else { opaque(self.rest.trim_start())? };
+            if blank + comment == 0 {
+                return Ok(());
+            }
+            self.take(blank + comment);
+        }
+    }
+    /// An identifier, after blanks.
+    pub fn word(&mut self, what: &str) -> Result<&'a str, String> {
+        self.blanks()?;
+        match word(self.rest) {
+            n if n > 0 && !self.rest.starts_with(|c: char| c.is_ascii_digit()) => Ok(self.take(n)),
+            _ => Err(format!("{what} expected")),
+        }
+    }
+    /// The text up to `stop`, which is taken as well and must stand outside comments and strings.
+    pub fn until(&mut self, stop: char) -> Result<Span<'a>, String> {
+        let mut n = 0;
+        while let Some(c) = self.rest[n..].chars().next() {
+            let skip = opaque(&self.rest[n..])?;
+            if skip == 0 && c == stop {
+                let span = Span { text: &self.rest[..n], line: self.line };
+                self.take(n + c.len_utf8());
+                return Ok(span);
+            }
+            n += skip.max(c.len_utf8());
+        }
+        Err(format!("'{stop}' expected"))
+    }
+    /// After blanks: what stands between `open` and the bracket that closes it.
+    pub fn group(&mut self, open: char, shut: char) -> Result<Span<'a>, String> {
+        self.blanks()?;
+        if !self.rest.starts_with(open) {
+            return Err(format!("'{open}' expected"));
+        }
+        self.take(1);
+        let (mut depth, mut n) = (1, 0);
+        while let Some(c) = self.rest[n..].chars().next() {
+            let skip = opaque(&self.rest[n..])?;
+            if skip == 0 {
+                depth += (c == open) as i32 - (c == shut) as i32;
+                if depth == 0 {
+                    let span = Span { text: &self.rest[..n], line: self.line };
+                    self.take(n + 1);
+                    return Ok(span);
+                }
+            }
+            n += skip.max(c.len_utf8());
+        }
+        Err(format!("no '{shut}' closes this '{open}'"))
+    }
+}
