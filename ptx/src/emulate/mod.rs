@@ -1,1 +1,23 @@
-//! Emulator.
+//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of what nothing
+//! wrote, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
+//! kernel, line, thread and allocation. It counts instructions, global sectors and shared bank conflicts.
+//!
+//! Up to four CTAs are resident and their warps run in turns drawn from a seed. No order between CTAs is modelled (fences,
+//! acquire and release are refused), nor are caches or time: counts are evidence, not speed.
+mod decode;
+mod lane;
+mod launch;
+mod lex;
+mod machine;
+mod memory;
+mod memory_ops;
+mod parse;
+mod report;
+mod shadow;
+mod sync_ops;
+mod warp;
+
+pub use launch::{Argument, Launch};
+pub use memory::Memory;
+pub use parse::{Kernel, parse};
+pub use report::{Counts, Finding, Kind, Report, Thread};

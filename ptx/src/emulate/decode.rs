@@ -1,0 +1,258 @@
+//! A mnemonic and its operands to an operation that can be executed. A form that is not listed is an error: a modifier
+//! that was skipped would be a wrong answer without a word.
+use super::lane::{LaneFn, lane_op};
+use super::parse::{Operand, Register, Special};
+
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    Register(Register),
+    Immediate(u64),
+}
+#[derive(Clone, Copy, Debug)]
+pub struct Address {
+    pub base: Source,
+    pub offset: i64,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    Global,
+    Shared,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shuffle {
+    Index,
+    Up,
+    Down,
+    Butterfly,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vote {
+    Ballot,
+    Any,
+    All,
+}
+
+pub enum Op {
+    /// Each lane for itself.
+    Lane { function: LaneFn, to: Register, from: [Source; 3] },
+    Special { to: Register, which: Special },
+    /// `mov.b64 {%low, %high}, %x`
+    Split { to: [Option<Register>; 2], bits: u32, from: Source },
+    Parameter { to: Vec<Register>, offset: usize, bytes: usize },
+    /// `bytes` is the size of one element; there is a register for each.
+    Load { space: Space, bytes: usize, to: Vec<Option<Register>>, address: Address },
+    Store { space: Space, bytes: usize, from: Vec<Source>, address: Address },
+    /// `function` of the old value and the operands is stored; the old value goes to `to`.
+    Atomic { space: Space, bytes: usize, function: LaneFn, to: Option<Register>, address: Address, from: [Source; 2] },
+    Branch(usize),
+    Exit,
+    /// `threads` of the CTA, or all of them.
+    Barrier { id: Source, threads: Option<Source> },
+    WarpBarrier { mask: Source },
+    Shuffle { how: Shuffle, to: Register, valid: Option<Register>, from: Source, lane: Source, clamp: Source, mask: Source },
+    Vote { how: Vote, to: Register, from: Register, negated: bool, mask: Source },
+    /// `cp.async`: `read` bytes of global memory (the rest zeros) to `bytes` of shared.
+    CopyAsync { bytes: usize, to: Address, from: Address, read: Option<Source> },
+    CopyCommit,
+    /// Leaves at most so many groups in flight; none, counted singly, for `wait_all`.
+    CopyWait(Option<u64>),
+}
+
+type Result<T> = std::result::Result<T, String>;
+
+fn source(operand: &Operand) -> Result<Source> {
+    match operand {
+        Operand::Register(register) => Ok(Source::Register(*register)),
+        Operand::Immediate(value) => Ok(Source::Immediate(*value)),
+        other => Err(format!("a register or a number expected, found {other:?}")),
+    }
+}
+fn register(operand: &Operand) -> Result<Register> {
+    match operand {
+        Operand::Register(register) => Ok(*register),
+        other => Err(format!("a register expected, found {other:?}")),
+    }
+}
+fn target(operand: &Operand) -> Result<Option<Register>> {
+    if *operand == Operand::Nothing { Ok(None) } else { register(operand).map(Some) }
+}
+fn address(operand: &Operand) -> Result<Address> {
+    match operand {
+        Operand::Memory(base, offset) => Ok(Address { base: source(base)?, offset: *offset }),
+        other => Err(format!("[address] expected, found {other:?}")),
+    }
+}
+fn number(operand: &Operand) -> Result<u64> {
+    match operand {
+        Operand::Immediate(value) => Ok(*value),
+        other => Err(format!("a number expected, found {other:?}")),
+    }
+}
+/// The elements of `{a, b}`, or the operand alone.
+fn list(operand: &Operand) -> &[Operand] {
+    if let Operand::List(list) = operand { list } else { std::slice::from_ref(operand) }
+}
+fn bytes(kind: &str) -> Option<usize> {
+    match kind {
+        "b16" | "u16" => Some(2),
+        "b32" | "u32" | "s32" | "f32" => Some(4),
+        "b64" | "u64" | "s64" | "f64" => Some(8),
+        _ => None,
+    }
+}
+fn space(name: &str) -> Option<Space> {
+    match name {
+        "global" => Some(Space::Global),
+        "shared" | "shared::cta" => Some(Space::Shared),
+        _ => None,
+    }
+}
+
+pub fn decode(mnemonic: &str, operands: &[Operand]) -> Result<Op> {
+    let parts: Vec<&str> = mnemonic.split('.').collect();
+    let decoded = match parts[0] {
+        "ld" | "st" | "atom" | "red" | "cp" => memory(&parts, operands)?,
+        _ => other(&parts, operands)?,
+    };
+    decoded.ok_or_else(|| format!("'{mnemonic}' with {} operands is not modelled", operands.len()))
+}
+
+fn other(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
+    let op = match (parts, operands) {
+        (["mov", "u32" | "b32"], [to, Operand::Special(which)]) => Op::Special { to: register(to)?, which: *which },
+        (["mov", kind @ ("b32" | "b64")], [Operand::List(to), from]) if to.len() == 2 => {
+            let bits = if *kind == "b32" { 16 } else { 32 };
+            Op::Split { to: [target(&to[0])?, target(&to[1])?], bits, from: source(from)? }
+        }
+        (["mov", kind @ ("b32" | "b64")], [to, Operand::List(from)]) if from.len() == 2 => {
+            let function: LaneFn = if *kind == "b32" {
+                |low, high, _| (low & 0xffff) | (high & 0xffff) << 16
+            } else {
+                |low, high, _| (low & 0xffff_ffff) | high << 32
+            };
+            let from = [source(&from[0])?, source(&from[1])?, Source::Immediate(0)];
+            Op::Lane { function, to: register(to)?, from }
+        }
+        (["bra"] | ["bra", "uni"], [Operand::Label(at)]) => Op::Branch(*at),
+        (["ret"] | ["exit"], []) => Op::Exit,
+        (["bar", "sync"] | ["barrier", "sync", "aligned"], [id]) => Op::Barrier { id: source(id)?, threads: None },
+        (["bar", "sync"] | ["barrier", "sync", "aligned"], [id, threads]) => {
+            Op::Barrier { id: source(id)?, threads: Some(source(threads)?) }
+        }
+        (["bar", "warp", "sync"], [mask]) => Op::WarpBarrier { mask: source(mask)? },
+        (["shfl", "sync", how, "b32"], [to, from, lane, clamp, mask]) => {
+            let how = match *how {
+                "idx" => Shuffle::Index,
+                "up" => Shuffle::Up,
+                "down" => Shuffle::Down,
+                "bfly" => Shuffle::Butterfly,
+                _ => return Ok(None),
+            };
+            let valid = list(to).get(1).map(register).transpose()?;
+            let (to, from) = (register(&list(to)[0])?, source(from)?);
+            Op::Shuffle { how, to, valid, from, lane: source(lane)?, clamp: source(clamp)?, mask: source(mask)? }
+        }
+        (["vote", "sync", how, kind], [to, from, mask]) => {
+            let how = match (*how, *kind) {
+                ("ballot", "b32") => Vote::Ballot,
+                ("any", "pred") => Vote::Any,
+                ("all", "pred") => Vote::All,
+                _ => return Ok(None),
+            };
+            let (from, negated) = match from {
+                Operand::Not(from) => (*from, true),
+                from => (register(from)?, false),
+            };
+            Op::Vote { how, to: register(to)?, from, negated, mask: source(mask)? }
+        }
+        (_, [to, sources @ ..]) => match lane_op(parts) {
+            Some((n, function)) if n == sources.len() => {
+                let mut from = [Source::Immediate(0); 3];
+                for (slot, operand) in from.iter_mut().zip(sources) {
+                    *slot = source(operand)?;
+                }
+                Op::Lane { function, to: register(to)?, from }
+            }
+            _ => return Ok(None),
+        },
+        _ => return Ok(None),
+    };
+    Ok(Some(op))
+}
+
+fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
+    // Cache hints change nothing that is modelled.
+    let hint = |p: &&str| matches!(*p, "nc" | "L1::no_allocate" | "L2::128B" | "cs" | "cg" | "ca" | "lu");
+    let plain: Vec<&str> = if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };
+    let op = match (&plain[..], operands) {
+        (["ld", "param", kind], [to, Operand::Memory(base, offset)]) => {
+            let Operand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
+            let Some(bytes) = bytes(kind) else { return Ok(None) };
+            Op::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
+        }
+        (["ld", space_name, shape @ ..], [to, from]) => {
+            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(to).len())) else { return Ok(None) };
+            let to = list(to).iter().map(target).collect::<Result<_>>()?;
+            Op::Load { space, bytes, to, address: address(from)? }
+        }
+        (["st", space_name, shape @ ..], [to, from]) => {
+            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(from).len())) else { return Ok(None) };
+            let from = list(from).iter().map(source).collect::<Result<_>>()?;
+            Op::Store { space, bytes, from, address: address(to)? }
+        }
+        (["red", space_name, how, kind], [at, from]) => match atomic(space_name, how, kind) {
+            Some((space, bytes, function)) if *how != "cas" => {
+                let from = [source(from)?, Source::Immediate(0)];
+                Op::Atomic { space, bytes, function, to: None, address: address(at)?, from }
+            }
+            _ => return Ok(None),
+        },
+        (["atom", space_name, how, kind], [to, at, from @ ..]) => match atomic(space_name, how, kind) {
+            Some((space, bytes, function)) if from.len() == 1 + (*how == "cas") as usize => {
+                let second = from.get(1).map_or(Ok(Source::Immediate(0)), source)?;
+                let from = [source(&from[0])?, second];
+                Op::Atomic { space, bytes, function, to: target(to)?, address: address(at)?, from }
+            }
+            _ => return Ok(None),
+        },
+        (["cp", "async", "ca" | "cg", "shared" | "shared::cta", "global", hint @ ..], [to, from, bytes, read @ ..])
+            if matches!(hint, [] | ["L2::128B"]) && read.len() < 2 =>
+        {
+            let bytes = number(bytes)? as usize;
+            if !(bytes == 16 || parts[2] == "ca" && (bytes == 4 || bytes == 8)) {
+                return Ok(None);
+            }
+            let read = read.first().map(source).transpose()?;
+            Op::CopyAsync { bytes, to: address(to)?, from: address(from)?, read }
+        }
+        (["cp", "async", "commit_group"], []) => Op::CopyCommit,
+        (["cp", "async", "wait_group"], [left]) => Op::CopyWait(Some(number(left)?)),
+        (["cp", "async", "wait_all"], []) => Op::CopyWait(None),
+        _ => return Ok(None),
+    };
+    Ok(Some(op))
+}
+
+/// Bytes of an element: `f32` alone, or `v2`, `v4` and a type, of which there are `n`.
+fn element(shape: &[&str], n: usize) -> Option<usize> {
+    let (wanted, kind) = match shape {
+        [kind] => (1, kind),
+        ["v2", kind] => (2, kind),
+        ["v4", kind] => (4, kind),
+        _ => return None,
+    };
+    bytes(kind).filter(|bytes| n == wanted && bytes * n <= 16)
+}
+
+fn atomic(space_name: &str, how: &str, kind: &str) -> Option<(Space, usize, LaneFn)> {
+    let function: LaneFn = match (how, kind) {
+        ("add" | "min" | "max" | "and" | "or", _) => match lane_op(&[how, kind])? {
+            (2, function) => function,
+            _ => return None,
+        },
+        ("exch", "b32" | "b64") => |_, new, _| new,
+        ("cas", "b32" | "b64") => |old, expected, new| if old == expected { new } else { old },
+        _ => return None,
+    };
+    Some((space(space_name)?, bytes(kind)?, function))
+}

@@ -1,0 +1,195 @@
+//! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never executes
+//! an instruction itself.
+use super::machine::{Cta, Machine, Stop};
+use super::memory::Memory;
+use super::parse::{Field, Kernel};
+use super::report::{Counts, Finding, Kind, Report};
+use super::shadow::Shadow;
+use super::warp::{LANES, State, Warp};
+
+/// CTAs that are resident at a time, as on a multiprocessor.
+const RESIDENT: usize = 4;
+/// Warp instructions of one launch: far more than a test should take, a second or two.
+const MOST: u64 = 1 << 24;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Argument {
+    Pointer(u64),
+    U64(u64),
+    U32(u32),
+    F32(f32),
+}
+
+impl Argument {
+    fn bytes(self) -> Vec<u8> {
+        match self {
+            Argument::Pointer(value) | Argument::U64(value) => value.to_le_bytes().to_vec(),
+            Argument::U32(value) => value.to_le_bytes().to_vec(),
+            Argument::F32(value) => value.to_le_bytes().to_vec(),
+        }
+    }
+}
+
+pub struct Launch<'a> {
+    pub kernel: &'a Kernel,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Bytes for the shared array that has no length of its own.
+    pub dynamic_shared: usize,
+    pub arguments: &'a [Argument],
+    /// 0: CTAs in order, warps for as long as they can. Otherwise CTAs are shuffled, and a warp drawn at random runs for
+    /// 1 to 64 instructions.
+    pub schedule: u64,
+}
+
+/// SplitMix64 (Steele et al. 2014).
+struct Draw(u64);
+impl Draw {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ z >> 31) % n as u64) as usize
+    }
+}
+
+struct Resident {
+    cta: Cta,
+    warps: Vec<Warp>,
+}
+
+impl Launch<'_> {
+    /// Runs to the end; memory holds the results. Any finding makes it an error.
+    pub fn run(&self, memory: &mut Memory) -> Result<Counts, Report> {
+        let kernel = self.kernel;
+        memory.allocations.iter_mut().for_each(|a| a.shadow.forget());
+        let mut machine = Machine {
+            kernel,
+            memory,
+            arguments: vec![],
+            shared: kernel.shared.clone(),
+            grid: self.grid,
+            block: self.block,
+            report: Report::default(),
+            counts: Counts::default(),
+        };
+        if let Some(open) = machine.shared.iter_mut().find(|f| f.bytes == 0) {
+            open.bytes = self.dynamic_shared;
+        }
+        let outcome = self.check(&mut machine).and_then(|()| self.schedule(&mut machine));
+        if outcome.is_err() || !machine.report.findings.is_empty() { Err(machine.report) } else { Ok(machine.counts) }
+    }
+    fn blame(&self, machine: &mut Machine, kind: Kind, what: String) -> Stop {
+        machine.report.add(Finding { kind, kernel: self.kernel.name.clone(), place: None, thread: None, what });
+        Stop
+    }
+    /// The shape of the launch and the parameter buffer.
+    fn check(&self, machine: &mut Machine) -> Result<(), Stop> {
+        let threads = self.threads();
+        let most = self.kernel.max_threads.unwrap_or(1024);
+        if threads == 0 || threads > most as usize || self.grid.contains(&0) {
+            let what = format!("grid {:?} and block {:?}: 1 to {most} threads a CTA are allowed", self.grid, self.block);
+            return Err(self.blame(machine, Kind::Launch, what));
+        }
+        let wanted = &self.kernel.parameters;
+        if wanted.len() != self.arguments.len() {
+            let what = format!("takes {} arguments, given {}", wanted.len(), self.arguments.len());
+            return Err(self.blame(machine, Kind::Launch, what));
+        }
+        machine.arguments = vec![0; wanted.last().map_or(0, |f| f.offset + f.bytes)];
+        for (Field { name, offset, bytes }, argument) in wanted.iter().zip(self.arguments) {
+            let given = argument.bytes();
+            if given.len() != *bytes {
+                let what = format!("parameter {name} has {bytes} bytes, given {}", given.len());
+                return Err(self.blame(machine, Kind::Launch, what));
+            }
+            machine.arguments[*offset..offset + bytes].copy_from_slice(&given);
+        }
+        Ok(())
+    }
+    fn threads(&self) -> usize {
+        self.block.iter().map(|&n| n as usize).product()
+    }
+    fn start(&self, machine: &Machine, id: u32) -> Resident {
+        let shared = machine.shared.last().map_or(0, |f| f.offset + f.bytes);
+        let [x, y, _] = self.grid;
+        let index = [id % x, id / x % y, id / x / y];
+        let cta = Cta { id, index, shared: vec![0xFF; shared], shadow: Shadow::new(shared, false) };
+        let threads = self.threads();
+        Resident { cta, warps: (0..threads.div_ceil(LANES)).map(|w| Warp::new(self.kernel, w, threads)).collect() }
+    }
+    fn schedule(&self, machine: &mut Machine) -> Result<(), Stop> {
+        let mut draw = Draw(self.schedule);
+        let mut queue: Vec<u32> = (0..self.grid.iter().product()).rev().collect();
+        if self.schedule != 0 {
+            for i in (1..queue.len()).rev() {
+                queue.swap(i, draw.below(i + 1));
+            }
+        }
+        let mut residents: Vec<Resident> = vec![];
+        loop {
+            while residents.len() < RESIDENT {
+                let Some(id) = queue.pop() else { break };
+                residents.push(self.start(machine, id));
+            }
+            if residents.is_empty() {
+                return Ok(());
+            }
+            let turn = if self.schedule == 0 { 0 } else { draw.below(residents.len()) };
+            let resident = &mut residents[turn];
+            let ready: Vec<usize> =
+                resident.warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
+            if ready.is_empty() {
+                return Err(self.deadlock(machine, resident));
+            }
+            let (next, fuel) = match self.schedule {
+                0 => (ready[0], 4096),
+                _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
+            };
+            machine.run(&mut resident.cta, &mut resident.warps[next], fuel)?;
+            if machine.counts.instructions > MOST {
+                return Err(self.blame(machine, Kind::Endless, format!("more than {MOST} warp instructions")));
+            }
+            release(&mut resident.warps);
+            if resident.warps.iter().all(|w| w.state == State::Done) {
+                residents.swap_remove(turn);
+            }
+        }
+    }
+    fn deadlock(&self, machine: &mut Machine, resident: &Resident) -> Stop {
+        let waits = resident.warps.iter().filter_map(|w| match w.state {
+            State::Waiting { barrier, pc, .. } => {
+                Some(format!("warp {} at barrier {barrier} ({})", w.id, self.kernel.place(pc)))
+            }
+            _ => None,
+        });
+        let what = format!("cta {}: {}", resident.cta.id, waits.collect::<Vec<_>>().join(", "));
+        self.blame(machine, Kind::Deadlock, what)
+    }
+}
+
+/// Opens every barrier at which all are: what they did before is now before what each of them does next.
+fn release(warps: &mut [Warp]) {
+    for first in 0..warps.len() {
+        let State::Waiting { barrier, threads, .. } = warps[first].state else { continue };
+        let here = |w: &Warp| matches!(w.state, State::Waiting { barrier: b, .. } if b == barrier);
+        let waiting = warps.iter().filter(|w| here(w)).count();
+        let needed = match threads {
+            Some(threads) => threads.div_ceil(LANES as u64) as usize,
+            None => warps.iter().filter(|w| w.state != State::Done).count(),
+        };
+        if waiting < needed {
+            continue;
+        }
+        let mut joined = vec![0; warps.len()];
+        for warp in warps.iter().filter(|w| here(w)) {
+            joined.iter_mut().zip(&warp.clocks).for_each(|(all, &own)| *all = own.max(*all));
+        }
+        for warp in warps.iter_mut().filter(|w| here(w)) {
+            warp.clocks.copy_from_slice(&joined);
+            warp.clocks[warp.id] += 1;
+            warp.state = State::Ready;
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Loads, stores, atomics and asynchronous copies: every byte's address is checked, judged by its shadow, and counted.
+use super::decode::{Address, Op, Source, Space};
+use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
+use super::memory::Outside;
+use super::parse::SHARED_BASE;
+use super::report::{Kind, Thread};
+use super::shadow::{Access, Trouble, Who};
+use super::warp::{Copy, LANES, Warp, lanes};
+
+/// 4-byte words that shared memory delivers in one pass.
+const BANKS: u64 = 32;
+/// Bytes of global memory that move together.
+const SECTOR: u64 = 32;
+
+/// An access of one lane.
+#[derive(Clone, Copy)]
+struct Touch {
+    space: Space,
+    address: u64,
+    bytes: usize,
+    access: Access,
+}
+
+impl Machine<'_> {
+    fn addresses(&mut self, warp: &Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
+        let base = self.read(warp, address.base, active, at);
+        base.map(|base| base.wrapping_add_signed(address.offset))
+    }
+    pub(super) fn memory(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+        match op {
+            Op::Load { space, bytes, to, address } => {
+                let total = bytes * to.len();
+                let addresses = self.addresses(warp, *address, active, at);
+                self.count(*space, &addresses, active, total);
+                let mut values = vec![[0; LANES]; to.len()];
+                for lane in lanes(active) {
+                    let touch = Touch { space: *space, address: addresses[lane], bytes: total, access: Access::Read };
+                    let data = self.touch(cta, warp, lane, touch, at)?;
+                    for (values, element) in values.iter_mut().zip(data.chunks(*bytes)) {
+                        values[lane] = little_endian(element);
+                    }
+                }
+                for (to, values) in to.iter().zip(&values) {
+                    if let Some(to) = to {
+                        warp.set(*to, active, values);
+                    }
+                }
+            }
+            Op::Store { space, bytes, from, address } => {
+                let total = bytes * from.len();
+                let addresses = self.addresses(warp, *address, active, at);
+                self.count(*space, &addresses, active, total);
+                let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
+                for lane in lanes(active) {
+                    let touch = Touch { space: *space, address: addresses[lane], bytes: total, access: Access::Write };
+                    let data = self.touch(cta, warp, lane, touch, at)?;
+                    for (element, values) in data.chunks_mut(*bytes).zip(&values) {
+                        element.copy_from_slice(&values[lane].to_le_bytes()[..*bytes]);
+                    }
+                }
+            }
+            Op::Atomic { space, bytes, function, to, address, from } => {
+                let addresses = self.addresses(warp, *address, active, at);
+                self.count(*space, &addresses, active, *bytes);
+                let [a, b] = from.map(|source| self.read(warp, source, active, at));
+                let mut old = [0; LANES];
+                for lane in lanes(active) {
+                    let touch = Touch { space: *space, address: addresses[lane], bytes: *bytes, access: Access::Atomic };
+                    let data = self.touch(cta, warp, lane, touch, at)?;
+                    old[lane] = little_endian(data);
+                    let new = function(old[lane], a[lane], b[lane]);
+                    data.copy_from_slice(&new.to_le_bytes()[..*bytes]);
+                }
+                if let Some(to) = to {
+                    warp.set(*to, active, &old);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+    /// `cp.async`: the bytes are taken at issue, the destination is 0xFF and out of bounds for all until the wait: late
+    /// as the hardware may be, never earlier.
+    pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+        if let Op::CopyAsync { bytes, to, from, read } = op {
+            let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
+            let read = self.read(warp, read.unwrap_or(Source::Immediate(*bytes as u64)), active, at);
+            self.count(Space::Shared, &to, active, *bytes);
+            self.count(Space::Global, &from, lanes(active).filter(|&l| read[l] > 0).fold(0, |m, l| m | 1 << l), *bytes);
+            for lane in lanes(active) {
+                let mut data = vec![0; *bytes];
+                let wanted = (read[lane] as u32 as usize).min(*bytes);
+                if wanted > 0 {
+                    // A partial read is still of whole, aligned pieces.
+                    let touch = Touch { space: Space::Global, address: from[lane], bytes: wanted, access: Access::Read };
+                    data[..wanted].copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
+                }
+                let touch = Touch { space: Space::Shared, address: to[lane], bytes: *bytes, access: Access::Write };
+                self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
+                let to = (to[lane] - SHARED_BASE) as usize;
+                cta.shadow.depart(to, *bytes);
+                warp.copies[lane].open.push(Copy { to, data });
+            }
+        }
+        for lane in lanes(active) {
+            let copies = &mut warp.copies[lane];
+            let mut landed = vec![];
+            match op {
+                Op::CopyCommit => copies.groups.push_back(std::mem::take(&mut copies.open)),
+                Op::CopyWait(Some(left)) => {
+                    let done = copies.groups.len().saturating_sub(*left as usize);
+                    landed = copies.groups.drain(..done).flatten().collect();
+                }
+                Op::CopyWait(None) => landed = copies.groups.drain(..).flatten().chain(copies.open.drain(..)).collect(),
+                _ => {}
+            }
+            for Copy { to, data } in landed {
+                cta.shared[to..to + data.len()].copy_from_slice(&data);
+                let who = Who { cta: cta.id, warp: warp.id, lane, pc: at.pc, clocks: &warp.clocks };
+                cta.shadow.land(to, data.len(), &who);
+            }
+        }
+        Ok(())
+    }
+    /// Checks one lane's access and gives its bytes.
+    fn touch<'b>(
+        &'b mut self,
+        cta: &'b mut Cta,
+        warp: &Warp,
+        lane: usize,
+        touch: Touch,
+        at: At,
+    ) -> Result<&'b mut [u8], Stop> {
+        let at = At { lane: Some(lane), ..at };
+        let Touch { space, address, bytes, access } = touch;
+        let who = Who { cta: cta.id, warp: warp.id, lane, pc: at.pc, clocks: &warp.clocks };
+        match space {
+            Space::Shared => {
+                let (name, base, offset) = self.find_shared(address, bytes, at)?;
+                let trouble = cta.shadow.access(base + offset, bytes, access, &who);
+                self.judge(trouble, access, &format!("shared '{name}'"), offset, bytes, at);
+                Ok(&mut cta.shared[base + offset..base + offset + bytes])
+            }
+            Space::Global => {
+                let (index, offset) = self.find_global(address, bytes, at)?;
+                let allocation = &mut self.memory.allocations[index];
+                if let Some(trouble) = allocation.shadow.access(offset, bytes, access, &who) {
+                    let name = format!("'{}'", allocation.name);
+                    self.judge(Some(trouble), access, &name, offset, bytes, at);
+                }
+                Ok(&mut self.memory.allocations[index].data[offset..offset + bytes])
+            }
+        }
+    }
+    fn find_global(&mut self, address: u64, bytes: usize, at: At) -> Result<(usize, usize), Stop> {
+        let (kind, what) = match self.memory.find(address, bytes) {
+            Ok(found) => return Ok(found),
+            Err(Outside::Nowhere) => (Kind::OutOfBounds, format!("address {address:#x} is in no allocation")),
+            Err(Outside::Beyond(index, offset)) => {
+                let of = &self.memory.allocations[index];
+                let what = format!("bytes {offset}..{} of '{}' ({} bytes)", offset + bytes as u64, of.name, of.data.len());
+                (Kind::OutOfBounds, what)
+            }
+            Err(Outside::Misaligned(index, offset)) => {
+                let name = &self.memory.allocations[index].name;
+                (Kind::Misaligned, format!("{bytes} bytes at byte {offset} of '{name}'"))
+            }
+        };
+        self.find(kind, at, what);
+        Err(Stop)
+    }
+    /// The array's name, its offset and the offset within it.
+    fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(String, usize, usize), Stop> {
+        let offset = address.wrapping_sub(SHARED_BASE);
+        let inside = |f: &&super::parse::Field| {
+            let end = offset.checked_add(bytes as u64);
+            offset >= f.offset as u64 && end.is_some_and(|end| end <= (f.offset + f.bytes) as u64)
+        };
+        let Some(field) = self.shared.iter().find(inside) else {
+            let before = self.shared.iter().rfind(|f| offset < 1 << 32 && f.offset as u64 <= offset);
+            let what = match before {
+                Some(f) => {
+                    let start = offset - f.offset as u64;
+                    format!("bytes {start}..{} of shared '{}' ({} bytes)", start + bytes as u64, f.name, f.bytes)
+                }
+                None => format!("address {address:#x} is in no shared array"),
+            };
+            self.find(Kind::OutOfBounds, at, what);
+            return Err(Stop);
+        };
+        let (name, base, within) = (field.name.clone(), field.offset, offset as usize - field.offset);
+        if !offset.is_multiple_of(bytes as u64) {
+            self.find(Kind::Misaligned, at, format!("{bytes} bytes at byte {within} of shared '{name}'"));
+            return Err(Stop);
+        }
+        Ok((name, base, within))
+    }
+    fn judge(&mut self, trouble: Option<Trouble>, access: Access, name: &str, offset: usize, bytes: usize, at: At) {
+        let verb = |access| match access {
+            Access::Read => "read",
+            Access::Write => "write",
+            Access::Atomic => "atomic",
+        };
+        let here = format!("{} of {name} bytes {offset}..{}", verb(access), offset + bytes);
+        let (kind, what) = match trouble {
+            None => return,
+            Some(Trouble::Unwritten) => (Kind::Uninitialised, format!("{here}, which nothing has written")),
+            Some(Trouble::InFlight) => (Kind::InFlight, format!("{here}, to which an asynchronous copy is in flight")),
+            Some(Trouble::Race(other, e)) => {
+                let lane = Some(e.lane as u32).filter(|&lane| lane < LANES as u32);
+                let thread = Thread { cta: e.cta, warp: e.warp as u32, lane };
+                let place = self.kernel.place(e.pc as usize);
+                (Kind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
+            }
+        };
+        self.find(kind, at, what);
+    }
+    /// Sectors of global memory; passes of shared memory beyond the least.
+    fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
+        match space {
+            Space::Global => {
+                let mut sectors: Vec<u64> = lanes(active).map(|lane| addresses[lane] / SECTOR).collect();
+                sectors.sort_unstable();
+                sectors.dedup();
+                self.counts.global_sectors += sectors.len() as u64;
+            }
+            Space::Shared => {
+                // 8 bytes a lane go by half warps, 16 by quarters: 32 words each time.
+                let together = LANES / bytes.div_ceil(4);
+                for first in (0..LANES).step_by(together) {
+                    let part = lanes(active).filter(|lane| (first..first + together).contains(lane));
+                    let mut words: Vec<u64> = part
+                        .flat_map(|lane| addresses[lane] / 4..addresses[lane] / 4 + bytes.div_ceil(4) as u64)
+                        .collect();
+                    words.sort_unstable();
+                    words.dedup();
+                    let mut banks = [0u64; BANKS as usize];
+                    words.iter().for_each(|word| banks[(word % BANKS) as usize] += 1);
+                    self.counts.bank_conflicts += banks.iter().max().unwrap_or(&0).saturating_sub(1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Tokens to kernels: names become register slots, offsets and instruction indices. Text of instructions is handed to
+//! decode.rs; what ptxas refuses (types that do not fit) is not checked a second time.
+use super::decode::{Op, decode};
+use super::lex::{Lexed, Place, Token, bad, lex};
+use std::collections::HashMap;
+
+/// Where the first shared byte lies: not 0, so that a zero address is no shared memory.
+pub const SHARED_BASE: u64 = 1024;
+/// Bytes left between shared arrays, so that running past one is seen. A multiple of all 32 banks.
+const RED_ZONE: u64 = 128;
+
+/// An index into a warp's registers. Predicates, 32 and 64 bits share one file of 64-bit slots.
+pub type Register = usize;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Special {
+    Tid(usize),
+    Ntid(usize),
+    Ctaid(usize),
+    Nctaid(usize),
+    Lane,
+    Warp,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    Register(Register),
+    /// `!%p`
+    Not(Register),
+    Immediate(u64),
+    Special(Special),
+    /// Offset in the parameter buffer.
+    Parameter(usize),
+    /// Index of an instruction, once labels are resolved.
+    Label(usize),
+    /// `[base + offset]`
+    Memory(Box<Operand>, i64),
+    /// `{a, b}`
+    List(Vec<Operand>),
+    /// `_`
+    Nothing,
+}
+
+pub struct Instruction {
+    /// Executed where this predicate is 1, or 0 if negated.
+    pub guard: Option<(Register, bool)>,
+    pub op: Op,
+    pub place: Place,
+}
+
+/// A parameter or a shared array.
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub name: String,
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+pub struct Kernel {
+    pub name: String,
+    pub parameters: Vec<Field>,
+    pub instructions: Vec<Instruction>,
+    /// Their names, by slot.
+    pub registers: Vec<String>,
+    /// Offsets count from [`SHARED_BASE`]. An array without a length takes what the launch gives.
+    pub shared: Vec<Field>,
+    /// `.maxntid`, as a product.
+    pub max_threads: Option<u32>,
+    files: Vec<String>,
+}
+
+impl Kernel {
+    /// "file:line" of an instruction.
+    pub fn place(&self, pc: usize) -> String {
+        let place = self.instructions[pc].place;
+        format!("{}:{}", self.files[place.file], place.line)
+    }
+}
+
+/// All entries of `source`. `file` names it in errors, unless `# line "file"` markers name another.
+pub fn parse(file: &str, source: &str) -> Result<Vec<Kernel>> {
+    let Lexed { tokens, files } = lex(file, source)?;
+    let (scopes, kernels) = (vec![HashMap::new()], vec![]);
+    let mut parser = Parser { tokens: &tokens, files: &files, at: 0, scopes, kernels, blame: None };
+    match parser.module() {
+        Ok(()) => Ok(parser.kernels),
+        Err(what) => {
+            let last = tokens.get(parser.at.saturating_sub(1)).or(tokens.last()).map(|t| t.1);
+            let place = parser.blame.or(last).unwrap_or(Place { file: 0, line: 1 });
+            Err(format!("{}:{}: {what}", files[place.file], place.line))
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, String>;
+
+/// An instruction before its labels are known.
+struct Raw {
+    guard: Option<(Register, bool)>,
+    mnemonic: String,
+    operands: Vec<Operand>,
+    place: Place,
+}
+
+struct Parser<'a> {
+    tokens: &'a [(Token, Place)],
+    files: &'a [String],
+    at: usize,
+    scopes: Vec<HashMap<String, Operand>>,
+    kernels: Vec<Kernel>,
+    /// Where an error lies that is found after its tokens were read.
+    blame: Option<Place>,
+}
+
+/// What one kernel gathers on the way.
+struct Body {
+    kernel: Kernel,
+    raw: Vec<Raw>,
+    /// Label references: [`Operand::Label`] holds an index into these until the block they stand in ends.
+    wanted: Vec<String>,
+    found: Vec<Option<usize>>,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<&Token> {
+        self.tokens.get(self.at).map(|t| &t.0)
+    }
+    fn next(&mut self) -> Result<Token> {
+        let token = self.peek().cloned().ok_or("the text ends early")?;
+        self.at += 1;
+        Ok(token)
+    }
+    fn eat(&mut self, mark: char) -> bool {
+        let found = self.peek() == Some(&Token::Mark(mark));
+        self.at += found as usize;
+        found
+    }
+    fn want(&mut self, mark: char) -> Result<()> {
+        if self.eat(mark) { Ok(()) } else { Err(format!("'{mark}' expected, found {:?}", self.next()?)) }
+    }
+    fn word(&mut self) -> Result<String> {
+        match self.next()? {
+            Token::Word(word) => Ok(word),
+            other => Err(format!("a name expected, found {other:?}")),
+        }
+    }
+    fn number(&mut self) -> Result<u64> {
+        match self.next()? {
+            Token::Number(number) => Ok(number),
+            other => Err(format!("a number expected, found {other:?}")),
+        }
+    }
+    fn define(&mut self, name: &str, operand: Operand) -> Result<()> {
+        let scope = self.scopes.last_mut().ok_or("a '}' too many")?;
+        match scope.insert(name.to_string(), operand) {
+            Some(_) => Err(format!("'{name}' is defined twice")),
+            None => Ok(()),
+        }
+    }
+    fn module(&mut self) -> Result<()> {
+        while self.peek().is_some() {
+            match self.word()?.as_str() {
+                ".version" | ".target" | ".address_size" => drop(self.next()?),
+                ".visible" => {}
+                ".entry" => self.entry()?,
+                other => return Err(format!("'{other}' is not modelled")),
+            }
+        }
+        Ok(())
+    }
+    fn entry(&mut self) -> Result<()> {
+        let name = self.word()?;
+        let kernel = Kernel {
+            name,
+            parameters: vec![],
+            instructions: vec![],
+            registers: vec![],
+            shared: vec![],
+            max_threads: None,
+            files: self.files.to_vec(),
+        };
+        let mut body = Body { kernel, raw: vec![], wanted: vec![], found: vec![] };
+        self.scopes.push(HashMap::new());
+        self.want('(')?;
+        while !self.eat(')') {
+            if self.word()? != ".param" {
+                return Err(".param expected".into());
+            }
+            let field = self.field(body.kernel.parameters.last().map_or(0, |f| f.offset + f.bytes))?;
+            self.define(&field.name, Operand::Parameter(field.offset))?;
+            body.kernel.parameters.push(field);
+            self.eat(',');
+        }
+        while !self.eat('{') {
+            let directive = self.word()?;
+            let mut product = self.number()?;
+            while self.eat(',') {
+                product *= self.number()?;
+            }
+            match directive.as_str() {
+                ".maxntid" | ".reqntid" => body.kernel.max_threads = Some(product as u32),
+                ".minnctapersm" | ".maxnreg" => {}
+                other => return Err(format!("'{other}' is not modelled")),
+            }
+        }
+        self.block(&mut body)?;
+        self.scopes.pop();
+        let kernel = self.finish(body)?;
+        self.kernels.push(kernel);
+        Ok(())
+    }
+    /// `.align 16 .b8 name[64]`: the next field at or after `end`, aligned.
+    fn field(&mut self, end: usize) -> Result<Field> {
+        let (mut align, mut size) = (0, None);
+        loop {
+            let word = self.word()?;
+            if word == ".align" {
+                align = self.number()? as usize;
+            } else if let Some(name) = word.strip_prefix('.') {
+                size = Some(bits(name)?.div_ceil(8));
+            } else {
+                let size = size.ok_or_else(|| format!("'{word}' has no type"))?;
+                let mut bytes = size;
+                if self.eat('[') {
+                    bytes = if self.peek() == Some(&Token::Mark(']')) { 0 } else { size * self.number()? as usize };
+                    self.want(']')?;
+                }
+                return Ok(Field { name: word, offset: end.next_multiple_of(align.max(size)), bytes });
+            }
+        }
+    }
+    fn block(&mut self, body: &mut Body) -> Result<()> {
+        self.scopes.push(HashMap::new());
+        let mut labels = HashMap::new();
+        let first = body.wanted.len();
+        while !self.eat('}') {
+            if self.eat('{') {
+                self.block(body)?;
+                continue;
+            }
+            let place = self.tokens[self.at.min(self.tokens.len() - 1)].1;
+            let mut guard = None;
+            if self.eat('@') {
+                let negated = self.eat('!');
+                match self.operand(body)? {
+                    Operand::Register(register) => guard = Some((register, negated)),
+                    other => return Err(format!("a predicate expected, found {other:?}")),
+                }
+            }
+            let word = self.word()?;
+            match word.as_str() {
+                ".reg" => self.registers(body)?,
+                ".shared" => self.shared(body)?,
+                ".pragma" => while !self.eat(';') {
+                    self.next()?;
+                },
+                _ if self.eat(':') => {
+                    if labels.insert(word.clone(), body.raw.len()).is_some() {
+                        return Err(format!("label '{word}' is defined twice"));
+                    }
+                }
+                _ => {
+                    let operands = self.operands(body)?;
+                    body.raw.push(Raw { guard, mnemonic: word, operands, place });
+                }
+            }
+        }
+        // Labels are the block's own; what is still unknown may belong to a block around it.
+        for (name, found) in body.wanted.iter().zip(&mut body.found).skip(first) {
+            *found = found.or(labels.get(name).copied());
+        }
+        self.scopes.pop();
+        Ok(())
+    }
+    /// `.reg .u32 %a, %b<4>;`
+    fn registers(&mut self, body: &mut Body) -> Result<()> {
+        let word = self.word()?;
+        bits(&word[1..])?;
+        loop {
+            let name = self.word()?;
+            let names = if self.eat('<') {
+                let n = self.number()?;
+                self.want('>')?;
+                (0..n).map(|k| format!("{name}{k}")).collect()
+            } else {
+                vec![name]
+            };
+            for name in names {
+                self.define(&name, Operand::Register(body.kernel.registers.len()))?;
+                body.kernel.registers.push(name);
+            }
+            if !self.eat(',') {
+                return self.want(';');
+            }
+        }
+    }
+    fn shared(&mut self, body: &mut Body) -> Result<()> {
+        let end = body.kernel.shared.last().map_or(0, |f| f.offset + f.bytes + RED_ZONE as usize);
+        let field = self.field(end)?;
+        self.define(&field.name, Operand::Immediate(SHARED_BASE + field.offset as u64))?;
+        body.kernel.shared.push(field);
+        self.want(';')
+    }
+    fn operands(&mut self, body: &mut Body) -> Result<Vec<Operand>> {
+        let mut operands = vec![];
+        while !self.eat(';') {
+            let operand = self.operand(body)?;
+            if self.eat('|') {
+                // `%value|%valid`
+                operands.push(Operand::List(vec![operand, self.operand(body)?]));
+            } else {
+                operands.push(operand);
+            }
+            if !self.eat(',') {
+                self.want(';')?;
+                break;
+            }
+        }
+        Ok(operands)
+    }
+    fn operand(&mut self, body: &mut Body) -> Result<Operand> {
+        match self.next()? {
+            Token::Mark('{') => {
+                let mut list = vec![];
+                while !self.eat('}') {
+                    list.push(self.operand(body)?);
+                    self.eat(',');
+                }
+                Ok(Operand::List(list))
+            }
+            Token::Mark('[') => {
+                let base = self.operand(body)?;
+                let mut offset = 0i64;
+                while !self.eat(']') {
+                    let sign = if self.eat('-') { -1 } else { 1 };
+                    self.eat('+');
+                    let sign = if self.eat('-') { -1 } else { sign };
+                    offset += sign * self.number()? as i64;
+                }
+                Ok(Operand::Memory(Box::new(base), offset))
+            }
+            Token::Mark('-') => Ok(Operand::Immediate((self.number()? as i64).wrapping_neg() as u64)),
+            Token::Mark('!') => match self.operand(body)? {
+                Operand::Register(register) => Ok(Operand::Not(register)),
+                other => Err(format!("'!' before {other:?}")),
+            },
+            Token::Number(number) => Ok(Operand::Immediate(number)),
+            Token::Decimal(text) => Err(bad(&text)),
+            Token::Word(name) => self.name(&name, body),
+            other => Err(format!("an operand expected, found {other:?}")),
+        }
+    }
+    fn name(&mut self, name: &str, body: &mut Body) -> Result<Operand> {
+        if let Some(operand) = self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
+            return Ok(operand.clone());
+        }
+        if name == "_" {
+            return Ok(Operand::Nothing);
+        }
+        if name.starts_with('%') {
+            return special(name).map(Operand::Special).ok_or_else(|| format!("undeclared register '{name}'"));
+        }
+        body.wanted.push(name.to_string());
+        body.found.push(None);
+        Ok(Operand::Label(body.wanted.len() - 1))
+    }
+    fn finish(&mut self, body: Body) -> Result<Kernel> {
+        let mut kernel = body.kernel;
+        for mut raw in body.raw {
+            self.blame = Some(raw.place);
+            for operand in &mut raw.operands {
+                if let Operand::Label(label) = operand {
+                    let name = &body.wanted[*label];
+                    *label = body.found[*label].ok_or_else(|| format!("unknown name '{name}'"))?;
+                }
+            }
+            let op = decode(&raw.mnemonic, &raw.operands)?;
+            kernel.instructions.push(Instruction { guard: raw.guard, op, place: raw.place });
+        }
+        self.blame = None;
+        Ok(kernel)
+    }
+}
+
+fn bits(name: &str) -> Result<usize> {
+    match name {
+        "pred" => Ok(1),
+        "b8" => Ok(8),
+        "b16" | "u16" | "s16" | "f16" | "bf16" => Ok(16),
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Ok(32),
+        "b64" | "u64" | "s64" | "f64" => Ok(64),
+        other => Err(format!("type '.{other}' is not modelled")),
+    }
+}
+
+fn special(name: &str) -> Option<Special> {
+    let (name, axis) = name.split_once('.').unwrap_or((name, ""));
+    let axis = ["x", "y", "z"].iter().position(|a| *a == axis);
+    Some(match (name, axis) {
+        ("%tid", Some(axis)) => Special::Tid(axis),
+        ("%ntid", Some(axis)) => Special::Ntid(axis),
+        ("%ctaid", Some(axis)) => Special::Ctaid(axis),
+        ("%nctaid", Some(axis)) => Special::Nctaid(axis),
+        ("%laneid", None) => Special::Lane,
+        ("%warpid", None) => Special::Warp,
+        _ => return None,
+    })
+}
