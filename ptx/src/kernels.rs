@@ -1,1 +1,56 @@
-//! Kernel variants.
+//! Every kernel that is shipped, in every variant: the sources of `kernels/` and the constants that shape them. Never
+//! launches anything.
+use crate::expand::{Error, expand};
+
+/// A source of `kernels/` with its constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    pub name: &'static str,
+    pub file: &'static str,
+    pub given: &'static [(&'static str, i64)],
+}
+
+const fn variant(name: &'static str, file: &'static str, given: &'static [(&'static str, i64)]) -> Variant {
+    Variant { name, file, given }
+}
+
+pub const VARIANTS: &[Variant] = &[
+    variant("adamw", "adamw.ptx", &[("OUT", 0)]),
+    variant("adamw_bf16", "adamw.ptx", &[("OUT", 1)]),
+    variant("adamw_f32", "adamw.ptx", &[("OUT", 2)]),
+    variant("cast_f32_bf16", "cast.ptx", &[("FROM", 0), ("TO", 1)]),
+    variant("cast_bf16_f32", "cast.ptx", &[("FROM", 1), ("TO", 0)]),
+    variant("rmsnorm_f32", "rmsnorm.ptx", &[("DTYPE", 0)]),
+    variant("rmsnorm_bf16", "rmsnorm.ptx", &[("DTYPE", 1)]),
+    variant("sum_squares", "sum_squares.ptx", &[]),
+    variant("swiglu_f32", "swiglu.ptx", &[("DTYPE", 0)]),
+    variant("swiglu_bf16", "swiglu.ptx", &[("DTYPE", 1)]),
+    variant("swiglu_backward_f32", "swiglu_backward.ptx", &[("DTYPE", 0)]),
+    variant("swiglu_backward_bf16", "swiglu_backward.ptx", &[("DTYPE", 1)]),
+];
+
+const SOURCES: &[(&str, &str)] = &[
+    ("adamw.ptx", include_str!("../../kernels/adamw.ptx")),
+    ("cast.ptx", include_str!("../../kernels/cast.ptx")),
+    ("element.ptx", include_str!("../../kernels/element.ptx")),
+    ("rmsnorm.ptx", include_str!("../../kernels/rmsnorm.ptx")),
+    ("sigmoid.ptx", include_str!("../../kernels/sigmoid.ptx")),
+    ("sum_squares.ptx", include_str!("../../kernels/sum_squares.ptx")),
+    ("swiglu.ptx", include_str!("../../kernels/swiglu.ptx")),
+    ("swiglu_backward.ptx", include_str!("../../kernels/swiglu_backward.ptx")),
+];
+
+fn source(file: &str) -> Option<String> {
+    SOURCES.iter().find(|(name, _)| *name == file).map(|(_, text)| text.to_string())
+}
+
+impl Variant {
+    pub fn by_name(name: &str) -> Option<&'static Variant> {
+        VARIANTS.iter().find(|v| v.name == name)
+    }
+    /// Plain PTX with `# line "file"` markers.
+    pub fn expand(&self) -> Result<String, Error> {
+        let missing = || Error { what: "no such source".into(), at: (self.file.into(), 1), through: vec![] };
+        expand(self.file, &source(self.file).ok_or_else(missing)?, self.given, &source)
+    }
+}

@@ -94,6 +94,7 @@ fn register_lists() {
 fn macros_take_registers_lists_and_numbers() {
     let mma = ".macro MMA(c, a) { mma {$c}, {$a}, {$c}; }\n.for j in 0 .. 2 { MMA!(%s[2*j .. 2*j+2], %q[j]); }";
     assert_eq!(words(mma), "{ mma {%s0, %s1}, {%q0}, {%s0, %s1}; } { mma {%s2, %s3}, {%q1}, {%s2, %s3}; }");
+    assert_eq!(words(".macro V(x, n) { {$x[0 .. n]}, $x[n - 1]; }\nV!(%f, 2);"), "{ {%f0, %f1}, %f1; }");
     assert_eq!(words(".macro N(v) { .for i in 0 .. v { a$i } }\nN!(1 + 1)"), "{ a0 a1 }");
     assert_eq!(words(".macro A(x) { $x }\n.macro B(x) { A!($x) }\nB!([%a + 4])"), "{ { [%a + 4] } }");
     assert_eq!(words(".macro E() { ret; }\nE!();"), "{ ret; }");

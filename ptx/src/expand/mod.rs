@@ -7,7 +7,7 @@
 //! .if expr { .. } .else { .. }                 also  .else .if expr { .. }
 //! .macro NAME(a, b) { .. }    called as NAME!(x, y);  the body stands in braces, so its registers are its own
 //! $NAME  ${expr}              the value as text
-//! %acc[expr]  %acc[a .. b]    %acc5  and  %acc4, %acc5, %acc6, %acc7
+//! %acc[expr]  %acc[a .. b]    %acc5  and  %acc4, %acc5, %acc6, %acc7; also  $x[expr]  where x stands for a register
 //! ```
 //!
 //! Everything else passes through, comments and strings untouched. A macro sees the names that were defined before it and
@@ -159,22 +159,24 @@ impl Expander<'_> {
         }
         Ok(())
     }
-    /// `$NAME`, `${expr}`, `%name[expr]`, `%name[a .. b]`.
+    /// `$NAME`, `${expr}`, `%name[expr]`, `%name[a .. b]`, `$NAME[expr]` for a register's name.
     fn value(&mut self, cursor: &mut Cursor, names: &Names) -> Result<String, String> {
         if cursor.rest.starts_with("${") {
             cursor.take(1);
             return Ok(eval(cursor.group('{', '}')?.text, names)?.to_string());
         }
-        if cursor.rest.starts_with('$') {
-            cursor.take(1);
+        let text = cursor.take(1);
+        let register = if text == "$" {
             let name = cursor.word("a name after '$'")?;
-            return match names.get(name) {
-                Some(Value::Int(value)) => Ok(value.to_string()),
-                Some(Value::Text(text)) => Ok(text.clone()),
-                None => Err(format!("unknown name '${name}'")),
-            };
-        }
-        let register = cursor.take(1 + word(&cursor.rest[1..]));
+            match names.get(name) {
+                Some(Value::Int(value)) => return Ok(value.to_string()),
+                Some(Value::Text(text)) if text.starts_with('%') && cursor.rest.starts_with('[') => text.clone(),
+                Some(Value::Text(text)) => return Ok(text.clone()),
+                None => return Err(format!("unknown name '${name}'")),
+            }
+        } else {
+            format!("%{}", cursor.take(word(cursor.rest)))
+        };
         let index = cursor.group('[', ']')?.text;
         match range(index, names)? {
             Some(range) => Ok(range.map(|k| format!("{register}{k}")).collect::<Vec<_>>().join(", ")),

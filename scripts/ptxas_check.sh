@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Assembles every variant of every kernel for every architecture that is shipped. Fails on an error, a spill, or a (C75xx)
+# line: ptxas reports those as information, although they mean that it serialised or repaired the kernel.
+# ptxas comes from PTXAS, from PATH, or from the wheel below, which is installed under target/ and never committed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wheel=nvidia-cuda-nvcc==13.0.88
+venv=target/ptxas
+ptxas=${PTXAS:-$(command -v ptxas || true)}
+if [ -z "$ptxas" ]; then
+    if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/cu13/bin/ptxas" > /dev/null; then
+        python3 -m venv "$venv"
+        "$venv/bin/pip" install --quiet --no-deps "$wheel"
+    fi
+    ptxas=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13/bin/ptxas)
+fi
+
+dir=target/kernels
+rm -rf "$dir"
+cargo run --quiet --release -p flatshard-ptx --bin expand_kernels -- "$dir"
+failed=0
+for arch in sm_80 sm_90 sm_100; do
+    for kernel in "$dir"/*.ptx; do
+        if ! said=$("$ptxas" -v -warn-spills -Werror -arch=$arch "$kernel" -o /dev/null 2>&1) || grep -q '(C75' <<< "$said"; then
+            failed=1
+            echo "$arch $kernel: $said"
+            continue
+        fi
+        registers=$(grep -o 'Used [0-9]* registers' <<< "$said" | grep -o '[0-9]*' | sort -n | tail -1)
+        echo "$arch $(basename "$kernel" .ptx): $registers registers, no spills"
+    done
+done
+exit $failed
