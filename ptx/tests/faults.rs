@@ -187,7 +187,8 @@ fn counts_are_what_a_hand_gives() {
         assert_eq!(counts.bank_conflicts, conflicts, "stride {stride}");
     }
     // 16 bytes a lane: a quarter of the warp at a time, no conflict.
-    let wide = ".visible .entry k() { .reg .b32 %a, %l; .shared .align 16 .b32 s[128]; mov.u32 %l, %laneid; mov.u32 %a, s;
+    let wide =
+        ".visible .entry k() { .reg .b32 %a, %l; .shared .align 16 .b32 s[128]; mov.u32 %l, %laneid; mov.u32 %a, s;
         mad.lo.u32 %a, %l, 16, %a; st.shared.v4.b32 [%a], {%l, %l, %l, %l}; ret; }";
     assert_eq!(run(wide, &mut Memory::new(), 1, 32, &[], 0).unwrap().bank_conflicts, 0);
 }
@@ -280,12 +281,14 @@ fn out_of_bounds() {
     let source = plant(SUM, "st.shared.f32 [%slot]", "st.shared.f32 [%slot-8]");
     caught(Kind::OutOfBounds, &["is in no shared array"], |s| sum_of(&source, 250, s));
     // From one array into the next.
-    let source = plant(SUM, "    .shared .align 16 .b8 slots[16];", "    .shared .align 16 .b8 slots[8];  .shared .b8 b[64];");
+    let source =
+        plant(SUM, "    .shared .align 16 .b8 slots[16];", "    .shared .align 16 .b8 slots[8];  .shared .b8 b[64];");
     caught(Kind::OutOfBounds, &["bytes 8..12 of shared 'slots' (8 bytes)"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn misaligned() {
-    let source = plant(SUM, "ld.shared.v2.f32 {%part0, %part1}, [slots]", "ld.shared.v2.f32 {%part0, %part1}, [slots+4]");
+    let source =
+        plant(SUM, "ld.shared.v2.f32 {%part0, %part1}, [slots]", "ld.shared.v2.f32 {%part0, %part1}, [slots+4]");
     caught(Kind::Misaligned, &["8 bytes at byte 4 of shared 'slots'"], |s| sum_of(&source, 250, s));
     let source = plant(SUM, "ld.global.f32 %sum, [%at]", "ld.global.f32 %sum, [%at+2]");
     caught(Kind::Misaligned, &["4 bytes at byte", "of 'x'"], |s| sum_of(&source, 250, s));
@@ -304,13 +307,16 @@ fn divergence() {
     let source = plant(&source, "END:\n", "END:\n    bar.sync 0;\n");
     caught(Kind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
     // Taking from a lane that does not take part.
-    let source = plant(SUM, shuffle, "setp.lt.u32 %first, %lane, 16; @%first shfl.sync.bfly.b32 %other, %sum, 16, 31, 0xffff;");
+    let source =
+        plant(SUM, shuffle, "setp.lt.u32 %first, %lane, 16; @%first shfl.sync.bfly.b32 %other, %sum, 16, 31, 0xffff;");
     caught(Kind::Divergent, &["takes from lane 16"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn deadlock_and_endless_loops() {
     let source = plant(SUM, "bar.sync 0;", "setp.eq.u32 %zero, %warp, 1;\n@%zero bar.sync 1;\n@!%zero bar.sync 0;");
-    caught(Kind::Deadlock, &["sum: cta", "warp 1 at barrier 1 (k.ptx:", "warp 0 at barrier 0"], |s| sum_of(&source, 250, s));
+    caught(Kind::Deadlock, &["sum: cta", "warp 1 at barrier 1 (k.ptx:", "warp 0 at barrier 0"], |s| {
+        sum_of(&source, 250, s)
+    });
     let source = plant(SUM, "END:\n", "END:\n    bra END;\n");
     let report = sum_of(&source, 250, 1).map(|r| r.0).unwrap_err();
     assert!(report.has(Kind::Endless), "{report}");
@@ -327,6 +333,10 @@ fn launches_that_do_not_fit() {
     };
     let three = [Argument::Pointer(0), Argument::Pointer(0), Argument::F32(0.0)];
     assert_eq!(said(97, &three), "launch: sum: grid [1, 1, 1] and block [97, 1, 1]: 1 to 96 threads a CTA are allowed");
+    let exact = parse("k.ptx", &SUM.replace(".maxntid", ".reqntid")).unwrap();
+    let (grid, block) = ([1; 3], [64, 1, 1]);
+    let launch = Launch { kernel: &exact[0], grid, block, dynamic_shared: 0, arguments: &three, schedule: 0 };
+    assert!(launch.run(&mut Memory::new()).unwrap_err().to_string().ends_with("96 to 96 threads a CTA are allowed"));
     assert_eq!(said(96, &three[..2]), "launch: sum: takes 3 arguments, given 2");
     let wrong = [three[0], three[1], Argument::U64(0)];
     assert_eq!(said(96, &wrong), "launch: sum: parameter p_n has 4 bytes, given 8");
@@ -356,7 +366,9 @@ fn what_is_not_modelled_is_refused_with_its_line() {
         "wgmma.fence.sync.aligned;",
         "call %r0;",
     ] {
-        let source = format!(".visible .entry k()\n{{\n.reg .pred %p, %q;\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{text}\nret;\n}}\n");
+        let source = format!(
+            ".visible .entry k()\n{{\n.reg .pred %p, %q;\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{text}\nret;\n}}\n"
+        );
         let said = parse("k.ptx", &source).err().unwrap_or_else(|| panic!("accepted: {text}"));
         assert!(said.starts_with("k.ptx:6: ") && said.ends_with("is not modelled"), "{text}: {said}");
     }

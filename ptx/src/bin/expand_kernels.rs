@@ -10,7 +10,9 @@ fn main() -> ExitCode {
     for variant in VARIANTS {
         let path = std::path::Path::new(&dir).join(format!("{}.ptx", variant.name));
         let written = variant.expand().map_err(|e| e.to_string()).and_then(|text| {
-            std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&path, text)).map_err(|e| format!("{}: {e}", path.display()))
+            std::fs::create_dir_all(&dir)
+                .and_then(|()| std::fs::write(&path, text))
+                .map_err(|e| format!("{}: {e}", path.display()))
         });
         if let Err(what) = written {
             eprintln!("{what}");

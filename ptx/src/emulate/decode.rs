@@ -1,7 +1,7 @@
 //! A mnemonic and its operands to an operation that can be executed. A form that is not listed is an error: a modifier
 //! that was skipped would be a wrong answer without a word.
+use super::kernel::{Operand, Register, Special};
 use super::lane::{LaneFn, lane_op};
-use super::parse::{Operand, Register, Special};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
@@ -34,25 +34,81 @@ pub enum Vote {
 
 pub enum Op {
     /// Each lane for itself.
-    Lane { function: LaneFn, to: Register, from: [Source; 3] },
-    Special { to: Register, which: Special },
+    Lane {
+        function: LaneFn,
+        to: Register,
+        from: [Source; 3],
+    },
+    Special {
+        to: Register,
+        which: Special,
+    },
     /// `mov.b64 {%low, %high}, %x`
-    Split { to: [Option<Register>; 2], bits: u32, from: Source },
-    Parameter { to: Vec<Register>, offset: usize, bytes: usize },
+    Split {
+        to: [Option<Register>; 2],
+        bits: u32,
+        from: Source,
+    },
+    Parameter {
+        to: Vec<Register>,
+        offset: usize,
+        bytes: usize,
+    },
     /// `bytes` is the size of one element; there is a register for each.
-    Load { space: Space, bytes: usize, to: Vec<Option<Register>>, address: Address },
-    Store { space: Space, bytes: usize, from: Vec<Source>, address: Address },
+    Load {
+        space: Space,
+        bytes: usize,
+        to: Vec<Option<Register>>,
+        address: Address,
+    },
+    Store {
+        space: Space,
+        bytes: usize,
+        from: Vec<Source>,
+        address: Address,
+    },
     /// `function` of the old value and the operands is stored; the old value goes to `to`.
-    Atomic { space: Space, bytes: usize, function: LaneFn, to: Option<Register>, address: Address, from: [Source; 2] },
+    Atomic {
+        space: Space,
+        bytes: usize,
+        function: LaneFn,
+        to: Option<Register>,
+        address: Address,
+        from: [Source; 2],
+    },
     Branch(usize),
     Exit,
     /// `threads` of the CTA, or all of them.
-    Barrier { id: Source, threads: Option<Source> },
-    WarpBarrier { mask: Source },
-    Shuffle { how: Shuffle, to: Register, valid: Option<Register>, from: Source, lane: Source, clamp: Source, mask: Source },
-    Vote { how: Vote, to: Register, from: Register, negated: bool, mask: Source },
+    Barrier {
+        id: Source,
+        threads: Option<Source>,
+    },
+    WarpBarrier {
+        mask: Source,
+    },
+    Shuffle {
+        how: Shuffle,
+        to: Register,
+        valid: Option<Register>,
+        from: Source,
+        lane: Source,
+        clamp: Source,
+        mask: Source,
+    },
+    Vote {
+        how: Vote,
+        to: Register,
+        from: Register,
+        negated: bool,
+        mask: Source,
+    },
     /// `cp.async`: `read` bytes of global memory (the rest zeros) to `bytes` of shared.
-    CopyAsync { bytes: usize, to: Address, from: Address, read: Option<Source> },
+    CopyAsync {
+        bytes: usize,
+        to: Address,
+        from: Address,
+        read: Option<Source>,
+    },
     CopyCommit,
     /// Leaves at most so many groups in flight; none, counted singly, for `wait_all`.
     CopyWait(Option<u64>),
@@ -183,7 +239,8 @@ fn other(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
 fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
     // Cache hints change nothing that is modelled.
     let hint = |p: &&str| matches!(*p, "nc" | "L1::no_allocate" | "L2::128B" | "cs" | "cg" | "ca" | "lu");
-    let plain: Vec<&str> = if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };
+    let plain: Vec<&str> =
+        if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };
     let op = match (&plain[..], operands) {
         (["ld", "param", kind], [to, Operand::Memory(base, offset)]) => {
             let Operand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
@@ -191,12 +248,16 @@ fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
             Op::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
         }
         (["ld", space_name, shape @ ..], [to, from]) => {
-            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(to).len())) else { return Ok(None) };
+            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(to).len())) else {
+                return Ok(None);
+            };
             let to = list(to).iter().map(target).collect::<Result<_>>()?;
             Op::Load { space, bytes, to, address: address(from)? }
         }
         (["st", space_name, shape @ ..], [to, from]) => {
-            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(from).len())) else { return Ok(None) };
+            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(from).len())) else {
+                return Ok(None);
+            };
             let from = list(from).iter().map(source).collect::<Result<_>>()?;
             Op::Store { space, bytes, from, address: address(to)? }
         }

@@ -1,8 +1,8 @@
 //! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never executes
 //! an instruction itself.
+use super::kernel::{Field, Kernel};
 use super::machine::{Cta, Machine, Stop};
 use super::memory::Memory;
-use super::parse::{Field, Kernel};
 use super::report::{Counts, Finding, Kind, Report};
 use super::shadow::Shadow;
 use super::warp::{LANES, State, Warp};
@@ -88,8 +88,10 @@ impl Launch<'_> {
     fn check(&self, machine: &mut Machine) -> Result<(), Stop> {
         let threads = self.threads();
         let most = self.kernel.max_threads.unwrap_or(1024);
-        if threads == 0 || threads > most as usize || self.grid.contains(&0) {
-            let what = format!("grid {:?} and block {:?}: 1 to {most} threads a CTA are allowed", self.grid, self.block);
+        let least = if self.kernel.exact_threads { most } else { 1 };
+        if !(least as usize..=most as usize).contains(&threads) || self.grid.contains(&0) {
+            let what =
+                format!("grid {:?} and block {:?}: {least} to {most} threads a CTA are allowed", self.grid, self.block);
             return Err(self.blame(machine, Kind::Launch, what));
         }
         let wanted = &self.kernel.parameters;
@@ -138,8 +140,7 @@ impl Launch<'_> {
             }
             let turn = if self.schedule == 0 { 0 } else { draw.below(residents.len()) };
             let resident = &mut residents[turn];
-            let ready: Vec<usize> =
-                resident.warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
+            let ready: Vec<usize> = resident.warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
             if ready.is_empty() {
                 return Err(self.deadlock(machine, resident));
             }

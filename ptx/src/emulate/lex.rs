@@ -53,7 +53,8 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
         let (taken, token) = match c {
             '#' => {
                 let line = &rest[1..rest.find('\n').unwrap_or(rest.len())];
-                place = marker(line, &mut lexed.files).ok_or_else(|| at(&lexed.files, format!("bad marker '#{line}'")))?;
+                place =
+                    marker(line, &mut lexed.files).ok_or_else(|| at(&lexed.files, format!("bad marker '#{line}'")))?;
                 rest = rest[1 + line.len()..].strip_prefix('\n').unwrap_or("");
                 continue;
             }
@@ -71,7 +72,10 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
                 let text = &rest[..end];
                 let decimal = text.contains('.').then(|| Token::Decimal(text.to_string()));
-                (end, Some(decimal.map_or_else(|| number(text).map(Token::Number), Ok).map_err(|e| at(&lexed.files, e))?))
+                (
+                    end,
+                    Some(decimal.map_or_else(|| number(text).map(Token::Number), Ok).map_err(|e| at(&lexed.files, e))?),
+                )
             }
             _ if is_word(c) => {
                 // `::` joins words: .shared::cta

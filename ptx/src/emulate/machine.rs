@@ -1,8 +1,8 @@
 //! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches. Memory
 //! and synchronising instructions are in memory_ops.rs and sync_ops.rs. Never schedules warps.
 use super::decode::{Op, Source};
+use super::kernel::{Field, Kernel, Special};
 use super::memory::Memory;
-use super::parse::{Field, Kernel, Special};
 use super::report::{Counts, Finding, Kind, Report, Thread};
 use super::shadow::Shadow;
 use super::warp::{Group, LANES, State, Warp, lanes};
@@ -67,7 +67,8 @@ impl Machine<'_> {
         let missing = mask & !warp.written[register];
         if missing != 0 {
             let lane = missing.trailing_zeros() as usize;
-            let what = format!("register {} was never written (lanes {missing:#010x})", self.kernel.registers[register]);
+            let what =
+                format!("register {} was never written (lanes {missing:#010x})", self.kernel.registers[register]);
             self.find(Kind::Uninitialised, At { lane: Some(lane), ..at }, what);
         }
         warp.registers[register]
@@ -111,7 +112,8 @@ impl Machine<'_> {
         }
         let Some((at, active, missing)) = blocked else { return Ok(()) };
         let lane = Some(active.trailing_zeros() as usize);
-        let what = format!("lanes {missing:#010x} never arrive at this instruction, which lanes {active:#010x} execute");
+        let what =
+            format!("lanes {missing:#010x} never arrive at this instruction, which lanes {active:#010x} execute");
         self.find(Kind::Divergent, At { lane, ..at }, what);
         Err(Stop)
     }

@@ -1,8 +1,8 @@
 //! Loads, stores, atomics and asynchronous copies: every byte's address is checked, judged by its shadow, and counted.
 use super::decode::{Address, Op, Source, Space};
+use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::Outside;
-use super::parse::SHARED_BASE;
 use super::report::{Kind, Thread};
 use super::shadow::{Access, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
@@ -65,7 +65,8 @@ impl Machine<'_> {
                 let [a, b] = from.map(|source| self.read(warp, source, active, at));
                 let mut old = [0; LANES];
                 for lane in lanes(active) {
-                    let touch = Touch { space: *space, address: addresses[lane], bytes: *bytes, access: Access::Atomic };
+                    let touch =
+                        Touch { space: *space, address: addresses[lane], bytes: *bytes, access: Access::Atomic };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     old[lane] = little_endian(data);
                     let new = function(old[lane], a[lane], b[lane]);
@@ -92,7 +93,8 @@ impl Machine<'_> {
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
                 if wanted > 0 {
                     // A partial read is still of whole, aligned pieces.
-                    let touch = Touch { space: Space::Global, address: from[lane], bytes: wanted, access: Access::Read };
+                    let touch =
+                        Touch { space: Space::Global, address: from[lane], bytes: wanted, access: Access::Read };
                     data[..wanted].copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
                 }
                 let touch = Touch { space: Space::Shared, address: to[lane], bytes: *bytes, access: Access::Write };
@@ -158,7 +160,8 @@ impl Machine<'_> {
             Err(Outside::Nowhere) => (Kind::OutOfBounds, format!("address {address:#x} is in no allocation")),
             Err(Outside::Beyond(index, offset)) => {
                 let of = &self.memory.allocations[index];
-                let what = format!("bytes {offset}..{} of '{}' ({} bytes)", offset + bytes as u64, of.name, of.data.len());
+                let what =
+                    format!("bytes {offset}..{} of '{}' ({} bytes)", offset + bytes as u64, of.name, of.data.len());
                 (Kind::OutOfBounds, what)
             }
             Err(Outside::Misaligned(index, offset)) => {
@@ -172,7 +175,7 @@ impl Machine<'_> {
     /// The array's name, its offset and the offset within it.
     fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(String, usize, usize), Stop> {
         let offset = address.wrapping_sub(SHARED_BASE);
-        let inside = |f: &&super::parse::Field| {
+        let inside = |f: &&super::kernel::Field| {
             let end = offset.checked_add(bytes as u64);
             offset >= f.offset as u64 && end.is_some_and(|end| end <= (f.offset + f.bytes) as u64)
         };

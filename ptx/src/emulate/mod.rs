@@ -5,6 +5,7 @@
 //! Up to four CTAs are resident and their warps run in turns drawn from a seed. No order between CTAs is modelled (fences,
 //! acquire and release are refused), nor are caches or time: counts are evidence, not speed.
 mod decode;
+mod kernel;
 mod lane;
 mod launch;
 mod lex;
@@ -17,7 +18,8 @@ mod shadow;
 mod sync_ops;
 mod warp;
 
+pub use kernel::Kernel;
 pub use launch::{Argument, Launch};
 pub use memory::Memory;
-pub use parse::{Kernel, parse};
+pub use parse::parse;
 pub use report::{Counts, Finding, Kind, Report, Thread};

@@ -1,81 +1,12 @@
 //! Tokens to kernels: names become register slots, offsets and instruction indices. Text of instructions is handed to
 //! decode.rs; what ptxas refuses (types that do not fit) is not checked a second time.
-use super::decode::{Op, decode};
+use super::decode::decode;
+use super::kernel::{Field, Instruction, Kernel, Operand, Register, SHARED_BASE, Special};
 use super::lex::{Lexed, Place, Token, bad, lex};
 use std::collections::HashMap;
 
-/// Where the first shared byte lies: not 0, so that a zero address is no shared memory.
-pub const SHARED_BASE: u64 = 1024;
 /// Bytes left between shared arrays, so that running past one is seen. A multiple of all 32 banks.
 const RED_ZONE: u64 = 128;
-
-/// An index into a warp's registers. Predicates, 32 and 64 bits share one file of 64-bit slots.
-pub type Register = usize;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Special {
-    Tid(usize),
-    Ntid(usize),
-    Ctaid(usize),
-    Nctaid(usize),
-    Lane,
-    Warp,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Operand {
-    Register(Register),
-    /// `!%p`
-    Not(Register),
-    Immediate(u64),
-    Special(Special),
-    /// Offset in the parameter buffer.
-    Parameter(usize),
-    /// Index of an instruction, once labels are resolved.
-    Label(usize),
-    /// `[base + offset]`
-    Memory(Box<Operand>, i64),
-    /// `{a, b}`
-    List(Vec<Operand>),
-    /// `_`
-    Nothing,
-}
-
-pub struct Instruction {
-    /// Executed where this predicate is 1, or 0 if negated.
-    pub guard: Option<(Register, bool)>,
-    pub op: Op,
-    pub place: Place,
-}
-
-/// A parameter or a shared array.
-#[derive(Clone, Debug)]
-pub struct Field {
-    pub name: String,
-    pub offset: usize,
-    pub bytes: usize,
-}
-
-pub struct Kernel {
-    pub name: String,
-    pub parameters: Vec<Field>,
-    pub instructions: Vec<Instruction>,
-    /// Their names, by slot.
-    pub registers: Vec<String>,
-    /// Offsets count from [`SHARED_BASE`]. An array without a length takes what the launch gives.
-    pub shared: Vec<Field>,
-    /// `.maxntid`, as a product.
-    pub max_threads: Option<u32>,
-    files: Vec<String>,
-}
-
-impl Kernel {
-    /// "file:line" of an instruction.
-    pub fn place(&self, pc: usize) -> String {
-        let place = self.instructions[pc].place;
-        format!("{}:{}", self.files[place.file], place.line)
-    }
-}
 
 /// All entries of `source`. `file` names it in errors, unless `# line "file"` markers name another.
 pub fn parse(file: &str, source: &str) -> Result<Vec<Kernel>> {
@@ -177,6 +108,7 @@ impl Parser<'_> {
             registers: vec![],
             shared: vec![],
             max_threads: None,
+            exact_threads: false,
             files: self.files.to_vec(),
         };
         let mut body = Body { kernel, raw: vec![], wanted: vec![], found: vec![] };
@@ -198,7 +130,10 @@ impl Parser<'_> {
                 product *= self.number()?;
             }
             match directive.as_str() {
-                ".maxntid" | ".reqntid" => body.kernel.max_threads = Some(product as u32),
+                ".maxntid" | ".reqntid" => {
+                    body.kernel.max_threads = Some(product as u32);
+                    body.kernel.exact_threads = directive == ".reqntid";
+                }
                 ".minnctapersm" | ".maxnreg" => {}
                 other => return Err(format!("'{other}' is not modelled")),
             }
@@ -251,9 +186,11 @@ impl Parser<'_> {
             match word.as_str() {
                 ".reg" => self.registers(body)?,
                 ".shared" => self.shared(body)?,
-                ".pragma" => while !self.eat(';') {
-                    self.next()?;
-                },
+                ".pragma" => {
+                    while !self.eat(';') {
+                        self.next()?;
+                    }
+                }
                 _ if self.eat(':') => {
                     if labels.insert(word.clone(), body.raw.len()).is_some() {
                         return Err(format!("label '{word}' is defined twice"));

@@ -55,7 +55,7 @@ enum Accesses {
     #[default]
     None,
     One(Epoch),
-    Many(Box<Vec<Epoch>>),
+    Many(Vec<Epoch>),
 }
 
 impl Accesses {
@@ -75,7 +75,7 @@ impl Accesses {
             Accesses::None => *self = Accesses::One(new),
             Accesses::One(old) if who.follows(old) => *old = new,
             Accesses::One(old) if same_step(old, &new) => old.lane = SEVERAL,
-            Accesses::One(old) => *self = Accesses::Many(Box::new(vec![*old, new])),
+            Accesses::One(old) => *self = Accesses::Many(vec![*old, new]),
             Accesses::Many(epochs) => {
                 // Two CTAs: whatever plain write comes is a race with one of them.
                 if epochs.iter().any(|e| e.cta != epochs[0].cta) {
@@ -154,7 +154,8 @@ impl Shadow {
                 Access::Read => cell.reads.add(who),
                 Access::Atomic => cell.atomics.add(who),
                 Access::Write => {
-                    *cell = Cell { write: Some(who.epoch()), written: true, in_flight: cell.in_flight, ..Cell::default() }
+                    *cell =
+                        Cell { write: Some(who.epoch()), written: true, in_flight: cell.in_flight, ..Cell::default() }
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! One warp's state: registers, the groups that its lanes have diverged into, its view of other warps' clocks. Never
 //! executes anything.
-use super::parse::Kernel;
+use super::kernel::Kernel;
 use std::collections::VecDeque;
 
 pub const LANES: usize = 32;
@@ -16,7 +16,11 @@ pub struct Group {
 pub enum State {
     Ready,
     /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
-    Waiting { barrier: u64, threads: Option<u64>, pc: usize },
+    Waiting {
+        barrier: u64,
+        threads: Option<u64>,
+        pc: usize,
+    },
     Done,
 }
 
