@@ -32,6 +32,14 @@ pub enum Vote {
     All,
 }
 
+/// Of the operands of an mma; the accumulator is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MmaType {
+    Bf16,
+    F16,
+    Tf32,
+}
+
 pub enum Op {
     /// Each lane for itself.
     Lane {
@@ -112,6 +120,20 @@ pub enum Op {
     CopyCommit,
     /// Leaves at most so many groups in flight; none, counted singly, for `wait_all`.
     CopyWait(Option<u64>),
+    /// `ldmatrix`: an 8x8 matrix of 16-bit elements to each register.
+    LoadMatrix {
+        transposed: bool,
+        to: Vec<Register>,
+        address: Address,
+    },
+    /// `mma.sync` m16n8k16, or m16n8k8 for tf32.
+    Mma {
+        kind: MmaType,
+        to: Vec<Register>,
+        a: Vec<Source>,
+        b: Vec<Source>,
+        c: Vec<Source>,
+    },
 }
 
 type Result<T> = std::result::Result<T, String>;
@@ -168,6 +190,7 @@ pub fn decode(mnemonic: &str, operands: &[Operand]) -> Result<Op> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
     let decoded = match parts[0] {
         "ld" | "st" | "atom" | "red" | "cp" => memory(&parts, operands)?,
+        "ldmatrix" | "mma" => matrix(&parts, operands)?,
         _ => other(&parts, operands)?,
     };
     decoded.ok_or_else(|| format!("'{mnemonic}' with {} operands is not modelled", operands.len()))
@@ -292,6 +315,35 @@ fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
         _ => return Ok(None),
     };
     Ok(Some(op))
+}
+
+fn matrix(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
+    let sources = |operand: &Operand| list(operand).iter().map(source).collect::<Result<Vec<_>>>();
+    let registers = |operand: &Operand| list(operand).iter().map(register).collect::<Result<Vec<_>>>();
+    match (parts, operands) {
+        (["ldmatrix", "sync", "aligned", "m8n8", count, trans @ .., "shared" | "shared::cta", "b16"], [to, from])
+            if matches!(trans, [] | ["trans"]) =>
+        {
+            let to = registers(to)?;
+            let known = matches!((*count, to.len()), ("x1", 1) | ("x2", 2) | ("x4", 4));
+            let transposed = !trans.is_empty();
+            Ok(if known { Some(Op::LoadMatrix { transposed, to, address: address(from)? }) } else { None })
+        }
+        (["mma", "sync", "aligned", shape, "row", "col", "f32", left, right, "f32"], [to, a, b, c])
+            if left == right =>
+        {
+            let kind = match (*shape, *left) {
+                ("m16n8k16", "bf16") => MmaType::Bf16,
+                ("m16n8k16", "f16") => MmaType::F16,
+                ("m16n8k8", "tf32") => MmaType::Tf32,
+                _ => return Ok(None),
+            };
+            let (to, a, b, c) = (registers(to)?, sources(a)?, sources(b)?, sources(c)?);
+            let fits = [to.len(), a.len(), b.len(), c.len()] == [4, 4, 2, 4];
+            Ok(if fits { Some(Op::Mma { kind, to, a, b, c }) } else { None })
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Bytes of an element: `f32` alone, or `v2`, `v4` and a type, of which there are `n`.

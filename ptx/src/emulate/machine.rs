@@ -1,5 +1,5 @@
 //! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches. Memory
-//! and synchronising instructions are in memory_ops.rs and sync_ops.rs. Never schedules warps.
+//! and synchronising instructions are in memory_ops.rs, matrix_ops.rs and sync_ops.rs. Never schedules warps.
 use super::decode::{Op, Source};
 use super::kernel::{Field, Kernel, Special};
 use super::memory::Memory;
@@ -83,6 +83,8 @@ impl Machine<'_> {
     fn needed(&mut self, warp: &Warp, pc: usize, active: u32, at: At) -> u32 {
         match self.kernel.instructions[pc].op {
             Op::Barrier { .. } => warp.live(),
+            // Undefined without all 32, even where some have returned.
+            Op::LoadMatrix { .. } | Op::Mma { .. } => u32::MAX,
             Op::WarpBarrier { mask } | Op::Shuffle { mask, .. } | Op::Vote { mask, .. } => {
                 self.read(warp, mask, active, at)[active.trailing_zeros() as usize % LANES] as u32 & warp.live()
             }
@@ -161,6 +163,7 @@ impl Machine<'_> {
             }
             op @ (Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. }) => self.memory(cta, warp, active, op, at)?,
             op @ (Op::CopyAsync { .. } | Op::CopyCommit | Op::CopyWait(_)) => self.copy(cta, warp, active, op, at)?,
+            op @ (Op::LoadMatrix { .. } | Op::Mma { .. }) => self.matrix(cta, warp, active, op, at)?,
             op => self.synchronise(warp, active, op, at)?,
         }
         warp.advance(group, 0, None);

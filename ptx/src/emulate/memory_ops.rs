@@ -4,7 +4,7 @@ use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::Outside;
 use super::report::{Kind, Thread};
-use super::shadow::{Access, Trouble, Who};
+use super::shadow::{Access, SEVERAL, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
 
 /// 4-byte words that shared memory delivers in one pass.
@@ -14,15 +14,15 @@ const SECTOR: u64 = 32;
 
 /// An access of one lane.
 #[derive(Clone, Copy)]
-struct Touch {
-    space: Space,
-    address: u64,
-    bytes: usize,
-    access: Access,
+pub(super) struct Touch {
+    pub space: Space,
+    pub address: u64,
+    pub bytes: usize,
+    pub access: Access,
 }
 
 impl Machine<'_> {
-    fn addresses(&mut self, warp: &Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
+    pub(super) fn addresses(&mut self, warp: &Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
         let base = self.read(warp, address.base, active, at);
         base.map(|base| base.wrapping_add_signed(address.offset))
     }
@@ -133,8 +133,22 @@ impl Machine<'_> {
         touch: Touch,
         at: At,
     ) -> Result<&'b mut [u8], Stop> {
+        self.touch_as(cta, warp, lane, false, touch, at)
+    }
+    /// The same; with `whole`, what the lane addresses goes to the whole warp, so what one lane wrote before must be
+    /// ordered for all of them.
+    pub(super) fn touch_as<'b>(
+        &'b mut self,
+        cta: &'b mut Cta,
+        warp: &Warp,
+        lane: usize,
+        whole: bool,
+        touch: Touch,
+        at: At,
+    ) -> Result<&'b mut [u8], Stop> {
         let at = At { lane: Some(lane), ..at };
         let Touch { space, address, bytes, access } = touch;
+        let lane = if whole { SEVERAL as usize } else { lane };
         let who = Who { cta: cta.id, warp: warp.id, lane, pc: at.pc, clocks: &warp.clocks };
         match space {
             Space::Shared => {
@@ -219,7 +233,7 @@ impl Machine<'_> {
         self.find(kind, at, what);
     }
     /// Sectors of global memory; passes of shared memory beyond the least.
-    fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
+    pub(super) fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
         match space {
             Space::Global => {
                 let mut sectors: Vec<u64> = lanes(active).map(|lane| addresses[lane] / SECTOR).collect();

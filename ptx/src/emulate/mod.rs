@@ -10,6 +10,7 @@ mod lane;
 mod launch;
 mod lex;
 mod machine;
+mod matrix_ops;
 mod memory;
 mod memory_ops;
 mod parse;

@@ -10,7 +10,7 @@
 /// Bytes that share a record: bf16 neighbours written by two lanes are no race.
 pub const CELL: usize = 2;
 /// In place of a lane: several lanes of one warp, at one clock.
-const SEVERAL: u16 = 32;
+pub const SEVERAL: u16 = 32;
 
 /// An access: who, when, and by which instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Who<'_> {
         let warp = e.warp as usize;
         e.cta == self.cta
             && if warp == self.warp {
-                e.lane as usize == self.lane || e.clock < self.clocks[warp]
+                e.lane as usize == self.lane && e.lane != SEVERAL || e.clock < self.clocks[warp]
             } else {
                 e.clock <= self.clocks[warp]
             }

@@ -1,0 +1,112 @@
+//! Fragments and products of the tensor cores: ldmatrix and mma.sync as the PTX ISA lays them out over a warp's lanes.
+//! Products are summed in f64 and rounded once; the hardware's own order and rounding differ in the last bits.
+use super::decode::{Address, MmaType, Op, Source, Space};
+use super::lane::{from_bf16, from_f16};
+use super::machine::{At, Cta, Machine, Step, little_endian};
+use super::memory_ops::Touch;
+use super::shadow::Access;
+use super::warp::{LANES, Warp};
+
+/// Rows of A, columns of B.
+const M: usize = 16;
+const N: usize = 8;
+/// Rows, and bytes of a row, of the 8x8 matrix that ldmatrix loads.
+const ROWS: usize = 8;
+const ROW: usize = 16;
+
+impl MmaType {
+    /// The depth of one product.
+    fn k(self) -> usize {
+        if self == MmaType::Tf32 { 8 } else { 16 }
+    }
+    /// Elements in a 32-bit register.
+    fn packed(self) -> usize {
+        if self == MmaType::Tf32 { 1 } else { 2 }
+    }
+    fn value(self, register: u64, element: usize) -> f64 {
+        let half = register >> (16 * element);
+        match self {
+            MmaType::Bf16 => from_bf16(half) as f64,
+            MmaType::F16 => from_f16(half) as f64,
+            // The lower 13 bits are not looked at.
+            MmaType::Tf32 => f32::from_bits(register as u32 & !0x1fff) as f64,
+        }
+    }
+}
+
+impl Machine<'_> {
+    pub(super) fn matrix(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+        if active == 0 {
+            return Ok(());
+        }
+        match op {
+            Op::LoadMatrix { transposed, to, address } => self.load_matrix(cta, warp, *transposed, to, *address, at),
+            Op::Mma { kind, to, a, b, c } => {
+                self.multiply(warp, *kind, to, [a, b, c], at);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+    /// Lane 8 i + r gives the address of row r of matrix i. Lane l receives, of each matrix, elements 2 (l % 4) and the
+    /// next of row l / 4; transposed, of column l / 4.
+    fn load_matrix(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        transposed: bool,
+        to: &[usize],
+        address: Address,
+        at: At,
+    ) -> Step {
+        let givers = u32::MAX >> (LANES - ROWS * to.len());
+        let addresses = self.addresses(warp, address, givers, at);
+        self.count(Space::Shared, &addresses, givers, ROW);
+        for (i, &to) in to.iter().enumerate() {
+            let mut matrix = [[0u64; ROWS]; ROWS];
+            for (r, row) in matrix.iter_mut().enumerate() {
+                let lane = ROWS * i + r;
+                let touch = Touch { space: Space::Shared, address: addresses[lane], bytes: ROW, access: Access::Read };
+                let bytes = self.touch_as(cta, warp, lane, true, touch, at)?;
+                for (element, bytes) in row.iter_mut().zip(bytes.chunks(2)) {
+                    *element = little_endian(bytes);
+                }
+            }
+            let values = std::array::from_fn(|lane| {
+                let (row, pair) = (lane / 4, lane % 4 * 2);
+                let at = |k: usize| if transposed { matrix[pair + k][row] } else { matrix[row][pair + k] };
+                at(0) | at(1) << 16
+            });
+            warp.set(to, u32::MAX, &values);
+        }
+        Ok(())
+    }
+    /// D (16, 8) = A (16, k) B (k, 8) + C (16, 8). Lane l holds, with P elements to a register: register i of A at row
+    /// l / 4 + 8 (i % 2), depth P (l % 4) + k / 2 (i / 2); of B at depth P (l % 4) + k / 2 i, column l / 4; of C and D at
+    /// row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
+    fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[Source]; 3], at: At) {
+        let [a, b, c] = sources.map(|list| -> Vec<[u64; LANES]> {
+            list.iter().map(|&source| self.read(warp, source, u32::MAX, at)).collect()
+        });
+        let (mut left, mut right) = ([[0.0; M]; M], [[0.0; M]; N]);
+        for lane in 0..LANES {
+            for element in 0..kind.packed() {
+                let depth = lane % 4 * kind.packed() + element;
+                for (i, register) in a.iter().enumerate() {
+                    left[lane / 4 + 8 * (i % 2)][depth + kind.k() / 2 * (i / 2)] = kind.value(register[lane], element);
+                }
+                for (i, register) in b.iter().enumerate() {
+                    right[lane / 4][depth + kind.k() / 2 * i] = kind.value(register[lane], element);
+                }
+            }
+        }
+        for (i, (&to, c)) in to.iter().zip(&c).enumerate() {
+            let values = std::array::from_fn(|lane| {
+                let (row, column) = (lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2);
+                let product: f64 = left[row].iter().zip(&right[column]).map(|(a, b)| a * b).sum();
+                ((product + f32::from_bits(c[lane] as u32) as f64) as f32).to_bits() as u64
+            });
+            warp.set(to, u32::MAX, &values);
+        }
+    }
+}
