@@ -15,11 +15,17 @@ const fn variant(name: &'static str, file: &'static str, given: &'static [(&'sta
 }
 
 pub const VARIANTS: &[Variant] = &[
+    variant("add_f32", "add.ptx", &[("DTYPE", 0)]),
+    variant("add_bf16", "add.ptx", &[("DTYPE", 1)]),
     variant("adamw", "adamw.ptx", &[("OUT", 0)]),
     variant("adamw_bf16", "adamw.ptx", &[("OUT", 1)]),
     variant("adamw_f32", "adamw.ptx", &[("OUT", 2)]),
     variant("cast_f32_bf16", "cast.ptx", &[("FROM", 0), ("TO", 1)]),
     variant("cast_bf16_f32", "cast.ptx", &[("FROM", 1), ("TO", 0)]),
+    variant("gelu_f32", "gelu.ptx", &[("DTYPE", 0)]),
+    variant("gelu_bf16", "gelu.ptx", &[("DTYPE", 1)]),
+    variant("gelu_backward_f32", "gelu_backward.ptx", &[("DTYPE", 0)]),
+    variant("gelu_backward_bf16", "gelu_backward.ptx", &[("DTYPE", 1)]),
     variant("rmsnorm_f32", "rmsnorm.ptx", &[("DTYPE", 0)]),
     variant("rmsnorm_bf16", "rmsnorm.ptx", &[("DTYPE", 1)]),
     variant("sum_squares", "sum_squares.ptx", &[]),
@@ -30,9 +36,12 @@ pub const VARIANTS: &[Variant] = &[
 ];
 
 const SOURCES: &[(&str, &str)] = &[
+    ("add.ptx", include_str!("../../kernels/add.ptx")),
     ("adamw.ptx", include_str!("../../kernels/adamw.ptx")),
     ("cast.ptx", include_str!("../../kernels/cast.ptx")),
     ("element.ptx", include_str!("../../kernels/element.ptx")),
+    ("gelu.ptx", include_str!("../../kernels/gelu.ptx")),
+    ("gelu_backward.ptx", include_str!("../../kernels/gelu_backward.ptx")),
     ("rmsnorm.ptx", include_str!("../../kernels/rmsnorm.ptx")),
     ("sigmoid.ptx", include_str!("../../kernels/sigmoid.ptx")),
     ("sum_squares.ptx", include_str!("../../kernels/sum_squares.ptx")),

@@ -247,6 +247,37 @@ fn missing_waits() {
 }
 
 #[test]
+fn copies_fill_up_with_zeros_and_read_no_further() {
+    let copy = |lanes: u32, part: &str, offset: u32| {
+        let source = format!(
+            ".visible .entry k(.param .u64 p_x, .param .u64 p_y) {{ .reg .b32 %lane, %to, %v, %n; .reg .b64 %x, %y, %off;
+            .shared .align 16 .b8 s[512]; ld.param.u64 %x, [p_x]; ld.param.u64 %y, [p_y]; mov.u32 %lane, %laneid;
+            mul.wide.u32 %off, %lane, 16; add.u64 %x, %x, %off; mul.wide.u32 %off, %lane, 4; add.u64 %y, %y, %off;
+            mov.u32 %to, s; mad.lo.u32 %to, %lane, 16, %to; {part}
+            cp.async.cg.shared.global [%to], [%x+{offset}], 16, %n; cp.async.wait_all; ld.shared.b32 %v, [%to+4];
+            st.global.b32 [%y], %v; ret; }}"
+        );
+        let mut memory = Memory::new();
+        let words: Vec<u8> = (0..lanes * 4).flat_map(|i| i.to_le_bytes()).collect();
+        let (x, y) = (memory.upload("x", &words), memory.alloc("y", 128));
+        run(&source, &mut memory, 1, 32, &[Argument::Pointer(x), Argument::Pointer(y)], 1)?;
+        let words = memory.download(y).unwrap().as_chunks().0.iter();
+        Ok::<Vec<u32>, Report>(words.map(|b| u32::from_le_bytes(*b)).collect())
+    };
+    let each = |f: fn(u32) -> u32| (0..32).map(f).collect::<Vec<u32>>();
+    assert_eq!(copy(32, "mov.u32 %n, 16;", 0).unwrap(), each(|l| 4 * l + 1));
+    assert_eq!(copy(32, "mov.u32 %n, 6;", 0).unwrap(), each(|l| (4 * l + 1) & 0xffff));
+    assert_eq!(copy(32, "mov.u32 %n, 0;", 0).unwrap(), each(|_| 0));
+    // x ends after 20 lanes: those beyond copy nothing.
+    let some = "setp.lt.u32 %p, %lane, 20; selp.u32 %n, 16, 0, %p;";
+    let some = format!(".reg .pred %p; {some}");
+    assert_eq!(copy(20, &some, 0).unwrap(), each(|l| if l < 20 { 4 * l + 1 } else { 0 }));
+    assert!(copy(20, "mov.u32 %n, 16;", 0).unwrap_err().has(Kind::OutOfBounds));
+    assert!(copy(32, "mov.u32 %n, 8;", 4).unwrap_err().has(Kind::Misaligned));
+    assert!(copy(32, "mov.u32 %n, 7;", 0).unwrap_err().has(Kind::Misaligned));
+}
+
+#[test]
 fn uninitialised_registers() {
     let source = plant(SUM, "    mov.f32 %sum, 0f00000000;\n", "\n");
     let place = line(&source, "shfl.sync.bfly.b32 %other, %sum, 16");

@@ -4,7 +4,7 @@ use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::Outside;
 use super::report::{Kind, Thread};
-use super::shadow::{Access, SEVERAL, Trouble, Who};
+use super::shadow::{Access, CELL, SEVERAL, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
 
 /// 4-byte words that shared memory delivers in one pass.
@@ -91,11 +91,16 @@ impl Machine<'_> {
             for lane in lanes(active) {
                 let mut data = vec![0; *bytes];
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
-                if wanted > 0 {
-                    // A partial read is still of whole, aligned pieces.
-                    let touch =
-                        Touch { space: Space::Global, address: from[lane], bytes: wanted, access: Access::Read };
-                    data[..wanted].copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
+                if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % CELL != 0 {
+                    let what = format!("copies {wanted} bytes, as a part of {bytes}, from address {:#x}", from[lane]);
+                    self.find(Kind::Misaligned, At { lane: Some(lane), ..at }, what);
+                    return Err(Stop);
+                }
+                // A partial copy reads no byte beyond its part.
+                for (i, piece) in data[..wanted].chunks_mut(CELL).enumerate() {
+                    let address = from[lane] + (CELL * i) as u64;
+                    let touch = Touch { space: Space::Global, address, bytes: CELL, access: Access::Read };
+                    piece.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
                 }
                 let touch = Touch { space: Space::Shared, address: to[lane], bytes: *bytes, access: Access::Write };
                 self.touch(cta, warp, lane, touch, at)?.fill(0xFF);

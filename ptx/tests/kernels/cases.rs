@@ -77,6 +77,8 @@ const fn case(
 }
 
 pub const CASES: &[Case] = &[
+    case("add_f32", "add", "4099", 12 * N, |m| flat(m, &[Single; 2], 2)),
+    case("add_bf16", "add", "4099", 6 * N, |m| flat(m, &[Bf16; 2], 2)),
     case("adamw", "adamw", "4099", 28 * N, adamw),
     case("adamw_bf16", "adamw", "4099", 30 * N, adamw),
     case("adamw_f32", "adamw", "4099", 32 * N, |memory| {
@@ -86,6 +88,10 @@ pub const CASES: &[Case] = &[
     }),
     case("cast_f32_bf16", "cast", "4099", 6 * N, |m| flat(m, &[Single, Bf16], 1)),
     case("cast_bf16_f32", "cast", "4099", 6 * N, |m| flat(m, &[Bf16, Single], 1)),
+    case("gelu_f32", "gelu", "4099", 8 * N, |m| flat(m, &[Single; 2], 1)),
+    case("gelu_bf16", "gelu", "4099", 4 * N, |m| flat(m, &[Bf16; 2], 1)),
+    case("gelu_backward_f32", "gelu_backward", "4099", 12 * N, |m| flat(m, &[Single; 3], 2)),
+    case("gelu_backward_bf16", "gelu_backward", "4099", 6 * N, |m| flat(m, &[Bf16; 3], 2)),
     case("rmsnorm_f32", "rmsnorm", "7x1000", 8 * ROWS * 1000, |m| rmsnorm(m, Single, 1000)),
     case("rmsnorm_bf16", "rmsnorm", "7x1000", 4 * ROWS * 1000, |m| rmsnorm(m, Bf16, 1000)),
     case("rmsnorm_bf16", "rmsnorm", "7x257", 4 * ROWS * 257, |m| rmsnorm(m, Bf16, 257)),

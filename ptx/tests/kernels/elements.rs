@@ -1,4 +1,4 @@
-//! Kernels over flat arrays: casts, SwiGLU and its gradient, AdamW.
+//! Kernels over flat arrays: casts, sums, SwiGLU, GELU and their gradients, AdamW.
 use crate::harness::*;
 use flatshard_ptx::emulate::{Argument, Argument::*, Memory};
 
@@ -91,6 +91,64 @@ fn swiglu_backward() {
             for (k, what) in ["dgate", "dup"].iter().enumerate() {
                 compare(&format!("{what} {name} n {n}"), GRADIENT, &got[k], dtype, &exact[k], &naive[k]);
             }
+        }
+    }
+}
+
+/// Runs `entry` of its variant for the dtype: inputs, then one output that holds `before` or nothing.
+fn flat(entry: &str, dtype: (DType, &str), inputs: &[&[f64]], before: Option<&[f64]>) -> Vec<u8> {
+    let n = inputs[0].len();
+    let outputs = agree(|schedule| {
+        let mut memory = Memory::new();
+        let mut pointers: Vec<u64> = inputs.iter().map(|v| memory.upload("input", &encode(v, dtype.0))).collect();
+        let bytes = encode(inputs[0], dtype.0).len();
+        let y = before.map(|values| memory.upload("y", &encode(values, dtype.0)));
+        let y = y.unwrap_or_else(|| memory.alloc("y", bytes));
+        pointers.push(y);
+        let arguments: Vec<_> = pointers.into_iter().map(Pointer).chain([U64(n as u64)]).collect();
+        program(&format!("{entry}_{}", dtype.1)).run(entry, &mut memory, GRID, &arguments, schedule);
+        vec![memory.download(y).unwrap().to_vec()]
+    });
+    outputs.into_iter().next().unwrap()
+}
+
+#[test]
+fn add_adds_to_what_is_there() {
+    for dtype in DTYPES {
+        for n in SIZES {
+            let (x, y) = (normal(1, n), normal(2, n));
+            let want: Vec<f64> = f64s(f32s(&x).iter().zip(f32s(&y)).map(|(x, y)| y + x));
+            assert_eq!(flat("add", dtype, &[&x], Some(&y)), encode(&want, dtype.0), "{dtype:?} n {n}");
+        }
+    }
+}
+
+/// [gelu(x), its slope]: the tanh form as it is written.
+macro_rules! gelu_of {
+    ($real:ty, $x:expr) => {{
+        let (c, k) = ((2.0 / std::f64::consts::PI).sqrt() as $real, 0.044715 as $real);
+        let x = $x as $real;
+        let t = (c * (x + k * x * x * x)).tanh();
+        let slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * c * (1.0 + 3.0 * k * x * x);
+        (0.5 * x * (1.0 + t), slope)
+    }};
+}
+
+#[test]
+fn gelu_and_its_gradient() {
+    for dtype in DTYPES {
+        for n in SIZES {
+            let (x, dy) = (gates(n), normal(4, n));
+            let exact: Vec<(f64, f64)> = x.iter().map(|x| gelu_of!(f64, *x)).collect();
+            let naive: Vec<(f32, f32)> = x.iter().map(|x| gelu_of!(f32, *x)).collect();
+            let (want, rough): (Vec<f64>, Vec<f64>) = exact.iter().zip(&naive).map(|(a, b)| (a.0, b.0 as f64)).unzip();
+            let label = format!("gelu {} n {n}", dtype.1);
+            compare(&label, FORWARD, &flat("gelu", dtype, &[&x], None), dtype.0, &want, &rough);
+            let both = exact.iter().zip(&naive).zip(&dy);
+            let (want, rough): (Vec<f64>, Vec<f64>) =
+                both.map(|((a, b), dy)| (dy * a.1, (*dy as f32 * b.1) as f64)).unzip();
+            let got = flat("gelu_backward", dtype, &[&x, &dy], None);
+            compare(&format!("{label} backward"), GRADIENT, &got, dtype.0, &want, &rough);
         }
     }
 }

@@ -1,41 +1,25 @@
-//! The exact sum of squares: the bits are those of the CPU's accumulator for every grid and schedule.
+//! The exact sum of squares: the bits are those of the CPU device for every grid and schedule.
 use crate::harness::*;
+use flatshard::base::{Category, Meter};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::{Device, LIMBS};
 use flatshard_ptx::emulate::{Argument::*, Memory};
 
-const LIMBS: usize = 68;
-
-/// The accumulator as src/device/cpu/reduce.rs describes it, by other means: block sums as whole numbers of 2^-1074, added
-/// digit by digit in base 2^32, carried at the end.
-fn accumulated(x: &[f32], before: &[f64]) -> Vec<f64> {
-    let mut digits: Vec<u128> = before.iter().map(|&limb| limb as u128).collect();
-    for block in x.chunks(128) {
-        let mut lanes = [0.0f64; 8];
-        for (i, &x) in block.iter().enumerate() {
-            lanes[i % 8] += x as f64 * x as f64;
-        }
-        let [a, b, c, d, e, f, g, h] = lanes;
-        let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
-        if !sum.is_finite() {
-            digits[LIMBS - 1] += 1;
-            continue;
-        }
-        // From the highest digit down: what 2^(32 i - 1074) goes into, exactly, for f64 division by powers of two is exact.
-        let mut rest = sum;
-        for i in (0..LIMBS - 1).rev() {
-            let power = 32 * i as i32 - 1074;
-            let scaled = rest * 2f64.powi(-power / 2) * 2f64.powi(-power + power / 2);
-            let digit = scaled.floor();
-            digits[i] += digit as u128;
-            let halves = 2f64.powi(power / 2) * digit * 2f64.powi(power - power / 2);
-            rest -= halves;
-        }
-    }
-    let mut over = 0;
-    for digit in &mut digits[..LIMBS - 1] {
-        let sum = *digit + over;
-        (*digit, over) = (sum & 0xffff_ffff, sum >> 32);
-    }
-    digits.iter().map(|&d| d as f64).collect()
+/// The CPU device's accumulator after `before` and x.
+fn on_the_cpu(x: &[f32], before: &[f64]) -> Vec<f64> {
+    let cpu = CpuDevice::new(Meter::default());
+    let buf = |dtype, len, bytes: Vec<u8>| {
+        let mut buf = cpu.alloc(dtype, len, Category::Other).unwrap();
+        cpu.upload(&bytes, buf.view_mut()).unwrap();
+        buf
+    };
+    let x_buf = buf(flatshard::base::DType::F32, x.len(), x.iter().flat_map(|x| x.to_ne_bytes()).collect());
+    let bytes = before.iter().flat_map(|l| l.to_ne_bytes()).collect();
+    let mut acc = buf(flatshard::base::DType::F64, LIMBS, bytes);
+    cpu.sum_squares(x_buf.view(), acc.view_mut()).unwrap();
+    let mut bytes = vec![0; LIMBS * 8];
+    cpu.download(acc.view(), &mut bytes).unwrap();
+    bytes.as_chunks().0.iter().map(|b| f64::from_ne_bytes(*b)).collect()
 }
 
 fn limbs(x: &[f32], before: &[f64], ctas: u32, schedule: u64) -> Vec<f64> {
@@ -62,8 +46,8 @@ fn wild(n: usize) -> Vec<f32> {
 fn the_sum_is_exact_for_every_grid_and_schedule() {
     for n in [1, 7, 127, 128, 1000, 128 * 67 + 5] {
         let x = wild(n);
-        let before = accumulated(&wild(300), &[0.0; LIMBS]);
-        let want = accumulated(&x, &before);
+        let before = on_the_cpu(&wild(300), &[0.0; LIMBS]);
+        let want = on_the_cpu(&x, &before);
         for (ctas, schedule) in [(1, 0), (1, 1), (2, 2), (3, 3), (5, 4)] {
             assert_eq!(limbs(&x, &before, ctas, schedule), want, "n {n}, {ctas} CTAs");
         }
