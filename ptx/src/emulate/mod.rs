@@ -2,6 +2,9 @@
 //! wrote, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
 //! kernel, line, thread and allocation. It counts instructions, global sectors and shared bank conflicts.
 //!
+//! What it executes: the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32). Whatever
+//! else a kernel holds, Hopper's instructions for now among it, is refused with its line.
+//!
 //! Up to four CTAs are resident and their warps run in turns drawn from a seed. No order between CTAs is modelled (fences,
 //! acquire and release are refused), nor are caches or time: counts are evidence, not speed.
 mod decode;
