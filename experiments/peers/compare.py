@@ -39,7 +39,7 @@ def torch_peer(impl, compiled, precision, steps):
 def flatshard(binary, precision, steps):
     with tempfile.TemporaryDirectory() as directory:
         metrics = pathlib.Path(directory) / "metrics.jsonl"
-        command = [str(ROOT / "target/release" / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample"]
+        command = [str(ROOT / "target/release" / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
         command += [*flags(MODEL | BATCH), "--max-steps", str(steps), "--precision", precision, "--grad-clip", "1.0"]
         command += ["--lr", "3e-4", "--metrics-path", str(metrics)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -4,7 +4,6 @@ use super::metrics::StepRecord;
 use super::plan::Plan;
 use crate::base::meter::CATEGORIES;
 use crate::base::{DType, Result};
-use crate::ckpt;
 use crate::nn::Arch;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -78,13 +77,6 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
-    }
-    let replaced = plan.settings.checkpoint.ckpt_dir.as_deref().filter(|_| plan.resume.is_none());
-    if let Some(there) = replaced.map(ckpt::dirs::newest).transpose()?.flatten() {
-        lines.push(format!(
-            "note     {} is there: this run starts anew and replaces what it reaches; --resume auto would go on",
-            there.display()
-        ));
     }
     Ok(lines.join("\n"))
 }

@@ -86,7 +86,7 @@ impl<'a> Trainer<'a> {
         let moments = plan.engine.rule.state();
         let mut checkpointer = Checkpointer::new(device.clone(), group.clone(), &plan.engine.spec, &layouts, moments)?;
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
-        let held_out = loader.held_out();
+        let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
 
         let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
         if let Some((dir, _)) = &plan.resume {

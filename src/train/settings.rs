@@ -56,6 +56,9 @@ pub struct Run {
     /// Steps between progress lines where stderr is not a terminal
     #[arg(long, value_name = "STEPS")]
     pub log_every: Option<u64>,
+    /// Evaluate the held-out rows, at the end at least
+    #[arg(long)]
+    pub eval: Option<bool>,
     /// Steps between evaluations of the held-out split; 0: at the end only
     #[arg(long, value_name = "STEPS")]
     pub eval_every: Option<u64>,
