@@ -37,7 +37,8 @@ pub struct StepRecord {
     /// The largest of any rank so far: private memory plus the rank's share of shared memory (see
     /// [`super::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.
     pub peak_mem_bytes: u64,
-    /// Model FLOPs over measured peak FLOPs of all ranks; null unless --measure-peak.
+    /// Model FLOPs (6 a parameter and token, embeddings included, and 12 layers * width * sequence of attention: the
+    /// definition of MosaicML's llm-foundry) over measured peak FLOPs of all ranks; null unless --measure-peak.
     pub mfu: Option<f64>,
 }
 

@@ -93,14 +93,6 @@ impl Plan {
     pub fn is_text(&self) -> bool {
         !self.dataset.has_rows_of_its_own() && self.dataset.loss_floor().is_none()
     }
-    /// Of forward and backward, recomputation not counted: 6 for each weight that multiplies a token, and causal attention,
-    /// which forms half of the T x T products: 6 layers * heads * head_dim * T (Chowdhery et al. 2022, appendix B, halved).
-    pub fn flops_per_token(&self) -> f64 {
-        let spec = &self.engine.spec;
-        let table = if spec.tied { 0 } else { spec.vocab * spec.dim };
-        let weights = (self.params - table) as f64;
-        6.0 * weights + (6 * spec.layers * spec.heads * spec.head_dim * self.dataset.max_len()) as f64
-    }
     /// Where the run stands, as checkpoints keep it.
     pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
         let object = |value: Value| value.as_object().cloned().unwrap_or_default();

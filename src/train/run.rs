@@ -72,7 +72,8 @@ struct Trainer<'a> {
     saved: Option<u64>,
     skipped_in_a_row: u32,
     held_bytes: u64,
-    peak_flops: Option<f64>,
+    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the measured peak of all ranks.
+    mfu_of_a_token: Option<f64>,
     /// End of the last step, evaluation or checkpoint.
     clock: Instant,
     comm: CommStats,
@@ -99,8 +100,11 @@ impl<'a> Trainer<'a> {
         }
 
         let first = mesh.rank() == 0;
-        let peak_flops = match plan.settings.run.measure_peak {
-            Some(true) => Some(peak::flops(&*device, plan.engine.strategy.dtype(), group)? * mesh.world.size() as f64),
+        let mfu_of_a_token = match plan.settings.run.measure_peak {
+            Some(true) => {
+                let peak = peak::flops(&*device, plan.engine.strategy.dtype(), group)? * mesh.world.size() as f64;
+                Some(plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64 / peak)
+            }
             _ => None,
         };
         let metrics = match &plan.settings.run.metrics_path {
@@ -131,7 +135,7 @@ impl<'a> Trainer<'a> {
             done,
             samples,
             trained_tokens,
-            peak_flops,
+            mfu_of_a_token,
         })
     }
 
@@ -232,7 +236,7 @@ impl<'a> Trainer<'a> {
             comm_bytes: comm.bytes - self.comm.bytes,
             data_time_s,
             peak_mem_bytes: all.held_bytes.max(self.held_bytes),
-            mfu: self.peak_flops.map(|peak| tokens_per_sec * self.plan.flops_per_token() / peak),
+            mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
         };
         self.comm = comm;
         self.metrics.event("step", &record)?;
