@@ -148,7 +148,19 @@ fn pages_name_only_paths_that_exist() {
         let mut checked = 0;
         for code in text.split('`').skip(1).step_by(2) {
             let path = code.split([':', ' ']).next().unwrap();
-            let ours = ["src/", "tests/", "benches/", "configs/", "experiments/", "run_fsdp/", "run_ddp/", "ptx/", "kernels/", "scripts/", ".ci/"];
+            let ours = [
+                "src/",
+                "tests/",
+                "benches/",
+                "configs/",
+                "experiments/",
+                "run_fsdp/",
+                "run_ddp/",
+                "ptx/",
+                "kernels/",
+                "scripts/",
+                ".ci/",
+            ];
             if !ours.iter().any(|dir| path.starts_with(dir)) || path.contains(['*', '{', '<']) {
                 continue;
             }
