@@ -1,0 +1,142 @@
+//! The token file: built once, built again, shared by threads and processes. Never checks what a row means.
+use super::*;
+
+// --- the cache --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_token_file_is_built_once_and_again_when_its_source_changes() {
+    let files = Files::with("t.txt", "one two three");
+    let first = files.open("t.txt", 4);
+    assert!(first.report().built);
+    let second = files.open("t.txt", 3); // another max_len: the same tokens
+    assert!(!second.report().built);
+    assert_eq!(first.fingerprint(), second.fingerprint());
+    files.put("t.txt", "one two four!"); // the same length
+    let third = files.open("t.txt", 4);
+    assert!(third.report().built);
+    assert_ne!(first.fingerprint(), third.fingerprint());
+    assert_eq!(Tokenizer::Bytes.decode(&rows(&third)[2].0), "four");
+    // The first is still mapped and whole.
+    assert_eq!(Tokenizer::Bytes.decode(&rows(&first)[2].0), "thre");
+}
+
+#[test]
+fn a_token_file_that_is_not_whole_is_built_again() {
+    let text = "all happy families are alike; ".repeat(400);
+    let lines = "{\"input_ids\": [1, 2, 3, 4, 5, 6]}\n".repeat(400);
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 6] = [
+        ("empty", |p| fs::write(p, b"").unwrap()),
+        ("within the header", |p| fs::File::options().write(true).open(p).unwrap().set_len(1000).unwrap()),
+        ("one byte short", |p| {
+            let file = fs::File::options().write(true).open(p).unwrap();
+            file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+        }),
+        ("longer", |p| fs::write(p, [fs::read(p).unwrap(), vec![0; 8]].concat()).unwrap()),
+        ("a bit of the header", |p| flip(p, 33)),
+        ("a bit of a token", |p| flip(p, 4096 + 1001)),
+    ];
+    for (name, content) in [("t.txt", &text), ("t.jsonl", &lines)] {
+        for (what, damage) in damages {
+            let files = Files::with(name, content);
+            let whole = rows(&files.open(name, 16));
+            damage(&files.token_file());
+            let again = files.open(name, 16);
+            assert!(again.report().built, "{name}: {what}");
+            assert_eq!(rows(&again), whole, "{name}: {what}");
+            assert!(!files.open(name, 16).report().built, "{name}: {what}");
+        }
+    }
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 4;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_the_users_to_mend() {
+    let files = Files::with("t.txt", "some text");
+    fs::write(files.cache(), "a file where the directory should be").unwrap();
+    refused(Dataset::open(&files.options("t.txt", 4)), &["cache", "XDG_CACHE_HOME"]);
+}
+
+#[test]
+fn what_a_killed_builder_left_behind_is_overwritten() {
+    let files = Files::with("t.txt", "some text that is long enough");
+    files.open("t.txt", 4);
+    let path = files.token_file();
+    let whole = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::write(path.with_extension("partial"), vec![7; 100_000]).unwrap();
+    assert!(files.open("t.txt", 4).report().built);
+    assert_eq!(fs::read(&path).unwrap(), whole);
+    assert!(!path.with_extension("partial").exists());
+}
+
+#[test]
+fn of_concurrent_openers_one_builds_and_the_others_wait() {
+    let files = Files::with("t.txt", "to be, or not to be. ".repeat(500_000));
+    let barrier = Barrier::new(8);
+    let data: Vec<Dataset> = std::thread::scope(|scope| {
+        let open = || {
+            barrier.wait();
+            Dataset::open(&files.options("t.txt", 64)).unwrap()
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(data.iter().filter(|d| d.report().built).count(), 1);
+    assert!(data.iter().all(|d| d.fingerprint() == data[0].fingerprint() && d.rows() == data[0].rows()));
+}
+
+/// Run by the test below in processes of its own; by itself it opens a small corpus.
+#[test]
+fn opener() {
+    let given = std::env::var_os("FLATSHARD_TEST_CORPUS").map(PathBuf::from);
+    let own = Files::with("t.txt", "a small corpus");
+    let mut options = own.options("t.txt", 4);
+    if let Some(dir) = given {
+        options = DataOptions { paths: vec![dir.join("data")], cache_dir: dir.join("cache"), ..options };
+    }
+    let data = Dataset::open(&options).unwrap();
+    assert!(data.rows() > 0);
+    println!("built={} fingerprint={:016x}", data.report().built, data.fingerprint());
+}
+
+#[test]
+fn processes_share_one_token_file_and_survive_the_death_of_its_builder() {
+    let files = Files::with("t.txt", "to be, or not to be. ".repeat(1_000_000));
+    let spawn = || {
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "cache::opener", "--nocapture"])
+            .env("FLATSHARD_TEST_CORPUS", files.0.path())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    // Killed while it holds the lock and writes: as soon as there is a partial file. Too late on a busy machine: again.
+    let exists = |extension: &str| {
+        let mut entries = fs::read_dir(files.cache()).into_iter().flatten().flatten();
+        entries.any(|e| e.path().extension().is_some_and(|x| x == extension))
+    };
+    let killed_in_time = (0..20).any(|_| {
+        let _ = fs::remove_dir_all(files.cache());
+        let mut child = spawn();
+        while !exists("partial") && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        exists("partial") && !exists("tokens")
+    });
+    assert!(killed_in_time);
+    let others: Vec<_> = (0..3).map(|_| spawn()).collect();
+    let said: Vec<String> =
+        others.into_iter().map(|c| String::from_utf8(c.wait_with_output().unwrap().stdout).unwrap()).collect();
+    let count = |what: &str| said.iter().filter(|s| s.contains(what)).count();
+    assert_eq!((count("built=true"), count("built=false")), (1, 2), "{said:?}");
+    let mine = files.open("", 4);
+    assert_eq!(count(&format!("fingerprint={:016x}", mine.fingerprint())), 3);
+}

@@ -1,0 +1,118 @@
+//! The data floor from outside: what is found, how rows are cut, who gets which, what is kept, and every message for bad
+//! input.
+use flatshard::base::Error;
+use flatshard::base::rng::Rng;
+use flatshard::data::corpus::Corpus;
+use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Permutation, Synthetic, Tokenizer};
+use flatshard::device::IGNORE;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
+use tempfile::TempDir;
+
+mod cache;
+mod corpora;
+mod order;
+mod streams;
+
+const END: u32 = 256;
+
+/// A directory with files, and its own cache.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir().unwrap())
+    }
+    fn with(name: &str, content: impl AsRef<[u8]>) -> Files {
+        let files = Files::new();
+        files.put(name, content);
+        files
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join("data").join(name)
+    }
+    fn put(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+    fn cache(&self) -> PathBuf {
+        self.0.path().join("cache")
+    }
+    /// The one token file in the cache.
+    fn token_file(&self) -> PathBuf {
+        let all: Vec<PathBuf> = fs::read_dir(self.cache()).unwrap().map(|e| e.unwrap().path()).collect();
+        let mut tokens = all.into_iter().filter(|p| p.extension().is_some_and(|e| e == "tokens"));
+        let first = tokens.next().unwrap();
+        assert_eq!(tokens.next(), None);
+        first
+    }
+    fn options(&self, name: &str, max_len: usize) -> DataOptions {
+        DataOptions {
+            paths: vec![self.path(name)],
+            tokenizer: Tokenizer::Bytes,
+            vocab: 257,
+            max_len,
+            max_samples: None,
+            seed: 1,
+            cache_dir: self.cache(),
+            cargo_home: None,
+        }
+    }
+    fn open(&self, name: &str, max_len: usize) -> Arc<Dataset> {
+        Arc::new(Dataset::open(&self.options(name, max_len)).unwrap())
+    }
+}
+
+fn synthetic(max_len: usize, seed: u64) -> DataOptions {
+    DataOptions { paths: vec!["synthetic".into()], seed, ..Files::new().options("", max_len) }
+}
+
+fn load(batch_size: usize, grad_accum: usize, dp_rank: usize, dp_size: usize, shuffle: bool) -> LoaderOptions {
+    LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 7 }
+}
+
+fn next(loader: &mut Loader) -> MicroBatch {
+    let mut batch = MicroBatch::default();
+    loader.next(&mut batch);
+    batch
+}
+
+/// Every row of `data`: tokens, targets, length.
+fn rows(data: &Dataset) -> Vec<(Vec<u32>, Vec<i32>, usize)> {
+    (0..data.rows())
+        .map(|r| {
+            let (mut tokens, mut targets) = (vec![9; data.max_len()], vec![9; data.max_len()]);
+            let len = data.fill(r, &mut tokens, &mut targets);
+            (tokens, targets, len)
+        })
+        .collect()
+}
+
+/// The message of an error that is the user's to mend, which holds every one of `parts`.
+fn refused<T>(result: Result<T, Error>, parts: &[&str]) -> String {
+    let error = result.err().expect("this input should have been refused");
+    assert_eq!(error.exit_status(), 2, "{error}");
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+    message
+}
+
+// --- tokens -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn bytes_there_and_back() {
+    let t = Tokenizer::from_name("bytes").unwrap();
+    let mut ids = Vec::new();
+    t.encode("héllo 漢\u{1F600}\0".as_bytes(), &mut ids);
+    assert_eq!(t.decode(&ids), "héllo 漢\u{1F600}\0");
+    assert!(ids.iter().all(|&id| id < 256));
+    // What a model may write: half a character, an end of text, ids that no text has.
+    assert_eq!(t.decode(&[b'a' as u32, 0xe6, 0xbc, b'b' as u32, t.end_of_text(), 300]), "a\u{fffd}b\u{fffd}");
+    refused(Tokenizer::from_name("gpt2"), &["gpt2", "bytes"]);
+}

@@ -1,0 +1,171 @@
+//! Who gets which rows, in which order, and where a loader goes on. Never looks at what is in them.
+use super::*;
+
+// --- who gets which rows ----------------------------------------------------------------------------------------------
+
+#[test]
+fn permutations_are_bijections() {
+    let sizes = (0..70).chain([255, 256, 257, 1000, 1023, 1024, 1025, 4095, 4097, 65_537, 100_003]);
+    for n in sizes {
+        let p = Permutation::new(n, Rng::new(n, 3));
+        let mut seen = vec![false; n as usize];
+        for i in 0..n {
+            assert!(!std::mem::replace(&mut seen[p.at(i) as usize], true), "{n}: {} twice", p.at(i));
+        }
+    }
+    // Too large to try: distinct and below n on a sample.
+    let n = (1 << 40) + 7;
+    let p = Permutation::new(n, Rng::new(1, 3));
+    let images: BTreeSet<u64> = (0..10_000).chain(n - 10_000..n).map(|i| p.at(i)).collect();
+    assert_eq!(images.len(), 20_000);
+    assert!(*images.last().unwrap() < n);
+}
+
+#[test]
+fn permutations_look_random() {
+    // Each of 10 things lands on each place about equally often over many seeds.
+    let (n, trials) = (10u64, 20_000u64);
+    let mut counts = vec![0f64; 100];
+    for seed in 0..trials {
+        let p = Permutation::new(n, Rng::new(seed, 0));
+        (0..n).for_each(|i| counts[(i * n + p.at(i)) as usize] += 1.0);
+    }
+    let expected = (trials / n) as f64;
+    let chi: f64 = counts.iter().map(|c| (c - expected).powi(2) / expected).sum();
+    // 81 degrees of freedom: mean 81, sd 12.7.
+    assert!(chi < 81.0 + 5.0 * 12.7, "chi squared {chi}");
+    // Neighbours do not stay neighbours.
+    let p = Permutation::new(100_000, Rng::new(5, 0));
+    let close = (1..100_000).filter(|&i| p.at(i).abs_diff(p.at(i - 1)) < 100).count();
+    assert!(close < 400, "{close} of 100000 neighbours are within 100: about 200 would be chance");
+}
+
+/// A dataset whose row r is the one token r (and a second, so that there is loss).
+fn numbered(n: u64) -> (Files, Arc<Dataset>) {
+    let lines: String = (0..n).map(|r| format!("{{\"input_ids\": [{r}, 1]}}\n")).collect();
+    let files = Files::with("t.jsonl", lines);
+    let data = Dataset::open(&DataOptions { vocab: 1 << 20, ..files.options("t.jsonl", 2) }).unwrap();
+    (files, Arc::new(data))
+}
+
+/// The rows of `steps` optimizer steps of all ranks: by step, then in the order of micro-batch, rank, row.
+fn consumed(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, shuffle: bool, steps: usize) -> Vec<Vec<u32>> {
+    let ranks = (0..dp).map(|rank| Loader::new(data.clone(), load(batch, accum, rank, dp, shuffle)).unwrap());
+    let mut ranks: Vec<Loader> = ranks.collect();
+    let mut step = || {
+        let mut rows = Vec::new();
+        for _ in 0..accum {
+            for loader in &mut ranks {
+                rows.extend(next(loader).tokens.iter().step_by(2));
+            }
+        }
+        rows
+    };
+    (0..steps).map(|_| step()).collect()
+}
+
+#[test]
+fn without_shuffle_step_s_takes_rows_s_times_g_and_all_of_them_are_trained_on() {
+    let (_files, data) = numbered(64);
+    let steps = consumed(&data, 2, 2, 2, false, 9);
+    for (s, rows) in steps.iter().enumerate() {
+        let expected: Vec<u32> = (0..8).map(|i| (s as u32 * 8 + i) % 64).collect();
+        assert_eq!(*rows, expected, "step {s}");
+    }
+}
+
+#[test]
+fn the_rows_of_a_step_do_not_depend_on_how_it_is_split() {
+    let (_files, data) = numbered(1003); // 1003 - 10 held out: an epoch is no whole number of steps
+    for shuffle in [false, true] {
+        let whole = consumed(&data, 8, 1, 1, shuffle, 300);
+        for (batch, accum, dp) in [(4, 1, 2), (2, 1, 4), (2, 2, 2), (1, 2, 4), (1, 8, 1)] {
+            assert_eq!(consumed(&data, batch, accum, dp, shuffle, 300), whole, "{batch} x {accum} x {dp}");
+        }
+    }
+}
+
+#[test]
+fn each_epoch_has_every_train_row_once_in_an_order_of_its_own() {
+    let (_files, data) = numbered(1000);
+    let stream: Vec<u32> = consumed(&data, 4, 1, 2, true, 500).concat();
+    let epoch = Loader::new(data.clone(), load(4, 1, 0, 2, true)).unwrap().rows_per_epoch() as usize;
+    assert_eq!(epoch, 992); // 1 % of 1000 rows is one global batch of 8
+    let epochs: Vec<&[u32]> = stream.chunks_exact(epoch).collect();
+    assert_eq!(epochs.len(), 4);
+    for epoch in &epochs {
+        let rows: BTreeSet<u32> = epoch.iter().copied().collect();
+        assert!(rows.into_iter().eq(0..992));
+    }
+    assert!(epochs.iter().collect::<BTreeSet<_>>().len() == 4, "orders repeat");
+    let other = LoaderOptions { seed: 8, ..load(4, 1, 0, 2, true) };
+    let mut other = Loader::new(data, other).unwrap();
+    assert_ne!((0..992).map(|n| other.row(n) as u32).collect::<Vec<_>>(), epochs[0], "the seed changes nothing");
+}
+
+#[test]
+fn a_loader_set_to_a_position_goes_on_as_if_it_had_been_there() {
+    let (_files, data) = numbered(101);
+    let mut one = Loader::new(data.clone(), load(8, 1, 0, 1, true)).unwrap();
+    for step in 0..40 {
+        assert_eq!(one.position(), step * 8);
+        // Another world: 2 ranks, 2 micro-batches.
+        let mut ranks = [0, 1].map(|rank| Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap());
+        ranks.iter_mut().for_each(|loader| loader.seek(step * 8));
+        let rows: Vec<u32> = (0..4).flat_map(|i| next(&mut ranks[i % 2]).tokens).collect();
+        assert_eq!(ranks.map(|l| l.position()), [(step + 1) * 8; 2]);
+        assert_eq!(rows, next(&mut one).tokens, "step {step}");
+    }
+}
+
+#[test]
+fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
+    for (n, batch, held) in
+        [(1000, 4, 8), (5000, 4, 48), (100_000, 4, 256), (100_000, 300, 600), (81, 4, 8), (79, 4, 0)]
+    {
+        let data = Arc::new(Dataset::open(&DataOptions { max_samples: Some(n), ..synthetic(2, 1) }).unwrap());
+        let train = Loader::new(data.clone(), load(batch, 1, 0, 2, true)).unwrap();
+        assert_eq!(train.rows_per_epoch(), n - held, "{n} rows");
+        let Some(mut rest) = train.held_out() else {
+            assert_eq!(held, 0, "{n} rows");
+            continue;
+        };
+        assert_eq!(rest.rows_per_epoch(), held);
+        assert!((0..held).map(|i| rest.row(i)).eq(n - held..n), "{n} rows");
+        assert!(rest.held_out().is_none());
+    }
+    // The evaluation of all ranks together sees each held-out row once.
+    let (_files, data) = numbered(1000);
+    let mut seen = BTreeMap::<u32, u32>::new();
+    for rank in 0..2 {
+        let mut held = Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap().held_out().unwrap();
+        while held.position() < held.rows_per_epoch() {
+            next(&mut held).tokens.iter().step_by(2).for_each(|&row| *seen.entry(row).or_default() += 1);
+        }
+    }
+    assert!(seen.into_iter().eq((992..1000).map(|row| (row, 1))));
+}
+
+#[test]
+fn max_samples_is_the_first_rows() {
+    let (files, _data) = numbered(50);
+    let options = DataOptions { vocab: 1 << 20, max_samples: Some(7), ..files.options("t.jsonl", 2) };
+    let data = Arc::new(Dataset::open(&options).unwrap());
+    assert_eq!(consumed(&data, 7, 1, 1, false, 2), [[0, 1, 2, 3, 4, 5, 6]; 2]);
+}
+
+#[test]
+fn a_micro_batch_is_filled_in_place() {
+    let (_files, data) = numbered(1000);
+    let mut loader = Loader::new(data, load(4, 1, 0, 2, true)).unwrap();
+    let mut batch = next(&mut loader);
+    let place = |b: &MicroBatch| {
+        (b.tokens.as_ptr(), b.targets.as_ptr(), b.positions.as_ptr(), b.cu_seqlens.as_ptr(), b.cu_seqlens.capacity())
+    };
+    let (first, tokens) = (place(&batch), batch.tokens.clone());
+    for _ in 0..300 {
+        loader.next(&mut batch);
+        assert_eq!(place(&batch), first);
+    }
+    assert_ne!(batch.tokens, tokens);
+}
