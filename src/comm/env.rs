@@ -152,10 +152,6 @@ pub fn cache_dir() -> PathBuf {
         base.unwrap_or_else(temp_dir).join("flatshard")
     })
 }
-/// Whether the user asked for plain output (<https://no-color.org>, or a terminal that knows no colours).
-pub fn no_color() -> bool {
-    path("NO_COLOR").is_some() || var_os("TERM").is_some_and(|t| t == "dumb")
-}
 
 #[cfg(test)]
 mod tests {
