@@ -6,7 +6,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{Kernel, Scratch, gemm};
-use flatshard::device::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, Rope};
+use flatshard::device::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, RmsNorm, Rope};
 use std::time::Duration;
 
 /// Few samples, short: the whole file is a matter of minutes.
@@ -79,7 +79,8 @@ fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Th
 
 /// 12 heads of 64, one document. Rates count the products below the diagonal only: 2 forward, 5 backward.
 fn attention(c: &mut Criterion) {
-    let (dev, shape) = (device(), Attention { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125 });
+    let dev = device();
+    let shape = Attention { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
     for dtype in [DType::F32, DType::Bf16] {
         let mut group = group(c, &format!("attention/{dtype}"));
         for t in [256, 2048] {
@@ -144,12 +145,13 @@ fn rows(c: &mut Criterion) {
         let (x, w, dy, mut y, mut dx) = (of(n), of(768), of(n), of(n), of(n));
         let mut rstd = random(&dev, DType::F32, TOKENS);
         let mut dw = random(&dev, DType::F32, 768);
+        let norm = RmsNorm { eps: 1e-5, offset: 0.0 };
         timed(&mut group, "rmsnorm", Throughput::Elements(n as u64), || {
-            dev.rmsnorm(1e-5, x.view(), w.view(), y.view_mut(), rstd.view_mut()).expect("it fits")
+            dev.rmsnorm(&norm, x.view(), w.view(), y.view_mut(), rstd.view_mut()).expect("it fits")
         });
         timed(&mut group, "rmsnorm backward", Throughput::Elements(n as u64), || {
             let (dx, dw) = (dx.view_mut(), dw.view_mut());
-            dev.rmsnorm_backward(x.view(), w.view(), rstd.view(), dy.view(), dx, dw).expect("it fits")
+            dev.rmsnorm_backward(&norm, x.view(), w.view(), rstd.view(), dy.view(), dx, dw).expect("it fits")
         });
         let shape = Rope { heads: 8, head_dim: 64, row: 768 };
         let (table, positions) =
@@ -176,7 +178,7 @@ fn rows(c: &mut Criterion) {
             dev.gelu_backward(gate.view(), dy.view(), y.view_mut()).expect("it fits")
         });
         let n = 256 * VOCAB;
-        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, scale: 1e-3, grad: true });
+        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, scale: 1e-3, grad: true, softcap: 0.0 });
         let (targets, mut loss) = (
             dev.alloc(DType::I32, 256, Category::Other).expect("memory"),
             dev.alloc(DType::F64, 1, Category::Other).expect("memory"),

@@ -7,7 +7,7 @@ pub mod mapped;
 pub mod ops;
 
 pub use buf::{Buf, View, ViewMut};
-pub use ops::{AdamW, Attention, CrossEntropy, Dropout, Gemm, Rope, Sgd};
+pub use ops::{AdamW, Attention, CrossEntropy, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd};
 
 use crate::base::{Category, DType, Meter, Result};
 
@@ -49,10 +49,20 @@ pub trait Device: Send + Sync {
     /// `db (C) f32 += column sums of dy (N, C)`. Adds.
     fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()>;
 
-    /// `y = x * rstd * w`, rstd (N) f32 kept for backward (Zhang & Sennrich 2019). C is `w.len()`.
-    fn rmsnorm(&self, eps: f32, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()>;
+    /// `y = x * rstd * (w + offset)`, rstd (N) f32 kept for backward (Zhang & Sennrich 2019). C is `w.len()`.
+    fn rmsnorm(&self, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()>;
     /// Adds to `dx` (the residual's gradient) and to `dw` f32.
-    fn rmsnorm_backward(&self, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut) -> Result<()>;
+    #[allow(clippy::too_many_arguments)]
+    fn rmsnorm_backward(
+        &self,
+        norm: &RmsNorm,
+        x: View,
+        w: View,
+        rstd: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+    ) -> Result<()>;
     /// `y = (x - mean) * rstd * w + b`; `stats` (N, 2) f32 keeps mean and rstd (Ba et al. 2016).
     fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()>;
     /// Adds to `dx`, `dw` f32 and `db` f32.
@@ -72,7 +82,39 @@ pub trait Device: Send + Sync {
     /// pairs with i + head_dim/2). `table` (max_len, head_dim) f32 holds head_dim/2 cosines, then as many sines, a row a
     /// position; `positions` (N) u32. `inverse` rotates back: the backward pass.
     fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()>;
-    /// Flash-style attention (Dao et al. 2022): causal within each document of `cu_seqlens` (S + 1) u32, no T x T matrix.
+    /// RMSNorm of each query head with `wq` (head_dim) and of each key head with `wk` (head_dim), then [`Device::rope`]:
+    /// `out` = [rotated queries, rotated keys, values as they are], a row like `qkv`. `rstd` (N, heads + kv_heads) f32 is
+    /// kept for backward. Assigns (Qwen 3, Gemma 3).
+    #[allow(clippy::too_many_arguments)]
+    fn qk_norm_rope(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        out: ViewMut,
+        rstd: ViewMut,
+    ) -> Result<()>;
+    /// `qkv` and `rstd` are those of the forward pass. `dqkv`: from the gradient of `out` to that of `qkv`, in place. Adds to
+    /// `dwq` and `dwk` f32.
+    #[allow(clippy::too_many_arguments)]
+    fn qk_norm_rope_backward(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        rstd: View,
+        dqkv: ViewMut,
+        dwq: ViewMut,
+        dwk: ViewMut,
+    ) -> Result<()>;
+    /// Flash-style attention (Dao et al. 2022): causal within each document of `cu_seqlens` (S + 1) u32, within the window
+    /// where there is one, no T x T matrix.
     /// `qkv` (N, (heads + 2 kv_heads) * head_dim), `o` (N, heads * head_dim), `lse` (heads, N) f32. Assigns.
     fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()>;
     /// Assigns `dqkv`. `delta` (heads, N) f32 is scratch.
@@ -93,6 +135,10 @@ pub trait Device: Send + Sync {
     fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()>;
     /// Assigns `dgate` and `dup`.
     fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()>;
+    /// `y = gelu(gate) * up` with the tanh form of GELU (Shazeer 2020; Gemma).
+    fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()>;
+    /// Assigns `dgate` and `dup`.
+    fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()>;
     /// The tanh form of GELU (`gelu_new` of GPT-2).
     fn gelu(&self, x: View, y: ViewMut) -> Result<()>;
     /// Assigns `dx`.
@@ -101,10 +147,11 @@ pub trait Device: Send + Sync {
     /// on the gradient is the backward pass.
     fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()>;
 
-    /// `y (N, C) = w[tokens]`, or `y +=` with `accumulate` (learned positions). A token outside the table is an error.
-    fn embed(&self, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()>;
-    /// `dw (V, C) f32 += scatter of dy`. Adds, in row order.
-    fn embed_backward(&self, tokens: View, dy: View, dw: ViewMut) -> Result<()>;
+    /// `y (N, C) = scale * w[tokens]`, or `y +=` with `accumulate` (learned positions). A token outside the table is an
+    /// error.
+    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()>;
+    /// `dw (V, C) f32 += scatter of scale * dy`. Adds, in row order.
+    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()>;
     /// Loss and gradient in one pass over a chunk of logits (R, V): `loss` f64 (1) `+= sum of -log softmax[target]` over
     /// targets that are not [`IGNORE`], in row order; with `CrossEntropy::grad`, logits are overwritten by
     /// `scale * (softmax - onehot)` (0 for ignored rows).

@@ -68,6 +68,30 @@ pub struct Rope {
     pub row: usize,
 }
 
+/// A row becomes x / sqrt(mean(x^2) + eps) * (w + offset).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    pub eps: f32,
+    /// 0; 1 where weights are kept as their difference from 1 (Gemma).
+    pub offset: f32,
+}
+
+/// Heads of a row of `qkv` that are normalised one by one and rotated: queries, then keys. Values follow.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNormRope {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub norm: RmsNorm,
+}
+
+impl QkNormRope {
+    /// Elements in a row of `qkv`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     pub heads: usize,
@@ -76,6 +100,10 @@ pub struct Attention {
     pub head_dim: usize,
     /// Multiplies the scores; usually 1/sqrt(head_dim).
     pub scale: f32,
+    /// Query i sees key j of its document where i - window < j <= i: the `sliding_window` of transformers. 0: all j <= i.
+    pub window: usize,
+    /// Scores become cap * tanh(scale * q k / cap) (Gemma 2). 0: they stay.
+    pub softcap: f32,
 }
 
 impl Attention {
@@ -101,6 +129,9 @@ pub struct CrossEntropy {
     pub scale: f32,
     /// Overwrite the logits by their gradient.
     pub grad: bool,
+    /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), the gradient that of the logits. 0:
+    /// of the logits themselves.
+    pub softcap: f32,
 }
 
 #[derive(Clone, Copy, Debug)]

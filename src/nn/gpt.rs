@@ -27,7 +27,14 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
         norm: norm(&mut layout, name("ln_1"), spec),
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, NORMAL)],
         rope: None,
-        shape: Attention { heads, kv_heads, head_dim, scale: (head_dim as f32).sqrt().recip() },
+        shape: Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: (head_dim as f32).sqrt().recip(),
+            window: 0,
+            softcap: 0.0,
+        },
         out: linear(&mut layout, name("attn.c_proj"), dim, dim, spec.residual_init()),
     };
     let mlp = MlpBranch {

@@ -1,12 +1,12 @@
 //! The two normalisations behind one call. Never keeps its statistics: backward is given what forward wrote.
 use super::store::{Grads, Weights};
 use crate::base::Result;
-use crate::device::{Device, View, ViewMut};
+use crate::device::{Device, RmsNorm, View, ViewMut};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Norm {
     /// RMSNorm: segment `w`; one f32 of statistics a row.
-    Rms { w: usize, eps: f32 },
+    Rms { w: usize, norm: RmsNorm },
     /// LayerNorm: segments `w` and `b`; two f32 of statistics a row.
     Layer { w: usize, b: usize, eps: f32 },
 }
@@ -15,7 +15,7 @@ impl Norm {
     /// Assigns `y` and `stats`.
     pub fn forward(&self, dev: &dyn Device, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
         match *self {
-            Norm::Rms { w, eps } => dev.rmsnorm(eps, x, weights.get(w), y, stats),
+            Norm::Rms { w, norm } => dev.rmsnorm(&norm, x, weights.get(w), y, stats),
             Norm::Layer { w, b, eps } => dev.layernorm(eps, x, weights.get(w), weights.get(b), y, stats),
         }
     }
@@ -32,7 +32,7 @@ impl Norm {
         dx: ViewMut,
     ) -> Result<()> {
         match *self {
-            Norm::Rms { w, .. } => dev.rmsnorm_backward(x, weights.get(w), stats, dy, dx, grads.get(w)),
+            Norm::Rms { w, norm } => dev.rmsnorm_backward(&norm, x, weights.get(w), stats, dy, dx, grads.get(w)),
             Norm::Layer { w, b, .. } => {
                 let (dw, db) = grads.pair(w, b);
                 dev.layernorm_backward(x, weights.get(w), stats, dy, dx, dw, db)

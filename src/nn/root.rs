@@ -31,9 +31,9 @@ pub struct LossGrad<'a> {
 impl Root {
     /// Assigns `y (N, C)`.
     pub fn embed(&self, cx: &Cx, w: Weights, mut y: ViewMut) -> Result<()> {
-        cx.dev.embed(cx.batch.tokens, w.get(self.tokens), y.reborrow(), false)?;
+        cx.dev.embed(cx.batch.tokens, w.get(self.tokens), 1.0, y.reborrow(), false)?;
         if let Some(positions) = self.positions {
-            cx.dev.embed(cx.batch.positions, w.get(positions), y.reborrow(), true)?;
+            cx.dev.embed(cx.batch.positions, w.get(positions), 1.0, y.reborrow(), true)?;
         }
         cx.drop(Place::Embedding, y)
     }
@@ -41,9 +41,9 @@ impl Root {
     /// Adds to the embeddings' gradients; `dx (N, C)` is masked on the way.
     pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, mut dx: ViewMut) -> Result<()> {
         cx.drop(Place::Embedding, dx.reborrow())?;
-        cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), dw.get(self.tokens))?;
+        cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), 1.0, dw.get(self.tokens))?;
         match self.positions {
-            Some(positions) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), dw.get(positions)),
+            Some(positions) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), 1.0, dw.get(positions)),
             None => Ok(()),
         }
     }
@@ -61,7 +61,7 @@ impl Root {
     ) -> Result<()> {
         let (dev, n) = (cx.dev, cx.n);
         let scale = backward.as_ref().map_or(0.0, |b| b.scale);
-        let shape = CrossEntropy { vocab: self.vocab, scale, grad: backward.is_some() };
+        let shape = CrossEntropy { vocab: self.vocab, scale, grad: backward.is_some(), softcap: 0.0 };
         self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
         let chunk = scratch.logits.capacity();
         for start in (0..n).step_by(chunk) {

@@ -2,7 +2,7 @@
 use crate::harness::*;
 use crate::reference::{self, Heads};
 use flatshard::base::DType;
-use flatshard::device::{Attention, Rope};
+use flatshard::device::{Attention, QkNormRope, RmsNorm, Rope};
 
 #[test]
 fn rope() {
@@ -31,6 +31,58 @@ fn rope() {
 }
 
 #[test]
+fn qk_norm_rope() {
+    for ((heads, kv, d), n, offset) in
+        [((1, 1, 2), 1, 0.0), ((3, 1, 6), 5, 1.0), ((4, 2, 64), 7, 0.0), ((2, 2, 40), 9, 1.0)]
+    {
+        let positions: Vec<u32> = (0..n as u32).map(|i| i * 3 % 8).collect();
+        let table: Vec<f64> = (0..8)
+            .flat_map(|p| (0..d).map(move |i| (p as f64 * 0.7 + (i % (d / 2)) as f64, i < d / 2)))
+            .map(|(angle, cos)| if cos { angle.cos() as f32 as f64 } else { angle.sin() as f32 as f64 })
+            .collect();
+        let row = (heads + 2 * kv) * d;
+        let (qkv, wq, wk) = (normal(1, n * row), normal(2, d), normal(3, d));
+        let shape = QkNormRope { heads, kv_heads: kv, head_dim: d, norm: RmsNorm { eps: 1e-5, offset: offset as f32 } };
+        let inputs =
+            [f32_in("table", &table), u32_in("positions", &positions), x("wq", &wq), x("wk", &wk), x("qkv", &qkv)];
+        let given = [&table[..], &wq, &wk, &qkv];
+        let rotated = n * (heads + kv);
+        let forward = [y("out", &before(n * row)), f32_out("rstd", &before(rotated))];
+        conform(
+            "qk_norm_rope",
+            FORWARD,
+            &[&inputs[..], &forward].concat(),
+            reference::qk_norm_rope::<f64>((heads, kv, d), (1e-5, offset), given, &positions),
+            reference::qk_norm_rope::<f32>((heads, kv, d), (1e-5, offset), given, &positions),
+            &|dev, bufs| {
+                let [table, positions, wq, wk, qkv, out, rstd] = bufs else { unreachable!() };
+                let (table, positions, wq, wk, qkv) =
+                    (table.view(), positions.view(), wq.view(), wk.view(), qkv.view());
+                dev.qk_norm_rope(&shape, table, positions, wq, wk, qkv, out.view_mut(), rstd.view_mut())
+            },
+        );
+        let rstd = reference::qk_norm_rope::<f32>((heads, kv, d), (1e-5, offset), given, &positions).remove(1);
+        let (d_out, dwq, dwk) = (normal(4, n * row), before(d), before(d));
+        let backward = [f32_in("rstd", &rstd), y("dqkv", &d_out), f32_out("dwq", &dwq), f32_out("dwk", &dwk)];
+        let given = [&table[..], &wq, &wk, &qkv, &rstd, &d_out];
+        conform(
+            "qk_norm_rope_backward",
+            GRADIENT,
+            &[&inputs[..], &backward].concat(),
+            reference::qk_norm_rope_backward::<f64>((heads, kv, d), offset, given, &positions, [&dwq, &dwk]),
+            reference::qk_norm_rope_backward::<f32>((heads, kv, d), offset, given, &positions, [&dwq, &dwk]),
+            &|dev, bufs| {
+                let [table, positions, wq, wk, qkv, rstd, dqkv, dwq, dwk] = bufs else { unreachable!() };
+                let (table, positions, wq, wk) = (table.view(), positions.view(), wq.view(), wk.view());
+                let (qkv, rstd, dqkv) = (qkv.view(), rstd.view(), dqkv.view_mut());
+                let (dwq, dwk) = (dwq.view_mut(), dwk.view_mut());
+                dev.qk_norm_rope_backward(&shape, table, positions, wq, wk, qkv, rstd, dqkv, dwq, dwk)
+            },
+        );
+    }
+}
+
+#[test]
 fn rope_refuses_a_position_outside_the_table() {
     for dev in devices() {
         let (table, positions) = (buf(&*dev, DType::F32, &[1.0; 8]), buf(&*dev, DType::U32, &[0.0, 2.0]));
@@ -43,7 +95,7 @@ fn rope_refuses_a_position_outside_the_table() {
 
 /// Heads and document boundaries: one token, empty documents, tiles cut in every way, shared key/value heads.
 fn shapes() -> Vec<(Heads, Vec<u32>)> {
-    let heads = |q, kv, d| Heads { q, kv, d, scale: 1.0 / (d as f64).sqrt() as f32 as f64 };
+    let heads = |q, kv, d| Heads { q, kv, d, scale: 1.0 / (d as f64).sqrt() as f32 as f64, window: 0, cap: 0.0 };
     vec![
         (heads(1, 1, 1), vec![0, 1]),
         (heads(2, 1, 3), vec![0, 1, 1, 8]),
@@ -52,6 +104,15 @@ fn shapes() -> Vec<(Heads, Vec<u32>)> {
         (heads(6, 2, 40), vec![0, 63, 64, 200]),
         (heads(2, 2, 128), vec![0, 300]),
         (heads(1, 1, 8), vec![0]),
+        // Windows of one token, of less and more than a tile, at its edges, and of more than there is.
+        (Heads { window: 1, ..heads(2, 1, 4) }, vec![0, 3, 70]),
+        (Heads { window: 5, ..heads(2, 1, 20) }, vec![0, 1, 200]),
+        (Heads { window: 63, ..heads(1, 1, 16) }, vec![0, 260]),
+        (Heads { window: 64, ..heads(4, 2, 8) }, vec![0, 65, 270]),
+        (Heads { window: 65, ..heads(1, 1, 16) }, vec![0, 129, 330]),
+        (Heads { window: 100, cap: 0.7, ..heads(6, 3, 12) }, vec![0, 150, 300]),
+        (Heads { window: 1000, ..heads(1, 1, 8) }, vec![0, 90]),
+        (Heads { cap: 2.0, scale: 0.5, ..heads(3, 1, 24) }, vec![0, 7, 150]),
     ]
 }
 
@@ -60,7 +121,14 @@ fn attention() {
     for (a, cu) in shapes() {
         let n = *cu.last().unwrap() as usize;
         let qkv = normal(2, n * a.row());
-        let shape = Attention { heads: a.q, kv_heads: a.kv, head_dim: a.d, scale: a.scale as f32 };
+        let shape = Attention {
+            heads: a.q,
+            kv_heads: a.kv,
+            head_dim: a.d,
+            scale: a.scale as f32,
+            window: a.window,
+            softcap: a.cap as f32,
+        };
         conform(
             "attention",
             FORWARD,
@@ -89,7 +157,14 @@ fn attention_backward() {
         // What backward is given is what both compute dtypes can hold.
         let o: Vec<f64> = forward[0].iter().map(|&o| half::bf16::from_f64(o).to_f64()).collect();
         let lse: Vec<f64> = forward[1].iter().map(|&l| l as f32 as f64).collect();
-        let shape = Attention { heads: a.q, kv_heads: a.kv, head_dim: a.d, scale: a.scale as f32 };
+        let shape = Attention {
+            heads: a.q,
+            kv_heads: a.kv,
+            head_dim: a.d,
+            scale: a.scale as f32,
+            window: a.window,
+            softcap: a.cap as f32,
+        };
         let delta = operand("delta", Kind::Fixed(DType::F32), Role::Scratch, before(a.q * n));
         conform(
             "attention_backward",
@@ -118,7 +193,7 @@ fn attention_backward() {
 #[test]
 fn attention_with_large_scores() {
     for dev in devices() {
-        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0 };
+        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let rows =
             [[30.0, 0.0, 30.0, 0.0, 1.0, 2.0], [30.0, 0.0, -30.0, 0.0, 5.0, 7.0], [0.0, 0.0, 0.0, 0.0, 3.0, 4.0]];
         let qkv = buf(&*dev, DType::F32, rows.as_flattened());
@@ -133,7 +208,7 @@ fn attention_with_large_scores() {
 #[test]
 fn attention_refuses_boundaries_that_do_not_rise_to_the_rows() {
     for dev in devices() {
-        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0 };
+        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let qkv = buf(&*dev, DType::F32, &[0.0; 18]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));
         for wrong in [&[0.0, 2.0][..], &[1.0, 3.0], &[0.0, 2.0, 1.0, 3.0], &[0.0, 4.0], &[]] {

@@ -2,7 +2,7 @@
 use crate::harness::*;
 use crate::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
-use flatshard::device::{Dropout, Gemm};
+use flatshard::device::{Dropout, Gemm, RmsNorm};
 
 /// Rows and columns.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
@@ -37,6 +37,12 @@ fn swiglu_of<R: Real>([gate, up]: [R; 2]) -> [R; 1] {
 fn swiglu_slopes<R: Real>([gate, up, dy]: [R; 3]) -> [R; 2] {
     [dy * up * reference::silu_slope(gate), dy * reference::silu(gate)]
 }
+fn geglu_of<R: Real>([gate, up]: [R; 2]) -> [R; 1] {
+    [reference::gelu(gate) * up]
+}
+fn geglu_slopes<R: Real>([gate, up, dy]: [R; 3]) -> [R; 2] {
+    [dy * up * reference::gelu_slope(gate), dy * reference::gelu(gate)]
+}
 fn gelu_of<R: Real>([x]: [R; 1]) -> [R; 1] {
     [reference::gelu(x)]
 }
@@ -45,6 +51,8 @@ fn gelu_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
 }
 elementwise!(swiglu, FORWARD, [gate, up], [out], swiglu_of);
 elementwise!(swiglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], swiglu_slopes);
+elementwise!(geglu, FORWARD, [gate, up], [out], geglu_of);
+elementwise!(geglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], geglu_slopes);
 elementwise!(gelu, FORWARD, [a], [out], gelu_of);
 elementwise!(gelu_backward, GRADIENT, [a, dy], [dx], gelu_slopes);
 
@@ -64,6 +72,8 @@ fn activations_at_the_ends() {
         dev.swiglu(a.view(), ones.view(), out.view_mut()).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
         dev.gelu(a.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.geglu(a.view(), ones.view(), out.view_mut()).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
         dev.swiglu_backward(a.view(), ones.view(), ones.view(), out.view_mut(), other.view_mut()).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 1.0, 1.0]);
@@ -165,30 +175,31 @@ fn bias() {
 
 #[test]
 fn rmsnorm() {
-    for (n, c) in SHAPES.into_iter().filter(|&(_, c)| c > 1) {
+    for ((n, c), offset) in SHAPES.into_iter().filter(|&(_, c)| c > 1).zip([0.0, 1.0].into_iter().cycle()) {
         let (a, w) = (normal(1, n * c), normal(2, c));
+        let norm = RmsNorm { eps: 1e-5, offset: offset as f32 };
         conform(
             "rmsnorm",
             FORWARD,
             &[x("x", &a), x("w", &w), y("y", &before(n * c)), f32_out("rstd", &before(n))],
-            reference::rmsnorm::<f64>(1e-5, &a, &w),
-            reference::rmsnorm::<f32>(1e-5, &a, &w),
+            reference::rmsnorm::<f64>((1e-5, offset), &a, &w),
+            reference::rmsnorm::<f32>((1e-5, offset), &a, &w),
             &|dev, bufs| {
                 let [a, w, y, rstd] = bufs else { unreachable!() };
-                dev.rmsnorm(1e-5, a.view(), w.view(), y.view_mut(), rstd.view_mut())
+                dev.rmsnorm(&norm, a.view(), w.view(), y.view_mut(), rstd.view_mut())
             },
         );
-        let rstd: Vec<f64> = reference::rmsnorm::<f32>(1e-5, &a, &w)[1].clone();
+        let rstd: Vec<f64> = reference::rmsnorm::<f32>((1e-5, offset), &a, &w)[1].clone();
         let (dy, dx, dw) = (normal(3, n * c), before(n * c), before(c));
         conform(
             "rmsnorm_backward",
             GRADIENT,
             &[x("x", &a), x("w", &w), f32_in("rstd", &rstd), x("dy", &dy), y("dx", &dx), f32_out("dw", &dw)],
-            reference::rmsnorm_backward::<f64>(&a, &w, &rstd, &dy, &dx, &dw),
-            reference::rmsnorm_backward::<f32>(&a, &w, &rstd, &dy, &dx, &dw),
+            reference::rmsnorm_backward::<f64>(offset, &a, &w, &rstd, &dy, &dx, &dw),
+            reference::rmsnorm_backward::<f32>(offset, &a, &w, &rstd, &dy, &dx, &dw),
             &|dev, bufs| {
                 let [a, w, rstd, dy, dx, dw] = bufs else { unreachable!() };
-                dev.rmsnorm_backward(a.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw.view_mut())
+                dev.rmsnorm_backward(&norm, a.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw.view_mut())
             },
         );
     }
@@ -271,7 +282,7 @@ fn embed() {
     let (rows, c) = (11, 24);
     let tokens = [3, 0, 10, 3, 3, 7];
     let (w, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
-    for accumulate in [false, true] {
+    for (accumulate, scale) in [(false, 1.0), (true, 1.0), (false, 5.5), (true, 5.5)] {
         let row = |i: usize, t: u32| (0..c).map(move |j| (t as usize * c + j, i * c + j));
         let of = |f: &dyn Fn(f64, f64) -> f64| -> Outputs {
             let at = |(w_at, y_at): (usize, usize)| f(w[w_at], if accumulate { old[y_at] } else { 0.0 });
@@ -282,29 +293,31 @@ fn embed() {
             "embed",
             FORWARD,
             &operands,
-            of(&|a, b| a + b),
-            of(&|a, b| (a as f32 + b as f32) as f64),
+            of(&|a, b| scale * a + b),
+            of(&|a, b| (scale as f32 * a as f32 + b as f32) as f64),
             &|dev, bufs| {
                 let [tokens, w, y] = bufs else { unreachable!() };
-                dev.embed(tokens.view(), w.view(), y.view_mut(), accumulate)
+                dev.embed(tokens.view(), w.view(), scale as f32, y.view_mut(), accumulate)
             },
         );
     }
-    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], dw: &[f64], c: usize) -> Outputs {
+    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], scale: f64, dw: &[f64], c: usize) -> Outputs {
         let mut dw = reference::reals::<R>(dw);
         for (i, &dy) in dy.iter().enumerate() {
             let at = tokens[i / c] as usize * c + i % c;
-            dw[at] = dw[at] + R::of(dy);
+            dw[at] = dw[at] + R::of(scale) * R::of(dy);
         }
         vec![reference::f64s(&dw)]
     }
     let dw = before(rows * c);
     let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
-    let (exact, naive) = (scatter::<f64>(&tokens, &dy, &dw, c), scatter::<f32>(&tokens, &dy, &dw, c));
-    conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
-        let [tokens, dy, dw] = bufs else { unreachable!() };
-        dev.embed_backward(tokens.view(), dy.view(), dw.view_mut())
-    });
+    for scale in [1.0, 5.5] {
+        let (exact, naive) = (scatter::<f64>(&tokens, &dy, scale, &dw, c), scatter::<f32>(&tokens, &dy, scale, &dw, c));
+        conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
+            let [tokens, dy, dw] = bufs else { unreachable!() };
+            dev.embed_backward(tokens.view(), dy.view(), scale as f32, dw.view_mut())
+        });
+    }
 }
 
 #[test]
@@ -312,7 +325,7 @@ fn embed_names_a_token_outside_the_table() {
     for dev in devices() {
         let (tokens, w) = (buf(&*dev, DType::U32, &[1.0, 300.0]), buf(&*dev, DType::F32, &[0.0; 256 * 2]));
         let mut y = buf(&*dev, DType::F32, &[7.0; 4]);
-        let error = dev.embed(tokens.view(), w.view(), y.view_mut(), false).unwrap_err().to_string();
+        let error = dev.embed(tokens.view(), w.view(), 1.0, y.view_mut(), false).unwrap_err().to_string();
         assert!(error.contains("token 300") && error.contains("256 rows"), "{error}");
         assert_eq!(read(&*dev, &y), [7.0; 4], "nothing is written");
     }

@@ -10,8 +10,8 @@ fn cross_entropy() {
         [(1, vec![0]), (7, vec![6, -100, 0]), (256, vec![-100; 2]), (5000, vec![4999, 0, 17]), (2, vec![])]
     {
         let logits: Vec<f64> = normal(vocab as u64, vocab * targets.len()).iter().map(|x| x * 4.0).collect();
-        for grad in [false, true] {
-            let shape = CrossEntropy { vocab, scale: 0.125, grad };
+        for (grad, cap) in [(false, 0.0), (true, 0.0), (false, 3.0), (true, 3.0)] {
+            let shape = CrossEntropy { vocab, scale: 0.125, grad, softcap: cap as f32 };
             conform(
                 "cross_entropy",
                 GRADIENT,
@@ -20,8 +20,8 @@ fn cross_entropy() {
                     y("logits", &logits),
                     operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
                 ],
-                reference::cross_entropy::<f64>(vocab, 0.125, grad, &targets, &logits, 2.5),
-                reference::cross_entropy::<f32>(vocab, 0.125, grad, &targets, &logits, 2.5),
+                reference::cross_entropy::<f64>((vocab, 0.125, grad, cap), &targets, &logits, 2.5),
+                reference::cross_entropy::<f32>((vocab, 0.125, grad, cap), &targets, &logits, 2.5),
                 &|dev, bufs| {
                     let [targets, logits, loss] = bufs else { unreachable!() };
                     dev.cross_entropy(&shape, targets.view(), logits.view_mut(), loss.view_mut())
@@ -34,7 +34,7 @@ fn cross_entropy() {
 #[test]
 fn cross_entropy_of_extreme_logits() {
     for dev in devices() {
-        let shape = CrossEntropy { vocab: 4, scale: 1.0, grad: true };
+        let shape = CrossEntropy { vocab: 4, scale: 1.0, grad: true, softcap: 0.0 };
         let rows = [[1e4, -1e4, f64::NEG_INFINITY, 0.0], [-1e30, -1e30, -1e30, -1e30]];
         let mut logits = buf(&*dev, DType::F32, rows.as_flattened());
         let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, 2.0]), buf(&*dev, DType::F64, &[0.0]));
@@ -47,8 +47,8 @@ fn cross_entropy_of_extreme_logits() {
 #[test]
 fn a_nan_among_the_logits_reaches_the_loss() {
     for dev in devices() {
-        let shape = CrossEntropy { vocab: 40, scale: 1.0, grad: false };
-        for at in [0, 17, 39] {
+        for (at, softcap) in [(0, 0.0), (17, 0.0), (39, 0.0), (17, 5.0)] {
+            let shape = CrossEntropy { vocab: 40, scale: 1.0, grad: false, softcap };
             let mut row = [0.5; 40];
             row[at] = f64::NAN;
             let mut logits = buf(&*dev, DType::F32, &row);
@@ -62,7 +62,7 @@ fn a_nan_among_the_logits_reaches_the_loss() {
 #[test]
 fn cross_entropy_names_a_target_outside_the_vocabulary() {
     for dev in devices() {
-        let shape = CrossEntropy { vocab: 4, scale: 1.0, grad: true };
+        let shape = CrossEntropy { vocab: 4, scale: 1.0, grad: true, softcap: 0.0 };
         for wrong in [4.0, -1.0, -99.0] {
             let mut logits = buf(&*dev, DType::F32, &[0.5; 8]);
             let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, wrong]), buf(&*dev, DType::F64, &[0.0]));

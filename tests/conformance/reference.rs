@@ -84,9 +84,9 @@ pub fn gelu_slope<R: Real>(x: R) -> R {
     half * (one + t) + half * x * (one - t * t) * inner
 }
 
-/// [y, rstd]
-pub fn rmsnorm<R: Real>(eps: f64, x: &[f64], w: &[f64]) -> Vec<Vec<f64>> {
-    let (x, w) = (reals::<R>(x), reals::<R>(w));
+/// [y, rstd]; the weights are `w` + `offset`.
+pub fn rmsnorm<R: Real>((eps, offset): (f64, f64), x: &[f64], w: &[f64]) -> Vec<Vec<f64>> {
+    let (x, w) = (reals::<R>(x), shifted::<R>(w, offset));
     let (mut y, mut rstds) = (vec![], vec![]);
     for x in x.chunks(w.len()) {
         let rstd = R::of(1.0) / (dot(x, x) / R::of(w.len() as f64) + R::of(eps)).sqrt();
@@ -96,8 +96,13 @@ pub fn rmsnorm<R: Real>(eps: f64, x: &[f64], w: &[f64]) -> Vec<Vec<f64>> {
     vec![f64s(&y), f64s(&rstds)]
 }
 
+fn shifted<R: Real>(w: &[f64], offset: f64) -> Vec<R> {
+    w.iter().map(|&w| R::of(w) + R::of(offset)).collect()
+}
+
 /// [dx, dw], added to what they held.
 pub fn rmsnorm_backward<R: Real>(
+    offset: f64,
     x: &[f64],
     w: &[f64],
     rstd: &[f64],
@@ -105,7 +110,7 @@ pub fn rmsnorm_backward<R: Real>(
     dx: &[f64],
     dw: &[f64],
 ) -> Vec<Vec<f64>> {
-    let (x, w, rstd, dy) = (reals::<R>(x), reals::<R>(w), reals::<R>(rstd), reals::<R>(dy));
+    let (x, w, rstd, dy) = (reals::<R>(x), shifted::<R>(w, offset), reals::<R>(rstd), reals::<R>(dy));
     let (mut dx, mut dw, c) = (reals::<R>(dx), reals::<R>(dw), w.len());
     for n in 0..rstd.len() {
         let normed: Vec<R> = x[n * c..][..c].iter().map(|&x| x * rstd[n]).collect();
@@ -174,6 +179,51 @@ pub fn rope<R: Real>(
     vec![f64s(&qkv)]
 }
 
+/// [out, rstd]: the first `heads` heads normalised with `wq`, the next `kv` with `wk`, all of them rotated; values kept.
+pub fn qk_norm_rope<R: Real>(
+    (heads, kv, d): (usize, usize, usize),
+    norm: (f64, f64),
+    [table, wq, wk, qkv]: [&[f64]; 4],
+    positions: &[u32],
+) -> Vec<Vec<f64>> {
+    let row = (heads + 2 * kv) * d;
+    let (mut normed, mut rstd) = (qkv.to_vec(), vec![]);
+    for (n, row) in normed.chunks_mut(row).enumerate() {
+        for h in 0..heads + kv {
+            let [y, r] = rmsnorm::<R>(norm, &qkv[n * row.len() + h * d..][..d], if h < heads { wq } else { wk })
+                .try_into()
+                .unwrap();
+            row[h * d..][..d].copy_from_slice(&y);
+            rstd.extend(r);
+        }
+    }
+    let out = rope::<R>((heads + kv, d, row), table, positions, &normed, false);
+    vec![out.into_iter().next().unwrap(), rstd]
+}
+
+/// [dqkv, dwq, dwk], the last two added to what they held.
+pub fn qk_norm_rope_backward<R: Real>(
+    (heads, kv, d): (usize, usize, usize),
+    offset: f64,
+    [table, wq, wk, qkv, rstd, d_out]: [&[f64]; 6],
+    positions: &[u32],
+    [dwq, dwk]: [&[f64]; 2],
+) -> Vec<Vec<f64>> {
+    let (row, rotated) = ((heads + 2 * kv) * d, heads + kv);
+    let mut dqkv = rope::<R>((rotated, d, row), table, positions, d_out, true).remove(0);
+    let (mut dwq, mut dwk) = (dwq.to_vec(), dwk.to_vec());
+    for (n, dqkv) in dqkv.chunks_mut(row).enumerate() {
+        for h in 0..rotated {
+            let (w, dw) = if h < heads { (wq, &mut dwq) } else { (wk, &mut dwk) };
+            let (x, dx) = (&qkv[n * row + h * d..][..d], &mut dqkv[h * d..][..d]);
+            let back = rmsnorm_backward::<R>(offset, x, w, &rstd[n * rotated + h..][..1], dx, &vec![0.0; d], dw);
+            dx.copy_from_slice(&back[0]);
+            dw.copy_from_slice(&back[1]);
+        }
+    }
+    vec![dqkv, dwq, dwk]
+}
+
 /// Shape of an attention: heads, key/value heads, elements of a head, scale.
 #[derive(Clone, Copy)]
 pub struct Heads {
@@ -181,6 +231,9 @@ pub struct Heads {
     pub kv: usize,
     pub d: usize,
     pub scale: f64,
+    /// 0: none.
+    pub window: usize,
+    pub cap: f64,
 }
 impl Heads {
     pub fn row(&self) -> usize {
@@ -191,10 +244,22 @@ impl Heads {
         let kv = h / (self.q / self.kv);
         [h, self.q + kv, self.q + self.kv + kv].map(|head| head * self.d)
     }
-    /// First key that query i sees: the start of its document.
-    fn first(cu: &[u32], i: usize) -> usize {
-        cu.iter().map(|&c| c as usize).filter(|&c| c <= i).max().unwrap()
+    /// First key that query i sees: the start of its document, or of its window.
+    fn first(&self, cu: &[u32], i: usize) -> usize {
+        let start = cu.iter().map(|&c| c as usize).filter(|&c| c <= i).max().unwrap();
+        if self.window == 0 { start } else { start.max((i + 1).saturating_sub(self.window)) }
     }
+    /// A score, and its derivative by the product of query and key.
+    fn score<R: Real>(&self, product: R) -> (R, R) {
+        let scale = R::of(self.scale);
+        if self.cap == 0.0 { (scale * product, scale) } else { softcap(R::of(self.cap), scale * product, scale) }
+    }
+}
+
+/// cap tanh(x / cap), and `slope` times its derivative.
+fn softcap<R: Real>(cap: R, x: R, slope: R) -> (R, R) {
+    let t = (x / cap).tanh();
+    (cap * t, slope * (R::of(1.0) - t * t))
 }
 
 /// [o, lse]
@@ -205,8 +270,8 @@ pub fn attention<R: Real>(a: Heads, cu: &[u32], qkv: &[f64]) -> Vec<Vec<f64>> {
     for h in 0..a.q {
         let [q, k, v] = a.starts(h);
         for i in 0..n {
-            let keys = Heads::first(cu, i)..i + 1;
-            let scores: Vec<R> = keys.clone().map(|j| R::of(a.scale) * dot(at(i, q), at(j, k))).collect();
+            let keys = a.first(cu, i)..i + 1;
+            let scores: Vec<R> = keys.clone().map(|j| a.score(dot(at(i, q), at(j, k))).0).collect();
             let max = scores.iter().copied().reduce(R::max).unwrap();
             let weights: Vec<R> = scores.iter().map(|&s| (s - max).exp()).collect();
             let total = weights.iter().copied().sum::<R>();
@@ -229,9 +294,10 @@ pub fn attention_backward<R: Real>(a: Heads, cu: &[u32], [qkv, o, lse, d_o]: [&[
         let [q, k, v] = a.starts(h);
         for i in 0..n {
             let (o, d_o) = (&o[(i * a.q + h) * a.d..][..a.d], &d_o[(i * a.q + h) * a.d..][..a.d]);
-            for j in Heads::first(cu, i)..=i {
-                let p = (R::of(a.scale) * dot(at(i, q), at(j, k)) - lse[h * n + i]).exp();
-                let ds = p * (dot(d_o, at(j, v)) - dot(d_o, o)) * R::of(a.scale);
+            for j in a.first(cu, i)..=i {
+                let (score, slope) = a.score(dot(at(i, q), at(j, k)));
+                let p = (score - lse[h * n + i]).exp();
+                let ds = p * (dot(d_o, at(j, v)) - dot(d_o, o)) * slope;
                 for (c, &d_o) in d_o.iter().enumerate() {
                     let mut add = |at: usize, x: R| dqkv[at] = dqkv[at] + x;
                     add(i * a.row() + q + c, ds * at(j, k)[c]);
@@ -244,25 +310,27 @@ pub fn attention_backward<R: Real>(a: Heads, cu: &[u32], [qkv, o, lse, d_o]: [&[
     vec![f64s(&dqkv)]
 }
 
-/// [logits or their gradient, loss]; targets of -100 carry no loss.
+/// [logits or their gradient, loss]; targets of -100 carry no loss. A cap of 0 is none.
 pub fn cross_entropy<R: Real>(
-    vocab: usize,
-    scale: f64,
-    grad: bool,
+    (vocab, scale, grad, cap): (usize, f64, bool, f64),
     targets: &[i32],
     logits: &[f64],
     loss: f64,
 ) -> Vec<Vec<f64>> {
     let (mut out, mut loss) = (reals::<R>(logits), loss);
     for (row, &target) in out.chunks_mut(vocab).zip(targets) {
-        let max = row.iter().copied().reduce(R::max).unwrap();
-        let total = row.iter().map(|&x| (x - max).exp()).sum::<R>();
+        let one = R::of(1.0);
+        let cap = |&x: &R| if cap == 0.0 { (x, one) } else { softcap(R::of(cap), x, one) };
+        let capped: Vec<(R, R)> = row.iter().map(cap).collect();
+        let max = capped.iter().map(|z| z.0).reduce(R::max).unwrap();
+        let total = capped.iter().map(|z| (z.0 - max).exp()).sum::<R>();
         if target != -100 {
-            loss += (total.ln() + max - row[target as usize]).f64();
+            loss += (total.ln() + max - capped[target as usize].0).f64();
         }
         for (i, x) in row.iter_mut().enumerate().filter(|_| grad) {
             let hot = R::of((i as i32 == target) as u8 as f64);
-            *x = if target == -100 { R::of(0.0) } else { R::of(scale) * ((*x - max).exp() / total - hot) };
+            let (z, slope) = capped[i];
+            *x = if target == -100 { R::of(0.0) } else { R::of(scale) * ((z - max).exp() / total - hot) * slope };
         }
     }
     vec![f64s(&out), vec![loss]]

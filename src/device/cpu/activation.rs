@@ -1,4 +1,4 @@
-//! SwiGLU and GELU, element by element. Never reads another element than its own.
+//! SwiGLU, GeGLU and GELU, element by element. Never reads another element than its own.
 use super::simd::sigmoid;
 use crate::base::dtype::Float;
 
@@ -25,12 +25,22 @@ pub fn swiglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T]
 const C: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044715;
 
-/// x (1 + tanh u) / 2 = x sigmoid(2u), which does not cancel for negative x.
+/// x (1 + tanh u) / 2 = x sigmoid(2u), which does not cancel for negative x. Returns (sigmoid, 1 - sigmoid).
+#[inline(always)]
+fn gelu_sigmoid(x: f32) -> (f32, f32) {
+    sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0))
+}
+/// d gelu / dx, from what [`gelu_sigmoid`] gave.
+#[inline(always)]
+fn gelu_slope(x: f32, (s, rest): (f32, f32)) -> f32 {
+    (x * s * rest).mul_add(2.0 * C * (3.0 * CUBIC * x).mul_add(x, 1.0), s)
+}
+
 #[inline(always)]
 pub fn gelu<T: Float>(x: &[T], y: &mut [T]) {
     for (x, y) in x.iter().zip(y) {
         let x = x.to_f32();
-        *y = T::from_f32(x * sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0)).0);
+        *y = T::from_f32(x * gelu_sigmoid(x).0);
     }
 }
 
@@ -38,8 +48,24 @@ pub fn gelu<T: Float>(x: &[T], y: &mut [T]) {
 pub fn gelu_backward<T: Float>(x: &[T], dy: &[T], dx: &mut [T]) {
     for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
         let x = x.to_f32();
-        let (s, rest) = sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0));
-        let slope = 2.0 * C * (3.0 * CUBIC * x).mul_add(x, 1.0);
-        *dx = T::from_f32(dy.to_f32() * (x * s * rest).mul_add(slope, s));
+        *dx = T::from_f32(dy.to_f32() * gelu_slope(x, gelu_sigmoid(x)));
+    }
+}
+
+#[inline(always)]
+pub fn geglu<T: Float>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((g, u), y) in gate.iter().zip(up).zip(y) {
+        let g = g.to_f32();
+        *y = T::from_f32(g * gelu_sigmoid(g).0 * u.to_f32());
+    }
+}
+
+#[inline(always)]
+pub fn geglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T], dup: &mut [T]) {
+    for ((((g, u), dy), dg), du) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
+        let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
+        let s = gelu_sigmoid(g);
+        *dg = T::from_f32(dy * u * gelu_slope(g, s));
+        *du = T::from_f32(dy * g * s.0);
     }
 }

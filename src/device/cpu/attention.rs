@@ -5,10 +5,11 @@
 //! start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over keys (the
 //! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
 use super::gemm::Lines;
-use super::simd::{LANES, Level, exp, lane_sum, sum};
+use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::Attention;
+use std::ops::Range;
 
 /// Queries and keys of a tile. Four tiles of 64 x 64 f32 are 64 KiB: they stay in the second-level cache at worst.
 const SIDE: usize = 64;
@@ -106,10 +107,30 @@ fn store<T: Float>(
 /// One row of a tile of scores.
 type Row = [f32; SIDE];
 
-/// Keys that row `i` of a tile sees: all, or up to itself on the diagonal.
-#[inline(always)]
-fn visible(diagonal: bool, i: usize) -> usize {
-    if diagonal { i + 1 } else { SIDE }
+/// Which keys of a document a query sees: those up to itself, the last `window` of them.
+#[derive(Clone, Copy)]
+struct Band(usize);
+
+impl Band {
+    fn new(a: &Attention) -> Band {
+        Band(if a.window == 0 { usize::MAX } else { a.window })
+    }
+    /// Tiles of queries that see any of the keys from `k0` on, in a document of `len` tokens.
+    #[inline(always)]
+    fn queries(self, k0: usize, len: usize) -> impl Iterator<Item = usize> {
+        (k0..len.min((k0 + SIDE - 1).saturating_add(self.0))).step_by(SIDE)
+    }
+    /// Whether the keys from `k0` on are the first that the queries from `q0` on see.
+    #[inline(always)]
+    fn opens(self, q0: usize, k0: usize) -> bool {
+        (q0 + 1).saturating_sub(self.0) / SIDE * SIDE == k0
+    }
+    /// Keys of the tile at `k0` that row `i` of the queries at `q0` sees.
+    #[inline(always)]
+    fn visible(self, q0: usize, k0: usize, i: usize) -> Range<usize> {
+        let below = q0 + i + 1 - k0;
+        below.saturating_sub(self.0).min(SIDE)..below.min(SIDE)
+    }
 }
 
 #[inline(always)]
@@ -140,7 +161,7 @@ pub fn forward<T: Float>(
     o: &mut [T],
     lse: &mut [f32],
 ) {
-    let h = Heads::new(a);
+    let (h, band) = (Heads::new(a), Band::new(a));
     let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
     for document in documents.windows(2) {
         let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
@@ -155,7 +176,8 @@ pub fn forward<T: Float>(
             h.group * padded,
         ]);
         for kv in 0..a.kv_heads {
-            max.fill(f32::NEG_INFINITY);
+            // Finite, so that a row which sees nothing of its first tile subtracts no infinities.
+            max.fill(f32::MIN);
             total.fill(0.0);
             for k0 in (0..len).step_by(SIDE) {
                 let k_rows = SIDE.min(len - k0);
@@ -163,7 +185,8 @@ pub fn forward<T: Float>(
                 load_transposed(&qkv[at + h.key..], h.row, k_rows, h.dim, keys);
                 load(&qkv[at + h.value..], h.row, k_rows, h.dim, values, h.width);
                 for g in 0..h.group {
-                    for q0 in (k0..len).step_by(SIDE) {
+                    for q0 in band.queries(k0, len) {
+                        let opens = band.opens(q0, k0);
                         let q_rows = SIDE.min(len - q0);
                         let head = kv * h.group + g;
                         load(&qkv[(start + q0) * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
@@ -176,12 +199,12 @@ pub fn forward<T: Float>(
                         for (i, row) in scores.as_chunks_mut::<SIDE>().0.iter_mut().take(q_rows).enumerate() {
                             let old = (max[i], total[i]);
                             let factor;
-                            (max[i], total[i], factor) = online_softmax(row, visible(q0 == k0, i), a.scale, old);
-                            if k0 > 0 {
+                            (max[i], total[i], factor) = online_softmax(row, band.visible(q0, k0, i), a, old);
+                            if !opens {
                                 out[i * h.width..][..h.width].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
-                        let add = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), k0 > 0);
+                        let add = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), !opens);
                         add.run(Tile::new(scores, SIDE), Tile::new(values, h.width), out, h.width);
                     }
                 }
@@ -202,9 +225,15 @@ pub fn forward<T: Float>(
 /// Turns raw products into weights relative to the new maximum. Returns it, the new total, and by what earlier weights
 /// shrink (Milakov & Gimelshein 2018).
 #[inline(always)]
-fn online_softmax(row: &mut Row, visible: usize, scale: f32, (max, total): (f32, f32)) -> (f32, f32, f32) {
+fn online_softmax(row: &mut Row, visible: Range<usize>, a: &Attention, (max, total): (f32, f32)) -> (f32, f32, f32) {
+    if a.softcap > 0.0 {
+        let inner = a.scale / a.softcap;
+        row.iter_mut().for_each(|x| *x = a.softcap * tanh(*x * inner).0);
+    } else {
+        row.iter_mut().for_each(|x| *x *= a.scale);
+    }
     for (j, x) in row.iter_mut().enumerate() {
-        *x = if j < visible { *x * scale } else { f32::NEG_INFINITY };
+        *x = if visible.start <= j && j < visible.end { *x } else { f32::NEG_INFINITY };
     }
     let tile_max = row_max(row);
     let new_max = if tile_max > max { tile_max } else { max };
@@ -233,7 +262,7 @@ pub fn backward<T: Float>(
     delta: &mut [f32],
     dqkv: &mut [T],
 ) {
-    let h = Heads::new(a);
+    let (h, band) = (Heads::new(a), Band::new(a));
     let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
     for head in 0..a.heads {
         for i in 0..n {
@@ -269,7 +298,8 @@ pub fn backward<T: Float>(
                 dv.fill(0.0);
                 for g in 0..h.group {
                     let head = kv * h.group + g;
-                    for q0 in (k0..len).step_by(SIDE) {
+                    for q0 in band.queries(k0, len) {
+                        let opens = band.opens(q0, k0);
                         let q_rows = SIDE.min(len - q0);
                         let from = start + q0;
                         load(&qkv[from * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
@@ -281,12 +311,12 @@ pub fn backward<T: Float>(
                         let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
                         for (i, (p, ds)) in weight_rows.iter_mut().zip(slope_rows).take(q_rows).enumerate() {
                             let at = head * n + from + i;
-                            slope(p, ds, visible(q0 == k0, i), a.scale, lse[at], delta[at]);
+                            slope(p, ds, band.visible(q0, k0, i), a, lse[at], delta[at]);
                         }
                         let down = Product::new(level, [k_rows, h.dim, q_rows], part(Part::UpperA), true);
                         down.run(Tile::transposed(weights, SIDE), Tile::new(d_out, h.width), dv, h.width);
                         down.run(Tile::transposed(slopes, SIDE), Tile::new(query, h.width), dk, h.width);
-                        let back = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), k0 > 0);
+                        let back = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), !opens);
                         let dq = &mut dq[(g * padded + q0) * h.width..][..tile];
                         back.run(Tile::new(slopes, SIDE), Tile::new(key, h.width), dq, h.width);
                     }
@@ -304,10 +334,23 @@ pub fn backward<T: Float>(
 
 /// `p`: raw products to weights, exp(s - lse). `ds`: gradients of the weights to those of the raw products.
 #[inline(always)]
-fn slope(p: &mut Row, ds: &mut Row, visible: usize, scale: f32, lse: f32, delta: f32) {
+fn slope(p: &mut Row, ds: &mut Row, visible: Range<usize>, a: &Attention, lse: f32, delta: f32) {
+    if a.softcap > 0.0 {
+        let inner = a.scale / a.softcap;
+        for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
+            let (t, slope) = tanh(*p * inner);
+            *p = exp(a.softcap.mul_add(t, -lse));
+            *ds = *p * (*ds - delta) * a.scale * slope;
+        }
+    } else {
+        for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
+            *p = exp(p.mul_add(a.scale, -lse));
+            *ds = *p * (*ds - delta) * a.scale;
+        }
+    }
     for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
-        let weight = exp(p.mul_add(scale, -lse));
-        *p = if j < visible { weight } else { 0.0 };
-        *ds = if j < visible { weight * (*ds - delta) * scale } else { 0.0 };
+        let seen = visible.start <= j && j < visible.end;
+        *p = if seen { *p } else { 0.0 };
+        *ds = if seen { *ds } else { 0.0 };
     }
 }

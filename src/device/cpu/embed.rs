@@ -23,24 +23,26 @@ pub fn width(op: &'static str, tokens: &[u32], out: usize, table: usize) -> Resu
 }
 
 #[inline(always)]
-pub fn embed<T: Float>(tokens: &[u32], w: &[T], y: &mut [T], c: usize, accumulate: bool) {
+pub fn embed<T: Float>(tokens: &[u32], w: &[T], scale: f32, y: &mut [T], c: usize, accumulate: bool) {
     for (y, &token) in y.chunks_exact_mut(c).zip(tokens) {
         let w = &w[token as usize * c..][..c];
         if accumulate {
             for (y, w) in y.iter_mut().zip(w) {
-                *y = T::from_f32(y.to_f32() + w.to_f32());
+                *y = T::from_f32(w.to_f32().mul_add(scale, y.to_f32()));
             }
         } else {
-            y.copy_from_slice(w);
+            for (y, w) in y.iter_mut().zip(w) {
+                *y = T::from_f32(w.to_f32() * scale);
+            }
         }
     }
 }
 
 #[inline(always)]
-pub fn embed_backward<T: Float>(tokens: &[u32], dy: &[T], dw: &mut [f32], c: usize) {
+pub fn embed_backward<T: Float>(tokens: &[u32], dy: &[T], scale: f32, dw: &mut [f32], c: usize) {
     for (dy, &token) in dy.chunks_exact(c).zip(tokens) {
         for (dw, dy) in dw[token as usize * c..][..c].iter_mut().zip(dy) {
-            *dw += dy.to_f32();
+            *dw = dy.to_f32().mul_add(scale, *dw);
         }
     }
 }

@@ -17,7 +17,9 @@ pub mod simd;
 mod tile;
 
 use self::simd::Level;
-use super::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, Rope, Sgd, View, ViewMut};
+use super::{
+    AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+};
 use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
 use half::bf16;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -161,20 +163,29 @@ impl Device for CpuDevice {
         floats!(self, OP, dy.dtype(), T => norm::bias_backward::<T>(dy.host(OP)?, db.host(OP)?))
     }
 
-    fn rmsnorm(&self, eps: f32, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
+    fn rmsnorm(&self, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
         const OP: &str = "rmsnorm";
         let n = rows(OP, "x", x.len(), w.len())?;
         lengths(OP, &[("y", y.len(), x.len()), ("rstd", rstd.len(), n)])?;
         floats!(self, OP, x.dtype(), T =>
-            norm::rmsnorm::<T>(eps, x.host(OP)?, w.host(OP)?, y.host(OP)?, rstd.host(OP)?))
+            norm::rmsnorm::<T>(norm, x.host(OP)?, w.host(OP)?, y.host(OP)?, rstd.host(OP)?))
     }
-    fn rmsnorm_backward(&self, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut) -> Result<()> {
+    fn rmsnorm_backward(
+        &self,
+        norm: &RmsNorm,
+        x: View,
+        w: View,
+        rstd: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+    ) -> Result<()> {
         const OP: &str = "rmsnorm_backward";
         let n = rows(OP, "x", x.len(), w.len())?;
         lengths(OP, &[("rstd", rstd.len(), n), ("dw", dw.len(), w.len())])?;
         lengths(OP, &[("dy", dy.len(), x.len()), ("dx", dx.len(), x.len())])?;
         floats!(self, OP, x.dtype(), T => norm::rmsnorm_backward::<T>(
-            x.host(OP)?, w.host(OP)?, rstd.host(OP)?, dy.host(OP)?, dx.host(OP)?, dw.host(OP)?))
+            norm, x.host(OP)?, w.host(OP)?, rstd.host(OP)?, dy.host(OP)?, dx.host(OP)?, dw.host(OP)?))
     }
     fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
         const OP: &str = "layernorm";
@@ -203,14 +214,56 @@ impl Device for CpuDevice {
 
     fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
         const OP: &str = "rope";
-        if !shape.head_dim.is_multiple_of(2) || shape.heads * shape.head_dim > shape.row {
-            return Err(Error::op(OP, format!("{shape:?}: heads must be even and fit the row")));
+        if shape.heads * shape.head_dim > shape.row {
+            return Err(Error::op(OP, format!("{shape:?}: heads must fit the row")));
         }
-        let (max_len, n) = (rows(OP, "table", table.len(), shape.head_dim)?, rows(OP, "qkv", qkv.len(), shape.row)?);
-        lengths(OP, &[("positions", positions.len(), n)])?;
-        let (table, positions) = (table.host(OP)?, positions.host::<u32>(OP)?);
-        embed::check(OP, "position", positions, max_len)?;
-        floats!(self, OP, qkv.dtype(), T => rope::rope::<T>(shape, table, positions, qkv.host(OP)?, inverse))
+        let n = rows(OP, "qkv", qkv.len(), shape.row)?;
+        let turns = rope::turns(OP, shape.head_dim, table, positions, n)?;
+        floats!(self, OP, qkv.dtype(), T => rope::rope::<T>(shape, turns, qkv.host(OP)?, inverse))
+    }
+    fn qk_norm_rope(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        out: ViewMut,
+        rstd: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "qk_norm_rope";
+        let n = rows(OP, "qkv", qkv.len(), shape.row())?;
+        lengths(
+            OP,
+            &[("wq", wq.len(), shape.head_dim), ("wk", wk.len(), shape.head_dim), ("out", out.len(), qkv.len())],
+        )?;
+        lengths(OP, &[("rstd", rstd.len(), n * (shape.heads + shape.kv_heads))])?;
+        let turns = rope::turns(OP, shape.head_dim, table, positions, n)?;
+        floats!(self, OP, qkv.dtype(), T => rope::qk_norm_rope::<T>(
+            shape, turns, [wq.host(OP)?, wk.host(OP)?], qkv.host(OP)?, out.host(OP)?, rstd.host(OP)?))
+    }
+    fn qk_norm_rope_backward(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        rstd: View,
+        dqkv: ViewMut,
+        dwq: ViewMut,
+        dwk: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "qk_norm_rope_backward";
+        let (n, d) = (rows(OP, "qkv", qkv.len(), shape.row())?, shape.head_dim);
+        lengths(OP, &[("wq", wq.len(), d), ("wk", wk.len(), d), ("dwq", dwq.len(), d), ("dwk", dwk.len(), d)])?;
+        lengths(OP, &[("rstd", rstd.len(), n * (shape.heads + shape.kv_heads)), ("dqkv", dqkv.len(), qkv.len())])?;
+        let turns = rope::turns(OP, d, table, positions, n)?;
+        floats!(self, OP, qkv.dtype(), T => rope::qk_norm_rope_backward::<T>(
+            shape, turns, [wq.host(OP)?, wk.host(OP)?], qkv.host(OP)?, rstd.host(OP)?, dqkv.host(OP)?,
+            [dwq.host(OP)?, dwk.host(OP)?]))
     }
     fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
         const OP: &str = "attention";
@@ -255,6 +308,18 @@ impl Device for CpuDevice {
         floats!(self, OP, gate.dtype(), T => activation::swiglu_backward::<T>(
             gate.host(OP)?, up.host(OP)?, dy.host(OP)?, dgate.host(OP)?, dup.host(OP)?))
     }
+    fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
+        const OP: &str = "geglu";
+        lengths(OP, &[("up", up.len(), gate.len()), ("y", y.len(), gate.len())])?;
+        floats!(self, OP, gate.dtype(), T => activation::geglu::<T>(gate.host(OP)?, up.host(OP)?, y.host(OP)?))
+    }
+    fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
+        const OP: &str = "geglu_backward";
+        let n = gate.len();
+        lengths(OP, &[("up", up.len(), n), ("dy", dy.len(), n), ("dgate", dgate.len(), n), ("dup", dup.len(), n)])?;
+        floats!(self, OP, gate.dtype(), T => activation::geglu_backward::<T>(
+            gate.host(OP)?, up.host(OP)?, dy.host(OP)?, dgate.host(OP)?, dup.host(OP)?))
+    }
     fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
         const OP: &str = "gelu";
         lengths(OP, &[("y", y.len(), x.len())])?;
@@ -273,17 +338,17 @@ impl Device for CpuDevice {
         floats!(self, OP, x.dtype(), T => dropout::dropout::<T>(d, x.host(OP)?))
     }
 
-    fn embed(&self, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
+    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
         const OP: &str = "embed";
         let tokens = tokens.host::<u32>(OP)?;
         let Some(c) = embed::width(OP, tokens, y.len(), w.len())? else { return Ok(()) };
-        floats!(self, OP, w.dtype(), T => embed::embed::<T>(tokens, w.host(OP)?, y.host(OP)?, c, accumulate))
+        floats!(self, OP, w.dtype(), T => embed::embed::<T>(tokens, w.host(OP)?, scale, y.host(OP)?, c, accumulate))
     }
-    fn embed_backward(&self, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
+    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
         const OP: &str = "embed_backward";
         let tokens = tokens.host::<u32>(OP)?;
         let Some(c) = embed::width(OP, tokens, dy.len(), dw.len())? else { return Ok(()) };
-        floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(tokens, dy.host(OP)?, dw.host(OP)?, c))
+        floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(tokens, dy.host(OP)?, scale, dw.host(OP)?, c))
     }
     fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
         const OP: &str = "cross_entropy";

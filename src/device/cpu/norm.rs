@@ -1,31 +1,46 @@
 //! RMSNorm and LayerNorm, row by row. Never sums over rows but in row order.
 use super::simd::sum;
 use crate::base::dtype::Float;
+use crate::device::RmsNorm;
+
+/// 1 / sqrt(mean(x^2) + eps)
+#[inline(always)]
+pub fn inverse_rms<T: Float>(eps: f32, x: &[T]) -> f32 {
+    let squares = sum(x.len(), |i| x[i].to_f32() * x[i].to_f32());
+    1.0 / (squares / x.len() as f32 + eps).sqrt()
+}
 
 #[inline(always)]
-pub fn rmsnorm<T: Float>(eps: f32, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
+pub fn rmsnorm<T: Float>(norm: &RmsNorm, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
     let c = w.len();
     for ((x, y), rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
-        let squares = sum(c, |i| x[i].to_f32() * x[i].to_f32());
-        let r = 1.0 / (squares / c as f32 + eps).sqrt();
+        let r = inverse_rms(norm.eps, x);
         *rstd = r;
         for i in 0..c {
-            y[i] = T::from_f32(x[i].to_f32() * r * w[i].to_f32());
+            y[i] = T::from_f32(x[i].to_f32() * r * (w[i].to_f32() + norm.offset));
         }
     }
 }
 
-/// With n = x rstd and g = w dy: `dx += rstd (g - n mean(g n))`, `dw += dy n`.
+/// With n = x rstd and g = (w + offset) dy: `dx += rstd (g - n mean(g n))`, `dw += dy n`.
 #[inline(always)]
-pub fn rmsnorm_backward<T: Float>(x: &[T], w: &[T], rstd: &[f32], dy: &[T], dx: &mut [T], dw: &mut [f32]) {
-    let c = w.len();
+pub fn rmsnorm_backward<T: Float>(
+    norm: &RmsNorm,
+    x: &[T],
+    w: &[T],
+    rstd: &[f32],
+    dy: &[T],
+    dx: &mut [T],
+    dw: &mut [f32],
+) {
+    let (c, offset) = (w.len(), norm.offset);
     for (((x, dy), dx), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
-        let dot = sum(c, |i| w[i].to_f32() * dy[i].to_f32() * (x[i].to_f32() * r));
+        let dot = sum(c, |i| (w[i].to_f32() + offset) * dy[i].to_f32() * (x[i].to_f32() * r));
         let mean = dot / c as f32;
         for i in 0..c {
             let (n, dy) = (x[i].to_f32() * r, dy[i].to_f32());
             dw[i] += dy * n;
-            dx[i] = T::from_f32(dx[i].to_f32() + r * (w[i].to_f32() * dy - n * mean));
+            dx[i] = T::from_f32(dx[i].to_f32() + r * ((w[i].to_f32() + offset) * dy - n * mean));
         }
     }
 }

@@ -1,20 +1,124 @@
-//! Rotary positions. Never reads a head that is not rotated.
-use crate::base::dtype::Float;
-use crate::device::Rope;
+//! Rotary positions, alone and behind the norms of queries and keys. Never reads a head that is not rotated.
+use super::embed;
+use super::norm::inverse_rms;
+use super::simd::sum;
+use crate::base::{Error, Result, dtype::Float};
+use crate::device::{QkNormRope, Rope, View};
 
-/// `positions` are within the table, rows as `shape` says: checked by the caller.
+/// A table and the row of it that each token takes, known to be within.
+#[derive(Clone, Copy)]
+pub struct Turns<'a> {
+    table: &'a [f32],
+    positions: &'a [u32],
+    head_dim: usize,
+}
+
+pub fn turns<'a>(
+    op: &'static str,
+    head_dim: usize,
+    table: View<'a>,
+    positions: View<'a>,
+    n: usize,
+) -> Result<Turns<'a>> {
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(Error::op(op, format!("heads of {head_dim} elements: rotary positions pair two halves")));
+    }
+    let rows = super::rows(op, "table", table.len(), head_dim)?;
+    super::lengths(op, &[("positions", positions.len(), n)])?;
+    let (table, positions) = (table.host(op)?, positions.host::<u32>(op)?);
+    embed::check(op, "position", positions, rows)?;
+    Ok(Turns { table, positions, head_dim })
+}
+
+impl<'a> Turns<'a> {
+    /// The cosines and sines of each token.
+    #[inline(always)]
+    fn rows(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
+        let d = self.head_dim;
+        self.positions.iter().map(move |&p| self.table[p as usize * d..][..d].split_at(d / 2))
+    }
+}
+
 #[inline(always)]
-pub fn rope<T: Float>(shape: &Rope, table: &[f32], positions: &[u32], qkv: &mut [T], inverse: bool) {
+pub fn rope<T: Float>(shape: &Rope, turns: Turns, qkv: &mut [T], inverse: bool) {
     let (d, half) = (shape.head_dim, shape.head_dim / 2);
     let sign = if inverse { -1.0 } else { 1.0 };
-    for (row, &position) in qkv.chunks_exact_mut(shape.row).zip(positions) {
-        let (cos, sin) = table[position as usize * d..][..d].split_at(half);
+    for (row, (cos, sin)) in qkv.chunks_exact_mut(shape.row).zip(turns.rows()) {
         for head in row[..shape.heads * d].chunks_exact_mut(d) {
             let (a, b) = head.split_at_mut(half);
             for i in 0..half {
                 let (x, y, c, s) = (a[i].to_f32(), b[i].to_f32(), cos[i], sign * sin[i]);
                 a[i] = T::from_f32(x * c - y * s);
                 b[i] = T::from_f32(y * c + x * s);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub fn qk_norm_rope<T: Float>(
+    shape: &QkNormRope,
+    turns: Turns,
+    [wq, wk]: [&[T]; 2],
+    qkv: &[T],
+    out: &mut [T],
+    rstd: &mut [f32],
+) {
+    let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
+    let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
+    let rows = qkv.chunks_exact(row).zip(out.chunks_exact_mut(row)).zip(rstd.chunks_exact_mut(rotated));
+    for (((qkv, out), rstd), (cos, sin)) in rows.zip(turns.rows()) {
+        for (head, rstd) in rstd.iter_mut().enumerate() {
+            let w = if head < shape.heads { wq } else { wk };
+            let (x, out) = (&qkv[head * d..][..d], &mut out[head * d..][..d]);
+            let r = inverse_rms(shape.norm.eps, x);
+            *rstd = r;
+            let ((xa, xb), (wa, wb), (a, b)) = (x.split_at(half), w.split_at(half), out.split_at_mut(half));
+            for i in 0..half {
+                let (x, y) =
+                    (xa[i].to_f32() * r * (wa[i].to_f32() + offset), xb[i].to_f32() * r * (wb[i].to_f32() + offset));
+                a[i] = T::from_f32(x * cos[i] - y * sin[i]);
+                b[i] = T::from_f32(y * cos[i] + x * sin[i]);
+            }
+        }
+        out[rotated * d..].copy_from_slice(&qkv[rotated * d..]);
+    }
+}
+
+/// With g = `dqkv` rotated back and n = x rstd: `dx = rstd ((w + offset) g - n mean((w + offset) g n))`, `dw += g n`.
+#[inline(always)]
+pub fn qk_norm_rope_backward<T: Float>(
+    shape: &QkNormRope,
+    turns: Turns,
+    [wq, wk]: [&[T]; 2],
+    qkv: &[T],
+    rstd: &[f32],
+    dqkv: &mut [T],
+    [dwq, dwk]: [&mut [f32]; 2],
+) {
+    let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
+    let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
+    let rows = qkv.chunks_exact(row).zip(dqkv.chunks_exact_mut(row)).zip(rstd.chunks_exact(rotated));
+    for (((qkv, dqkv), rstd), (cos, sin)) in rows.zip(turns.rows()) {
+        for (head, &r) in rstd.iter().enumerate() {
+            let (w, dw) = if head < shape.heads { (wq, &mut *dwq) } else { (wk, &mut *dwk) };
+            let (x, dx) = (&qkv[head * d..][..d], &mut dqkv[head * d..][..d]);
+            let ((xa, xb), (wa, wb), (a, b)) = (x.split_at(half), w.split_at(half), dx.split_at_mut(half));
+            let (dwa, dwb) = dw.split_at_mut(half);
+            let back = |x: f32, y: f32, i: usize| (x * cos[i] + y * sin[i], y * cos[i] - x * sin[i]);
+            let dot = sum(half, |i| {
+                let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);
+                (wa[i].to_f32() + offset) * ga * (xa[i].to_f32() * r)
+                    + (wb[i].to_f32() + offset) * gb * (xb[i].to_f32() * r)
+            });
+            let mean = dot / d as f32;
+            for i in 0..half {
+                let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);
+                let (na, nb) = (xa[i].to_f32() * r, xb[i].to_f32() * r);
+                dwa[i] += ga * na;
+                dwb[i] += gb * nb;
+                a[i] = T::from_f32(r * ((wa[i].to_f32() + offset) * ga - na * mean));
+                b[i] = T::from_f32(r * ((wb[i].to_f32() + offset) * gb - nb * mean));
             }
         }
     }
