@@ -374,6 +374,27 @@ fn launches_that_do_not_fit() {
 }
 
 #[test]
+fn the_open_array_has_the_length_that_the_launch_gives() {
+    let text = ".extern .shared .align 128 .b8 open[];
+        .visible .entry k(.param .u64 p_out) { .reg .b32 %t, %at, %r; .reg .b64 %out, %off; ld.param.u64 %out, [p_out];
+        mov.u32 %t, %tid.x; mad.lo.u32 %at, %t, 4, open; st.shared.b32 [%at], %t; ld.shared.b32 %r, [%at];
+        mul.wide.u32 %off, %t, 4; add.u64 %out, %out, %off; st.global.b32 [%out], %r; ret; }";
+    let text = text.replace("mad.lo.u32 %at, %t, 4, open", "mov.u32 %r, open; mad.lo.u32 %at, %t, 4, %r");
+    let kernels = parse("k.ptx", &text).unwrap();
+    let run = |dynamic_shared| {
+        let mut memory = Memory::new();
+        let arguments = &[Argument::Pointer(memory.alloc("out", 128))];
+        let (grid, block) = ([1; 3], [32, 1, 1]);
+        Launch { kernel: &kernels[0], grid, block, dynamic_shared, arguments, schedule: 0 }.run(&mut memory)
+    };
+    run(128).unwrap_or_else(|report| panic!("{report}"));
+    let report = run(124).unwrap_err();
+    assert!(report.has(Kind::OutOfBounds) && report.to_string().contains("124..128 of shared 'open'"), "{report}");
+    let twice = text.replace(".reg .b32 %t", ".shared .b32 own; .reg .b32 %t");
+    assert!(parse("k.ptx", &twice).err().unwrap().ends_with("has no arrays of its own"));
+}
+
+#[test]
 fn what_is_not_modelled_is_refused_with_its_line() {
     for text in [
         "add.sat.s32 %r0, %r1, %r2;",

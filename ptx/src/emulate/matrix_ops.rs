@@ -85,6 +85,7 @@ impl Machine<'_> {
     /// l / 4 + 8 (i % 2), depth P (l % 4) + k / 2 (i / 2); of B at depth P (l % 4) + k / 2 i, column l / 4; of C and D at
     /// row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
     fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[Source]; 3], at: At) {
+        self.counts.multiply_adds += (M * N * kind.k()) as u64;
         let [a, b, c] = sources.map(|list| -> Vec<[u64; LANES]> {
             list.iter().map(|&source| self.read(warp, source, u32::MAX, at)).collect()
         });

@@ -12,7 +12,7 @@ const RED_ZONE: u64 = 128;
 pub fn parse(file: &str, source: &str) -> Result<Vec<Kernel>> {
     let Lexed { tokens, files } = lex(file, source)?;
     let (scopes, kernels) = (vec![HashMap::new()], vec![]);
-    let mut parser = Parser { tokens: &tokens, files: &files, at: 0, scopes, kernels, blame: None };
+    let mut parser = Parser { tokens: &tokens, files: &files, at: 0, scopes, kernels, dynamic: None, blame: None };
     match parser.module() {
         Ok(()) => Ok(parser.kernels),
         Err(what) => {
@@ -39,6 +39,8 @@ struct Parser<'a> {
     at: usize,
     scopes: Vec<HashMap<String, Operand>>,
     kernels: Vec<Kernel>,
+    /// The array `.extern .shared .b8 name[]` of the module, whose length the launch gives.
+    dynamic: Option<Field>,
     /// Where an error lies that is found after its tokens were read.
     blame: Option<Place>,
 }
@@ -93,6 +95,15 @@ impl Parser<'_> {
             match self.word()?.as_str() {
                 ".version" | ".target" | ".address_size" => drop(self.next()?),
                 ".visible" => {}
+                ".extern" => {
+                    if self.word()? != ".shared" || self.dynamic.is_some() {
+                        return Err("only one array of shared memory is modelled as .extern".into());
+                    }
+                    let field = self.field(0)?;
+                    self.define(&field.name, Operand::Immediate(SHARED_BASE))?;
+                    self.dynamic = Some(field);
+                    self.want(';')?;
+                }
                 ".entry" => self.entry()?,
                 other => return Err(format!("'{other}' is not modelled")),
             }
@@ -106,7 +117,7 @@ impl Parser<'_> {
             parameters: vec![],
             instructions: vec![],
             registers: vec![],
-            shared: vec![],
+            shared: self.dynamic.iter().cloned().collect(),
             max_threads: None,
             exact_threads: false,
             files: self.files.to_vec(),
@@ -232,6 +243,9 @@ impl Parser<'_> {
         }
     }
     fn shared(&mut self, body: &mut Body) -> Result<()> {
+        if self.dynamic.is_some() {
+            return Err("a kernel beside an .extern .shared array has no arrays of its own".into());
+        }
         let end = body.kernel.shared.last().map_or(0, |f| f.offset + f.bytes + RED_ZONE as usize);
         let field = self.field(end)?;
         self.define(&field.name, Operand::Immediate(SHARED_BASE + field.offset as u64))?;

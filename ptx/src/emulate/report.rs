@@ -114,4 +114,6 @@ pub struct Counts {
     pub global_sectors: u64,
     /// Passes that shared accesses needed beyond the least possible.
     pub bank_conflicts: u64,
+    /// Of the tensor cores.
+    pub multiply_adds: u64,
 }
