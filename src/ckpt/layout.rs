@@ -37,20 +37,25 @@ impl Tensor {
     }
 }
 
-/// The tensors of a checkpoint: those of the model in layout order, then as many for each moment of the optimizer.
+/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one beside each
+/// that learns.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
     pub list: Vec<Tensor>,
-    by_name: HashMap<String, usize>,
+    /// Place among the model's tensors, and among those of a moment.
+    by_name: HashMap<String, (usize, Option<usize>)>,
     model: usize,
+    trained: usize,
 }
 
 impl Tensors {
     /// `group` 0 is the model, group i the optimizer's moment i - 1; `name` is that of the model's tensor.
     pub fn find(&self, group: usize, name: &str) -> Result<usize> {
-        match self.by_name.get(name) {
-            Some(i) => Ok(group * self.model + i),
-            None => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
+        match (group, self.by_name.get(name)) {
+            (0, Some((place, _))) => Ok(*place),
+            (_, Some((_, Some(place)))) => Ok(self.model + (group - 1) * self.trained + place),
+            (_, Some((_, None))) => Err(Error::op("checkpoint", format!("{name} is frozen and has no moments"))),
+            (_, None) => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
         }
     }
     /// How many of them are the model's.
@@ -82,21 +87,26 @@ impl Plan {
     /// `{moment}.{tensor}` in `optimizer*.safetensors`.
     pub fn new(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
         let segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
+        let mut trained = 0..;
+        let mut place = |s: &Segment| if s.trainable { trained.next() } else { None };
+        let by_name = segments.iter().enumerate().map(|(i, s)| (s.name.clone(), (i, place(s)))).collect();
+        let trained: Vec<&Segment> = segments.iter().copied().filter(|s| s.trainable).collect();
         let mut plan = Plan {
             tensors: Tensors {
-                list: Vec::with_capacity(segments.len() * (1 + moments.len())),
-                by_name: segments.iter().enumerate().map(|(i, s)| (s.name.clone(), i)).collect(),
+                list: Vec::with_capacity(segments.len() + trained.len() * moments.len()),
+                by_name,
                 model: segments.len(),
+                trained: trained.len(),
             },
             files: Vec::new(),
             indices: Vec::new(),
         };
-        let named = |prefix: &str| -> Vec<(String, Vec<usize>)> {
-            segments.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
+        let named = |prefix: &str, of: &[&Segment]| -> Vec<(String, Vec<usize>)> {
+            of.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
         };
-        plan.append("model", named(""), max_file_bytes);
+        plan.append("model", named("", &segments), max_file_bytes);
         if !moments.is_empty() {
-            let moments = moments.iter().flat_map(|m| named(&format!("{m}."))).collect();
+            let moments = moments.iter().flat_map(|m| named(&format!("{m}."), &trained)).collect();
             plan.append("optimizer", moments, max_file_bytes);
         }
         plan
@@ -273,7 +283,9 @@ mod tests {
     fn runs_cover_each_element_once_and_checksums_add_up() {
         let mut unit = Layout::default();
         for layout in layouts() {
-            unit.append(&layout);
+            for segment in layout.segments {
+                unit.place(segment);
+            }
         }
         let data: Vec<f32> = (0..unit.len).map(|i| i as f32).collect();
         let whole: Vec<u64> =

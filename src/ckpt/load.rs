@@ -114,7 +114,7 @@ impl Source {
             for run in runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE) {
                 let master = piece.master.reborrow().slice(run.range.clone());
                 self.read_run(dev, chunk, &mut sums, 0, &run, master)?;
-                let Some(optimizer) = &mut optimizer else { continue };
+                let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
                 for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
                     self.read_run(dev, chunk, &mut sums, 1 + moment, &run, state.slice(run.range.clone()))?;
                 }

@@ -244,7 +244,7 @@ impl<'a> Writer<'a> {
         store.for_each_piece(&mut |piece| {
             for run in runs(piece.layout, piece.start, piece.master.len(), share) {
                 self.write(0, &run, piece.master.as_view().slice(run.range.clone()))?;
-                let Some(optimizer) = &mut optimizer else { continue };
+                let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
                 for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
                     self.write(1 + moment, &run, state.as_view().slice(run.range.clone()))?;
                 }

@@ -73,6 +73,7 @@ impl AttentionBranch {
             projection.weight_grad(dev, dw, scratch.h.rows(n), scratch.dqkv.rows(n))?;
             projection.input_grad(dev, w, scratch.dqkv.rows(n), scratch.dh.rows_mut(n), i > 0)?;
         }
-        self.norm.backward(dev, w, dw, x, scratch.stats.rows(n), scratch.dh.rows(n), dy)
+        let Scratch { stats, dh, unused, .. } = scratch;
+        self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
     }
 }

@@ -6,6 +6,7 @@ use super::layout::Layout;
 use super::root::{LossGrad, Root};
 use super::spec::{Arch, Spec};
 use super::store::{ParamStore, Pass, ROOT};
+use super::tuning::Tuning;
 use super::workspace::{Fixed, Saved, Scratch, Tensor, Workspace, WorkspaceOptions};
 use super::{gpt, llama};
 use crate::base::{Category, Error, Result};
@@ -17,6 +18,8 @@ pub struct Decoder {
     layouts: Vec<Layout>,
     root: Root,
     block: Block,
+    /// The lowest layer that learns: backward ends there.
+    lowest: usize,
 }
 
 /// What distinguishes one micro-batch of a step from the others.
@@ -29,13 +32,21 @@ pub struct Micro {
 }
 
 impl Decoder {
+    /// Every tensor learns.
     pub fn new(spec: Spec) -> Result<Decoder> {
+        Decoder::tuned(spec, &Tuning::default())
+    }
+    pub fn tuned(spec: Spec, tuning: &Tuning) -> Result<Decoder> {
         spec.validate()?;
         let ((_, root), (_, block)) = match spec.arch {
             Arch::Llama => (llama::root(&spec), llama::block(&spec, 0)),
             Arch::Gpt => (gpt::root(&spec), gpt::block(&spec, 0)),
         };
-        Ok(Decoder { layouts: spec.layouts(), spec, root, block })
+        let mut layouts = spec.layouts();
+        tuning.apply(&mut layouts)?;
+        let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
+        let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
+        Ok(Decoder { layouts, spec, root, block, lowest })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
@@ -85,6 +96,11 @@ impl Decoder {
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(n));
             let (cx, kept) = (Cx { layer, ..cx }, i % saved.len());
+            if layer < self.lowest {
+                store.grads_ready(layer)?; // a unit of several layers may be complete only now
+                store.release(layer, Pass::Backward)?;
+                continue;
+            }
             let w = store.acquire(layer, Pass::Backward)?;
             // The last block's is still there.
             if recompute && layer < self.spec.layers {

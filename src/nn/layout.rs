@@ -20,6 +20,10 @@ pub struct Segment {
     pub start: usize,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
+    /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
+    pub trainable: bool,
+    /// Multiplies the learning rate.
+    pub lr_scale: f32,
     pub init: Init,
 }
 
@@ -46,17 +50,22 @@ pub struct Layout {
 impl Layout {
     /// Appends a segment and returns its index.
     pub fn push(&mut self, name: impl Into<String>, shape: &[usize], decay: bool, init: Init) -> usize {
-        let segment = Segment { name: name.into(), shape: shape.to_vec(), start: self.len, decay, init };
-        self.len = (self.len + segment.len()).next_multiple_of(ALIGN);
-        self.segments.push(segment);
-        self.segments.len() - 1
+        self.place(Segment {
+            name: name.into(),
+            shape: shape.to_vec(),
+            start: 0,
+            decay,
+            trainable: true,
+            lr_scale: 1.0,
+            init,
+        })
     }
-    /// Appends another layout's segments (a unit of several layers); returns where they start.
-    pub fn append(&mut self, other: &Layout) -> usize {
-        let at = self.len;
-        self.segments.extend(other.segments.iter().map(|s| Segment { start: s.start + at, ..s.clone() }));
-        self.len += other.len;
-        at
+    /// Appends a segment of another layout, wherever it stood, and returns its index.
+    pub fn place(&mut self, segment: Segment) -> usize {
+        let start = self.len;
+        self.len = (start + segment.len()).next_multiple_of(ALIGN);
+        self.segments.push(Segment { start, ..segment });
+        self.segments.len() - 1
     }
     /// Parameters, without padding.
     pub fn params(&self) -> usize {

@@ -65,22 +65,22 @@ impl Linear {
         dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight), dx)
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's.
+    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.
     pub fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
-        match self.form {
-            Form::OutIn => {
-                let shape = Gemm::tn(self.outputs, self.inputs, n).lda(self.row).accumulate();
-                dev.gemm(&shape, band, x, dw.get(self.weight))?;
-            }
-            Form::InOut => {
-                let shape = Gemm::tn(self.inputs, self.outputs, n).ldb(self.row).accumulate();
-                dev.gemm(&shape, x, band, dw.get(self.weight))?;
+        if let Some(dw) = dw.get(self.weight) {
+            match self.form {
+                Form::OutIn => {
+                    dev.gemm(&Gemm::tn(self.outputs, self.inputs, n).lda(self.row).accumulate(), band, x, dw)?
+                }
+                Form::InOut => {
+                    dev.gemm(&Gemm::tn(self.inputs, self.outputs, n).ldb(self.row).accumulate(), x, band, dw)?
+                }
             }
         }
-        match self.bias {
-            Some(bias) => dev.bias_backward(dy, dw.get(bias)),
+        match self.bias.and_then(|bias| dw.get(bias)) {
+            Some(db) => dev.bias_backward(dy, db),
             None => Ok(()),
         }
     }

@@ -77,6 +77,7 @@ impl MlpBranch {
         }
         self.up.weight_grad(dev, dw, scratch.h.rows(n), scratch.dup.rows(n))?;
         self.up.input_grad(dev, w, scratch.dup.rows(n), scratch.dh.rows_mut(n), self.gate.is_some())?;
-        self.norm.backward(dev, w, dw, x, scratch.stats.rows(n), scratch.dh.rows(n), dy)
+        let Scratch { stats, dh, unused, .. } = scratch;
+        self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
     }
 }

@@ -16,6 +16,7 @@ mod norm;
 mod root;
 pub mod spec;
 pub mod store;
+pub mod tuning;
 mod workspace;
 
 pub use context::Batch;
@@ -23,4 +24,5 @@ pub use decoder::{Decoder, Micro};
 pub use layout::{Init, Layout, Segment};
 pub use spec::{Arch, Spec};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
+pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -19,7 +19,8 @@ impl Norm {
             Norm::Layer { w, b, eps } => dev.layernorm(eps, x, weights.get(w), weights.get(b), y, stats),
         }
     }
-    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`.
+    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`; to `unused` (2, C) f32 where they are
+    /// frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -30,11 +31,15 @@ impl Norm {
         stats: View,
         dy: View,
         dx: ViewMut,
+        unused: ViewMut,
     ) -> Result<()> {
         match *self {
-            Norm::Rms { w, norm } => dev.rmsnorm_backward(&norm, x, weights.get(w), stats, dy, dx, grads.get(w)),
+            Norm::Rms { w, norm } => {
+                let dw = grads.get(w).unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
+                dev.rmsnorm_backward(&norm, x, weights.get(w), stats, dy, dx, dw)
+            }
             Norm::Layer { w, b, .. } => {
-                let (dw, db) = grads.pair(w, b);
+                let (dw, db) = grads.pair(w, b, unused);
                 dev.layernorm_backward(x, weights.get(w), stats, dy, dx, dw, db)
             }
         }

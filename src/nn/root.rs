@@ -41,9 +41,11 @@ impl Root {
     /// Adds to the embeddings' gradients; `dx (N, C)` is masked on the way.
     pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, mut dx: ViewMut) -> Result<()> {
         cx.drop(Place::Embedding, dx.reborrow())?;
-        cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), 1.0, dw.get(self.tokens))?;
-        match self.positions {
-            Some(positions) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), 1.0, dw.get(positions)),
+        if let Some(dw) = dw.get(self.tokens) {
+            cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), 1.0, dw)?;
+        }
+        match self.positions.and_then(|positions| dw.get(positions)) {
+            Some(dw) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), 1.0, dw),
             None => Ok(()),
         }
     }
@@ -77,7 +79,8 @@ impl Root {
         }
         let Some(LossGrad { mut grads, mut dx, .. }) = backward else { return Ok(()) };
         dev.zero(dx.reborrow())?;
-        self.norm.backward(dev, w, &mut grads, x, scratch.stats.rows(n), scratch.dh.rows(n), dx)
+        let Scratch { stats, dh, unused, .. } = scratch;
+        self.norm.backward(dev, w, &mut grads, x, stats.rows(n), dh.rows(n), dx, unused.rows_mut(2))
     }
 
     /// Assigns `logits (1, vocab)` f32 from one row `x (1, C)`.

@@ -19,31 +19,55 @@ pub enum Pass {
 /// Gathered weights of one layer in the compute dtype.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
-    pub flat: View<'a>,
+    /// What the layer's unit has of trainable tensors, and of frozen ones.
+    pub trained: View<'a>,
+    pub frozen: View<'a>,
+    /// The layer's segments in the order of [`super::Decoder::layouts`], each where it stands in one of the two.
     pub layout: &'a Layout,
 }
 impl<'a> Weights<'a> {
     /// Segment `i` of the layer's layout.
     pub fn get(&self, i: usize) -> View<'a> {
-        self.flat.slice(self.layout.segments[i].range())
+        let segment = &self.layout.segments[i];
+        if segment.trainable { self.trained } else { self.frozen }.slice(segment.range())
     }
 }
 
-/// The layer's unreduced gradient, f32. Backward *adds* into it.
+/// The layer's unreduced gradient, f32. Backward *adds* into it. Frozen segments have none.
 pub struct Grads<'a> {
-    pub flat: ViewMut<'a>,
+    /// Laid out as [`Weights::trained`]; none where the whole unit is frozen.
+    pub flat: Option<ViewMut<'a>>,
     pub layout: &'a Layout,
 }
 impl Grads<'_> {
-    pub fn get(&mut self, i: usize) -> ViewMut<'_> {
-        let range = self.layout.segments[i].range();
-        self.flat.reborrow().slice(range)
+    /// Segment `i`'s, unless it is frozen.
+    pub fn get(&mut self, i: usize) -> Option<ViewMut<'_>> {
+        let segment = &self.layout.segments[i];
+        let flat = self.flat.as_mut().filter(|_| segment.trainable)?;
+        Some(flat.reborrow().slice(segment.range()))
     }
-    /// Segments `i` and `j` at once; `i < j`.
-    pub fn pair(&mut self, i: usize, j: usize) -> (ViewMut<'_>, ViewMut<'_>) {
-        let (a, b) = (self.layout.segments[i].range(), self.layout.segments[j].range());
-        let (low, high) = self.flat.reborrow().split_at(b.start);
-        (low.slice(a), high.slice(0..b.len()))
+    /// The gradients of segments `i` and `j`, or else what an operation that always writes both may write to in place
+    /// of a frozen one's: the halves of `unused`.
+    pub fn pair<'b>(&'b mut self, i: usize, j: usize, unused: ViewMut<'b>) -> (ViewMut<'b>, ViewMut<'b>) {
+        let (a, b) = (&self.layout.segments[i], &self.layout.segments[j]);
+        let middle = unused.len() / 2;
+        let (spare, other) = unused.split_at(middle);
+        let (spare, other) = (spare.slice(0..a.len()), other.slice(0..b.len()));
+        let Some(flat) = &mut self.flat else { return (spare, other) };
+        let flat = flat.reborrow();
+        match (a.trainable, b.trainable) {
+            (true, true) if a.start < b.start => {
+                let (low, high) = flat.split_at(b.start);
+                (low.slice(a.range()), high.slice(0..b.len()))
+            }
+            (true, true) => {
+                let (low, high) = flat.split_at(a.start);
+                (high.slice(0..a.len()), low.slice(b.range()))
+            }
+            (true, false) => (flat.slice(a.range()), other),
+            (false, true) => (spare, flat.slice(b.range())),
+            (false, false) => (spare, other),
+        }
     }
 }
 

@@ -133,6 +133,8 @@ table! {
         dact,
         /// (N, F)
         dup,
+        /// (2, C) f32: where the gradients of frozen norms go.
+        unused,
     }
 }
 table! {
@@ -209,6 +211,7 @@ impl Workspace<Shape> {
                 dqkv: back(spec.qkv()),
                 dact: back(spec.ff),
                 dup: back(spec.ff),
+                unused: Shape { dtype: DType::F32, rows: if train { 2 } else { 0 }, ..back(spec.dim) },
             },
             fixed: Fixed {
                 table: other(DType::F32, if llama { spec.max_len } else { 0 }, spec.head_dim),

@@ -34,7 +34,10 @@ impl GradNorm {
     /// of the gradient is not.
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<f32> {
         dev.zero(self.acc.view_mut())?;
-        store.for_each_piece(&mut |piece| dev.sum_squares(piece.grad, self.acc.view_mut()))?;
+        store.for_each_piece(&mut |piece| match piece.grad {
+            Some(grad) => dev.sum_squares(grad, self.acc.view_mut()),
+            None => Ok(()), // frozen
+        })?;
         if !store.replicated() {
             let ticket = self.group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
             self.group.wait(ticket)?;

@@ -29,10 +29,12 @@ impl Rule {
     }
 }
 
+/// Of a unit's trainable piece; empty where all of it is frozen.
+#[derive(Default)]
 struct Unit {
     /// In the order of [`Rule::state`].
     state: Vec<Buf>,
-    /// Where weight decay applies within the piece.
+    /// Which decay and learning rate apply where in the piece.
     runs: Vec<Run>,
 }
 
@@ -43,14 +45,16 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Allocates zeroed state beside every piece of `store`.
+    /// Allocates zeroed state beside every trainable piece of `store`.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
-        let mut units = Vec::with_capacity(store.units());
+        let mut units: Vec<Unit> = (0..store.units()).map(|_| Unit::default()).collect();
         store.for_each_piece(&mut |piece| {
-            let len = piece.master.len();
-            let state = rule.state().iter().map(|_| dev.alloc(DType::F32, len, Category::Optimizer));
-            let runs = flat::runs(piece.layout, piece.start..piece.start + len);
-            units.push(Unit { state: state.collect::<Result<_>>()?, runs });
+            if piece.grad.is_some() {
+                let len = piece.master.len();
+                let state = rule.state().iter().map(|_| dev.alloc(DType::F32, len, Category::Optimizer));
+                let runs = flat::runs(piece.layout, piece.start..piece.start + len);
+                units[piece.unit] = Unit { state: state.collect::<Result<_>>()?, runs };
+            }
             Ok(())
         })?;
         Ok(Optimizer { rule, units, step: 0 })
@@ -66,7 +70,8 @@ impl Optimizer {
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// The state of the piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints write and read.
+    /// The state of the trainable piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints write
+    /// and read.
     pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
         self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
     }
@@ -76,10 +81,12 @@ impl Optimizer {
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, lr: f32, scale: View) -> Result<()> {
         let (rule, step) = (self.rule, self.step + 1);
         store.for_each_piece(&mut |mut piece| {
+            let Some(grad) = piece.grad else { return Ok(()) }; // frozen
             let Unit { state, runs } = &mut self.units[piece.unit];
-            for Run { range, decay } in runs {
+            for Run { range, decay, lr_scale } in runs {
+                let lr = lr * *lr_scale;
                 let decay = |weight_decay: f32| if *decay { weight_decay } else { 0.0 };
-                let g = piece.grad.slice(range.clone());
+                let g = grad.slice(range.clone());
                 let p = piece.master.reborrow().slice(range.clone());
                 let out = piece.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
                 let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));

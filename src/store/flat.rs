@@ -8,6 +8,9 @@
 //! shards  | rank 0      | rank 1      | rank 2      | rank 3  |     padded = ranks * shard, shard = ALIGN * k
 //! ```
 //!
+//! Where some tensors are frozen, a unit has two such buffers, one of the trainable tensors and one of the frozen ones:
+//! every byte of a [`Part`] is treated alike, and only the first has gradients.
+//!
 //! Cuts ignore the segments' borders: a shard may begin inside one tensor and end inside another, or hold padding only.
 //! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs to
 //! step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
@@ -26,11 +29,10 @@ pub enum Wrap {
     None,
 }
 
-/// A run of layers that is gathered, reduced and updated as one flat buffer.
-#[derive(Clone, Debug)]
-pub struct Unit {
-    pub layers: Range<usize>,
-    /// All segments of its layers.
+/// The trainable tensors of a unit, or its frozen ones: one flat buffer, cut over the ranks.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Part {
+    pub trainable: bool,
     pub layout: Layout,
     /// Elements of the flat buffer: `layout.len` rounded up to a multiple of `ranks * ALIGN`.
     pub padded: usize,
@@ -38,10 +40,32 @@ pub struct Unit {
     pub shard: usize,
 }
 
-impl Unit {
-    /// The part that `rank` owns.
+impl Part {
+    /// What `rank` owns of the flat buffer.
     pub fn owned(&self, rank: usize) -> Range<usize> {
         rank * self.shard..(rank + 1) * self.shard
+    }
+}
+
+/// A run of layers that is gathered, reduced and updated together.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub layers: Range<usize>,
+    /// The trainable part, the frozen one, or both in this order.
+    pub parts: Vec<Part>,
+}
+
+impl Unit {
+    pub fn part(&self, trainable: bool) -> Option<&Part> {
+        self.parts.iter().find(|p| p.trainable == trainable)
+    }
+    /// Elements of the flat buffer of its trainable tensors; 0 where all is frozen.
+    pub fn trained(&self) -> usize {
+        self.part(true).map_or(0, |p| p.padded)
+    }
+    /// Elements of the flat buffer of its frozen tensors.
+    pub fn frozen(&self) -> usize {
+        self.part(false).map_or(0, |p| p.padded)
     }
 }
 
@@ -49,9 +73,7 @@ impl Unit {
 #[derive(Clone, Debug)]
 pub struct Home {
     pub unit: usize,
-    /// Its range in the unit's flat buffer.
-    pub range: Range<usize>,
-    /// The layer's own segments, counted from the start of `range`.
+    /// The layer's own segments in its own order, each where it stands in its part of the unit.
     pub layout: Layout,
 }
 
@@ -65,43 +87,70 @@ pub struct Flat {
 impl Flat {
     pub fn new(layouts: &[Layout], wrap: Wrap, ranks: usize) -> Flat {
         let mut flat = Flat { units: Vec::new(), homes: Vec::new() };
-        for (layer, layout) in layouts.iter().enumerate() {
-            let joins = match (wrap, flat.units.last()) {
-                (_, None) | (Wrap::Transformer, _) => false,
-                (Wrap::None, _) => true,
-                (Wrap::Size(min), Some(unit)) => unit.layers.start != ROOT && unit.layout.params() < min,
-            };
-            if !joins {
-                let layers = layer..layer;
-                flat.units.push(Unit { layers, layout: Layout::default(), padded: 0, shard: 0 });
-            }
-            let index = flat.units.len() - 1;
-            let unit = &mut flat.units[index];
-            let at = unit.layout.append(layout);
-            unit.layers.end = layer + 1;
-            unit.padded = unit.layout.len.next_multiple_of(ranks * ALIGN);
-            unit.shard = unit.padded / ranks;
-            flat.homes.push(Home { unit: index, range: at..at + layout.len, layout: layout.clone() });
+        for layers in grouped(layouts, wrap) {
+            flat.push(&layouts[layers.clone()], layers, ranks);
         }
         flat
+    }
+    /// Appends the unit of `layers`.
+    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, ranks: usize) {
+        let (unit, first) = (self.units.len(), self.homes.len());
+        self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
+        let mut parts = Vec::new();
+        for trainable in [true, false] {
+            let mut layout = Layout::default();
+            let segments = self.homes[first..].iter_mut().flat_map(|h| &mut h.layout.segments);
+            for segment in segments.filter(|s| s.trainable == trainable) {
+                let placed = layout.place(segment.clone());
+                segment.start = layout.segments[placed].start;
+            }
+            if layout.len > 0 {
+                let padded = layout.len.next_multiple_of(ranks * ALIGN);
+                parts.push(Part { trainable, layout, padded, shard: padded / ranks });
+            }
+        }
+        self.units.push(Unit { layers, parts });
     }
     pub fn home(&self, layer: usize) -> &Home {
         &self.homes[layer]
     }
     /// Elements that one rank owns, over all units.
     pub fn shard(&self) -> usize {
-        self.units.iter().map(|u| u.shard).sum()
+        self.units.iter().flat_map(|u| &u.parts).map(|p| p.shard).sum()
+    }
+    /// Those of them that are trained.
+    pub fn trained_shard(&self) -> usize {
+        self.units.iter().flat_map(|u| &u.parts).filter(|p| p.trainable).map(|p| p.shard).sum()
     }
     /// Lengths of the staging slots when the units other than the root take turns in `cycle` of them: each slot holds the
-    /// largest of its units. See [`slot`].
-    pub fn slots(&self, cycle: usize) -> Vec<usize> {
+    /// largest of its units, by `len`. See [`slot`].
+    pub fn slots(&self, cycle: usize, len: impl Fn(&Unit) -> usize) -> Vec<usize> {
         let mut lens = vec![0; self.units.len().min(cycle + 1)];
         for (unit, u) in self.units.iter().enumerate() {
-            let len = &mut lens[slot(unit, cycle)];
-            *len = u.padded.max(*len);
+            let longest = &mut lens[slot(unit, cycle)];
+            *longest = len(u).max(*longest);
         }
         lens
     }
+}
+
+/// The layers of each unit.
+fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
+    let mut units: Vec<Range<usize>> = Vec::new();
+    for layer in 0..layouts.len() {
+        let joins = match (wrap, units.last()) {
+            (_, None) | (Wrap::Transformer, _) => false,
+            (Wrap::None, _) => true,
+            (Wrap::Size(min), Some(unit)) => {
+                unit.start != ROOT && layouts[unit.clone()].iter().map(Layout::params).sum::<usize>() < min
+            }
+        };
+        match units.last_mut().filter(|_| joins) {
+            Some(unit) => unit.end = layer + 1,
+            None => units.push(layer..layer + 1),
+        }
+    }
+    units
 }
 
 /// Which staging slot a unit uses. The root has its own (slot 0), the others take turns in `cycle` slots, so that any
@@ -110,32 +159,33 @@ pub fn slot(unit: usize, cycle: usize) -> usize {
     if unit == 0 { 0 } else { 1 + (unit - 1) % cycle }
 }
 
-/// A stretch of a piece to which weight decay applies, or does not, throughout.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A stretch of a piece whose elements are all updated alike.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Run {
     /// Counted from the start of the piece.
     pub range: Range<usize>,
     pub decay: bool,
+    pub lr_scale: f32,
 }
 
 /// Cuts `owned`, a range of a unit, in as few runs as its segments allow. The runs cover all of it: padding goes with
 /// the segment before it.
 pub fn runs(layout: &Layout, owned: Range<usize>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    let mut cut = |from: usize, to: usize, decay: bool| {
+    let mut cut = |from: usize, to: usize, decay: bool, lr_scale: f32| {
         let (from, to) = (from.max(owned.start), to.min(owned.end));
         if from >= to {
             return;
         }
         let range = from - owned.start..to - owned.start;
         match runs.last_mut() {
-            Some(last) if last.decay == decay => last.range.end = range.end,
-            _ => runs.push(Run { range, decay }),
+            Some(last) if (last.decay, last.lr_scale) == (decay, lr_scale) => last.range.end = range.end,
+            _ => runs.push(Run { range, decay, lr_scale }),
         }
     };
     for (i, segment) in layout.segments.iter().enumerate() {
         let end = layout.segments.get(i + 1).map_or(usize::MAX, |next| next.start);
-        cut(segment.start, end, segment.decay);
+        cut(segment.start, end, segment.decay, segment.lr_scale);
     }
     runs
 }
@@ -172,41 +222,68 @@ mod tests {
     fn shards_cover_the_unit_and_stay_aligned() {
         for ranks in 1..=5 {
             for unit in Flat::new(&model(), Wrap::Size(136), ranks).units {
-                assert_eq!(unit.owned(0).start, 0);
-                assert_eq!(unit.owned(ranks - 1).end, unit.padded);
-                assert_eq!(unit.shard % ALIGN, 0);
-                assert!(unit.padded >= unit.layout.len && unit.padded - unit.layout.len < ranks * ALIGN);
+                let [part] = &unit.parts[..] else { panic!("{:?}", unit.parts) };
+                assert_eq!(part.owned(0).start, 0);
+                assert_eq!(part.owned(ranks - 1).end, part.padded);
+                assert_eq!(part.shard % ALIGN, 0);
+                assert!(part.padded >= part.layout.len && part.padded - part.layout.len < ranks * ALIGN);
             }
         }
         // 128 elements over 4 ranks: three shards hold padding only.
         let unit = &Flat::new(&[layer(&[(128, true)])], Wrap::None, 4).units[0];
-        assert_eq!((unit.shard, unit.padded), (128, 512));
+        assert_eq!((unit.parts[0].shard, unit.parts[0].padded), (128, 512));
     }
 
     #[test]
     fn layers_keep_their_place_in_a_unit() {
         let flat = Flat::new(&model(), Wrap::Size(136), 2);
         let home = flat.home(2);
-        assert_eq!((home.unit, home.range.clone()), (1, 384..768)); // after 130 -> 256 and 5 -> 128
-        assert_eq!(home.layout, model()[2]);
-        assert_eq!(flat.units[1].layout.segments[2].start, 384);
+        assert_eq!((home.unit, home.layout.segments[0].range()), (1, 384..684)); // after 130 -> 256 and 5 -> 128
+        assert_eq!(flat.units[1].parts[0].layout.segments[2].start, 384);
+    }
+
+    /// Both parts are cut over all ranks; a layer's segments keep their order, wherever they stand.
+    #[test]
+    fn frozen_segments_stand_apart() {
+        let mut model = model();
+        model[1].segments[0].trainable = false;
+        model[3].segments[0].trainable = false;
+        let flat = Flat::new(&model, Wrap::Size(136), 2);
+        let [_, mixed, frozen] = &flat.units[..] else { panic!("{} units", flat.units.len()) };
+        let sizes =
+            |u: &Unit| u.parts.iter().map(|p| (p.trainable, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>();
+        // Trainable: 5 -> 128 and 300 -> 384; frozen 130 -> 256; each to a multiple of 2 * 128.
+        assert_eq!(sizes(mixed), [(true, 512, 512, 256), (false, 256, 256, 128)]);
+        assert_eq!((mixed.trained(), mixed.frozen()), (512, 256));
+        assert_eq!(sizes(frozen), [(false, 128, 256, 128)]);
+        assert_eq!((frozen.trained(), frozen.frozen()), (0, 256));
+        let starts: Vec<usize> = flat.home(1).layout.segments.iter().map(|s| s.start).collect();
+        assert_eq!(starts, [0, 0]);
+        assert_eq!(flat.home(2).layout.segments[0].start, 128);
+        assert_eq!((flat.shard(), flat.trained_shard()), (512 + 384 + 128, 512 + 256));
+        assert_eq!(flat.slots(2, Unit::trained), [1024, 512, 0]);
+        assert_eq!(flat.slots(2, Unit::frozen), [0, 256, 256]);
     }
 
     #[test]
     fn slots_take_turns() {
         let flat = Flat::new(&model(), Wrap::Transformer, 1);
-        assert_eq!(flat.slots(2), [1024, 384, 384]); // units 1 and 3 share slot 1, unit 2 has slot 2
-        assert_eq!(flat.slots(3), [1024, 384, 384, 128]);
-        assert_eq!(Flat::new(&model(), Wrap::None, 1).slots(2), [1024 + 384 + 384 + 128]);
+        assert_eq!(flat.slots(2, Unit::trained), [1024, 384, 384]); // units 1 and 3 share slot 1, unit 2 has slot 2
+        assert_eq!(flat.slots(3, Unit::trained), [1024, 384, 384, 128]);
+        assert_eq!(Flat::new(&model(), Wrap::None, 1).slots(2, Unit::trained), [1024 + 384 + 384 + 128]);
     }
 
     #[test]
     fn runs_are_cut_at_changes_of_decay_only() {
         let layout = layer(&[(130, true), (128, true), (5, false), (7, false), (100, true)]);
         assert_eq!(layout.len, 256 + 128 + 128 + 128 + 128);
-        let run = |range, decay| Run { range, decay };
+        let run = |range, decay| Run { range, decay, lr_scale: 1.0 };
         assert_eq!(runs(&layout, 0..1024), [run(0..384, true), run(384..640, false), run(640..1024, true)]);
         assert_eq!(runs(&layout, 256..512), [run(0..128, true), run(128..256, false)]);
         assert_eq!(runs(&layout, 896..1024), [run(0..128, true)]); // padding only: goes with the last segment
+        let mut layout = layout;
+        layout.segments[1].lr_scale = 0.5;
+        let half = Run { lr_scale: 0.5, ..run(256..384, true) };
+        assert_eq!(runs(&layout, 0..512), [run(0..256, true), half, run(384..512, false)]);
     }
 }

@@ -15,19 +15,20 @@ use crate::base::Result;
 use crate::device::{View, ViewMut};
 use crate::nn::{Layout, ParamStore};
 
-/// The part of one unit that this rank owns: a contiguous range of the unit's flat buffer. Its end may reach into padding.
+/// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer. Its end
+/// may reach into padding.
 pub struct Piece<'a> {
     pub unit: usize,
-    /// The whole unit's segments.
+    /// The segments of the whole buffer.
     pub layout: &'a Layout,
-    /// Where the piece starts in the unit; a multiple of [`crate::device::ALIGN`]. It is `master.len()` long.
+    /// Where the piece starts in the buffer; a multiple of [`crate::device::ALIGN`]. It is `master.len()` long.
     pub start: usize,
     /// f32 master weights.
     pub master: ViewMut<'a>,
     /// The copy in the compute dtype that is gathered, where it is not the master itself.
     pub param: Option<ViewMut<'a>>,
-    /// The reduced gradient of the step (f32, summed over ranks).
-    pub grad: View<'a>,
+    /// The reduced gradient of the step (f32, summed over ranks); none where the piece is frozen.
+    pub grad: Option<View<'a>>,
 }
 
 /// What owns parameters. The same piece order on every call.
@@ -40,7 +41,7 @@ pub trait Store: ParamStore {
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()>;
     /// After the last backward: every reduction has landed in the pieces.
     fn finish_grads(&mut self) -> Result<()>;
-    /// Visits every piece, in unit order.
+    /// Visits every piece, in unit order; of a unit, the trainable one first.
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
     /// Masters (and params) have changed: what is gathered is stale.
     fn weights_changed(&mut self) -> Result<()>;

@@ -4,10 +4,11 @@
 //! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
 //!
-//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots.
-use super::flat::{Flat, Wrap};
+//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots. Frozen
+//! parameters cost their params only.
+use super::flat::{Flat, Home, Part, Unit, Wrap};
 use super::{Piece, Store};
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -30,13 +31,19 @@ impl ReplicatedOptions {
 }
 
 struct Bucket {
-    master: Buf,
-    /// bf16 only: the copy that layers compute with.
-    param: Option<Buf>,
-    grad: Buf,
+    /// One a part of the unit.
+    parts: Vec<Tensors>,
+    /// Of the trainable part.
+    grad: Option<Buf>,
     /// `grad` was zeroed for the step's sum.
     collecting: bool,
     reducing: Option<Ticket>,
+}
+
+struct Tensors {
+    master: Buf,
+    /// bf16 only: the copy that layers compute with.
+    param: Option<Buf>,
 }
 
 pub struct Replicated {
@@ -55,51 +62,73 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let bucket = |len: usize| {
-            Ok(Bucket {
-                master: dev.alloc(DType::F32, len, Category::Params)?,
+        let tensors = |part: &Part| {
+            Ok(Tensors {
+                master: dev.alloc(DType::F32, part.padded, Category::Params)?,
                 param: match options.dtype {
                     DType::F32 => None,
-                    dtype => Some(dev.alloc(dtype, len, Category::Params)?),
+                    dtype => Some(dev.alloc(dtype, part.padded, Category::Params)?),
                 },
-                grad: group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads)?,
+            })
+        };
+        let grad = |part: &Part| group.alloc(DType::F32, part.padded, CommUse::Reduced, Category::Grads);
+        let bucket = |unit: &Unit| {
+            Ok(Bucket {
+                parts: unit.parts.iter().map(tensors).collect::<Result<_>>()?,
+                grad: unit.part(true).map(grad).transpose()?,
                 collecting: false,
                 reducing: None,
             })
         };
-        let buckets = flat.units.iter().map(|u| bucket(u.padded)).collect::<Result<_>>()?;
+        let buckets = flat.units.iter().map(bucket).collect::<Result<_>>()?;
         Ok(Replicated { dev, group, flat, buckets, last: true })
     }
 
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ReplicatedOptions) -> Vec<(Category, usize)> {
-        let len = options.flat(layouts).shard();
+        let flat = options.flat(layouts);
         let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
-        vec![(Category::Params, len * (DType::F32.size() + copy)), (Category::Grads, len * DType::F32.size())]
+        vec![
+            (Category::Params, flat.shard() * (DType::F32.size() + copy)),
+            (Category::Grads, flat.trained_shard() * DType::F32.size()),
+        ]
     }
 
-    /// Elements that a rank owns: all, padding included.
+    /// Elements that a rank owns and trains: all that are not frozen, padding included.
     pub fn owned(layouts: &[Layout], options: &ReplicatedOptions) -> usize {
-        options.flat(layouts).shard()
+        options.flat(layouts).trained_shard()
     }
 
     /// Zeroes the bucket's gradient at its first use in a step.
     fn collect(&mut self, unit: usize) -> Result<()> {
         let bucket = &mut self.buckets[unit];
-        if !bucket.collecting {
-            self.dev.zero(bucket.grad.view_mut())?;
-            bucket.collecting = true;
+        match &mut bucket.grad {
+            Some(grad) if !bucket.collecting => {
+                bucket.collecting = true;
+                self.dev.zero(grad.view_mut())
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// What a layer computes with. One of the two views is empty where its unit has one part.
+fn weights<'a>(home: &'a Home, parts: &'a [Tensors], unit: &Unit) -> Result<Weights<'a>> {
+    let full = |i: usize| parts[i].param.as_ref().unwrap_or(&parts[i].master).view();
+    let none = || full(0).slice(0..0);
+    let [trained, frozen] = match (parts.len(), unit.part(true)) {
+        (2, _) => [full(0), full(1)],
+        (1, Some(_)) => [full(0), none()],
+        (1, None) => [none(), full(0)],
+        _ => return Err(Error::op("weights", format!("unit {} has no tensors", home.unit))),
+    };
+    Ok(Weights { trained, frozen, layout: &home.layout })
 }
 
 impl ParamStore for Replicated {
     fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
         let home = self.flat.home(layer);
-        let bucket = &self.buckets[home.unit];
-        let full = bucket.param.as_ref().unwrap_or(&bucket.master);
-        Ok(Weights { flat: full.view().slice(home.range.clone()), layout: &home.layout })
+        weights(home, &self.buckets[home.unit].parts, &self.flat.units[home.unit])
     }
 
     fn release(&mut self, _: usize, _: Pass) -> Result<()> {
@@ -109,12 +138,9 @@ impl ParamStore for Replicated {
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
         self.collect(self.flat.home(layer).unit)?;
         let home = self.flat.home(layer);
-        let Bucket { master, param, grad, .. } = &mut self.buckets[home.unit];
-        let full = param.as_ref().unwrap_or(master);
-        Ok((
-            Weights { flat: full.view().slice(home.range.clone()), layout: &home.layout },
-            Grads { flat: grad.view_mut().slice(home.range.clone()), layout: &home.layout },
-        ))
+        let Bucket { parts, grad, .. } = &mut self.buckets[home.unit];
+        let weights = weights(home, parts, &self.flat.units[home.unit])?;
+        Ok((weights, Grads { flat: grad.as_mut().map(Buf::view_mut), layout: &home.layout }))
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
@@ -124,8 +150,10 @@ impl ParamStore for Replicated {
             self.collect(unit)?; // a bucket without gradient in this step counts as zero
             let bucket = &mut self.buckets[unit];
             bucket.collecting = false;
-            let ticket = self.group.all_reduce(Tag::new("reduce", unit), bucket.grad.view_mut(), Reduce::Sum)?;
-            bucket.reducing = Some(ticket);
+            if let Some(grad) = &mut bucket.grad {
+                let ticket = self.group.all_reduce(Tag::new("reduce", unit), grad.view_mut(), Reduce::Sum)?;
+                bucket.reducing = Some(ticket);
+            }
         }
         Ok(())
     }
@@ -158,14 +186,16 @@ impl Store for Replicated {
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
         for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
-            f(Piece {
-                unit,
-                layout: &flat.layout,
-                start: 0,
-                master: bucket.master.view_mut(),
-                param: bucket.param.as_mut().map(Buf::view_mut),
-                grad: bucket.grad.view(),
-            })?;
+            for (part, tensors) in flat.parts.iter().zip(&mut bucket.parts) {
+                f(Piece {
+                    unit,
+                    layout: &part.layout,
+                    start: 0,
+                    master: tensors.master.view_mut(),
+                    param: tensors.param.as_mut().map(Buf::view_mut),
+                    grad: bucket.grad.as_ref().filter(|_| part.trainable).map(Buf::view),
+                })?;
+            }
         }
         Ok(())
     }

@@ -11,18 +11,19 @@
 //!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
 //! ```
 //!
-//! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them.
+//! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them. Frozen parameters cost
+//! their params and weight slots only.
 //!
 //! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
 //! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
 //! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
-use super::flat::{Flat, Wrap};
+use super::flat::{Flat, Part, Unit, Wrap};
 use super::slots::{GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse};
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, View};
 use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Weights};
 use std::sync::Arc;
 
@@ -70,13 +71,27 @@ struct Cycles {
     grads: usize,
 }
 
+/// What this rank owns of a unit.
 struct Shards {
+    /// One a part of the unit.
+    parts: Vec<Shard>,
+    /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
+    collecting: bool,
+}
+
+struct Shard {
     master: Buf,
     /// bf16 only: what is gathered instead of the master.
     param: Option<Buf>,
-    grad: Buf,
-    /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
-    collecting: bool,
+    /// None in a frozen part.
+    grad: Option<Buf>,
+}
+
+impl Shards {
+    fn gathered(&self, trainable: bool) -> Option<View<'_>> {
+        let shard = self.parts.iter().find(|s| s.grad.is_some() == trainable)?;
+        Some(shard.param.as_ref().unwrap_or(&shard.master).view())
+    }
 }
 
 pub struct Sharded {
@@ -100,20 +115,22 @@ impl Sharded {
         options: &ShardedOptions,
     ) -> Result<Sharded> {
         let flat = Flat::new(layouts, options.wrap, group.size());
-        let shard = |len: usize| {
-            Ok(Shards {
+        let shard = |part: &Part| {
+            let len = part.shard;
+            Ok(Shard {
                 master: dev.alloc(DType::F32, len, Category::Params)?,
                 param: match options.dtype {
                     DType::F32 => None,
                     dtype => Some(dev.alloc(dtype, len, Category::Params)?),
                 },
-                grad: dev.alloc(DType::F32, len, Category::Grads)?,
-                collecting: false,
+                grad: part.trainable.then(|| dev.alloc(DType::F32, len, Category::Grads)).transpose()?,
             })
         };
+        let shards =
+            |unit: &Unit| Ok(Shards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false });
         let cycles = options.cycles(flat.units.len());
         Ok(Sharded {
-            shards: flat.units.iter().map(|u| shard(u.shard)).collect::<Result<_>>()?,
+            shards: flat.units.iter().map(shards).collect::<Result<_>>()?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
             dev,
@@ -130,27 +147,26 @@ impl Sharded {
         let flat = Flat::new(layouts, options.wrap, ranks);
         let cycles = options.cycles(flat.units.len());
         let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
-        let slots = |cycle, dtype: DType, usage: CommUse| {
-            let bytes = flat.slots(cycle).into_iter().map(|len| usage.counted(len * dtype.size(), ranks));
-            (Category::Slots, bytes.sum())
+        let slots = |lens: Vec<usize>, dtype: DType, usage: CommUse| {
+            (Category::Slots, lens.into_iter().map(|len| usage.counted(len * dtype.size(), ranks)).sum())
         };
         vec![
             (Category::Params, flat.shard() * (DType::F32.size() + copy)),
-            (Category::Grads, flat.shard() * DType::F32.size()),
-            slots(cycles.weights, options.dtype, CommUse::Gathered),
-            slots(cycles.grads, DType::F32, CommUse::Reduced),
+            (Category::Grads, flat.trained_shard() * DType::F32.size()),
+            slots(flat.slots(cycles.weights, Unit::trained), options.dtype, CommUse::Gathered),
+            slots(flat.slots(cycles.weights, Unit::frozen), options.dtype, CommUse::Gathered),
+            slots(flat.slots(cycles.grads, Unit::trained), DType::F32, CommUse::Reduced),
         ]
     }
 
-    /// Elements that a rank owns, padding included.
+    /// Elements that a rank owns and trains, padding included.
     pub fn owned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
-        Flat::new(layouts, options.wrap, ranks).shard()
+        Flat::new(layouts, options.wrap, ranks).trained_shard()
     }
 
     fn gather(&mut self, unit: usize) -> Result<()> {
-        let shards = &self.shards[unit];
-        let shard = shards.param.as_ref().unwrap_or(&shards.master);
-        self.weights.start(&*self.group, unit, shard.view())
+        let shards = [true, false].map(|trainable| self.shards[unit].gathered(trainable));
+        self.weights.start(&*self.group, unit, shards)
     }
 
     /// The unit that this pass uses after `unit`.
@@ -176,12 +192,14 @@ impl Sharded {
     /// Zeroes the unit's full gradient when it starts to collect a sum: in every micro-batch that is reduced by itself,
     /// and in the first of those that are accumulated.
     fn collect(&mut self, unit: usize) -> Result<()> {
-        if !self.shards[unit].collecting {
-            let full = self.grads.writable(&*self.group, unit, self.flat.units[unit].padded)?;
-            self.dev.zero(full)?;
-            self.shards[unit].collecting = true;
+        if self.shards[unit].collecting {
+            return Ok(());
         }
-        Ok(())
+        self.shards[unit].collecting = true;
+        match self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())? {
+            Some(full) => self.dev.zero(full),
+            None => Ok(()),
+        }
     }
 }
 
@@ -203,10 +221,10 @@ impl ParamStore for Sharded {
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        if !self.closes(layer, pass) {
-            return Ok(());
-        }
         let unit = self.flat.home(layer).unit;
+        if !self.closes(layer, pass) || !self.weights.is_open(unit) {
+            return Ok(()); // not open: below the lowest layer that learns, backward acquires nothing
+        }
         self.weights.close(unit)?;
         match self.next(unit, pass) {
             Some(next) if pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post => {
@@ -219,10 +237,9 @@ impl ParamStore for Sharded {
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
         let unit = self.flat.home(layer).unit;
         self.collect(unit)?;
-        let home = self.flat.home(layer);
-        let full = self.grads.writable(&*self.group, unit, self.flat.units[unit].padded)?;
+        let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
         let weights = layer_weights(&self.flat, &self.weights, layer)?;
-        Ok((weights, Grads { flat: full.slice(home.range.clone()), layout: &home.layout }))
+        Ok((weights, Grads { flat, layout: weights.layout }))
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
@@ -235,13 +252,17 @@ impl ParamStore for Sharded {
         let accumulate = !self.options.accumulates() && !self.first;
         let shards = &mut self.shards[unit];
         shards.collecting = false;
-        self.grads.reduce(&*self.group, unit, shards.grad.view_mut(), accumulate)
+        match shards.parts.iter_mut().find_map(|part| part.grad.as_mut()) {
+            Some(grad) => self.grads.reduce(&*self.group, unit, grad.view_mut(), accumulate),
+            None => Ok(()), // frozen
+        }
     }
 }
 
 fn layer_weights<'a>(flat: &'a Flat, weights: &'a WeightSlots, layer: usize) -> Result<Weights<'a>> {
     let home = flat.home(layer);
-    Ok(Weights { flat: weights.view(home.unit)?.slice(home.range.clone()), layout: &home.layout })
+    let [trained, frozen] = weights.view(home.unit)?;
+    Ok(Weights { trained, frozen, layout: &home.layout })
 }
 
 impl Store for Sharded {
@@ -267,14 +288,16 @@ impl Store for Sharded {
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
         let rank = self.group.rank();
         for (unit, (flat, shards)) in self.flat.units.iter().zip(&mut self.shards).enumerate() {
-            f(Piece {
-                unit,
-                layout: &flat.layout,
-                start: flat.owned(rank).start,
-                master: shards.master.view_mut(),
-                param: shards.param.as_mut().map(Buf::view_mut),
-                grad: shards.grad.view(),
-            })?;
+            for (part, shard) in flat.parts.iter().zip(&mut shards.parts) {
+                f(Piece {
+                    unit,
+                    layout: &part.layout,
+                    start: part.owned(rank).start,
+                    master: shard.master.view_mut(),
+                    param: shard.param.as_mut().map(Buf::view_mut),
+                    grad: shard.grad.as_ref().map(Buf::view),
+                })?;
+            }
         }
         Ok(())
     }

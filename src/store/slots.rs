@@ -10,15 +10,15 @@
 //! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
 //! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
 //! with a slot a unit nothing is gathered twice in a step.
-use super::flat::{self, Flat};
+use super::flat::{self, Flat, Unit};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag, Ticket};
 use crate::device::{Buf, View, ViewMut};
-
 /// A gathered unit.
 struct Held {
     unit: usize,
-    ticket: Ticket,
+    /// Of its trainable and of its frozen tensors.
+    tickets: [Option<Ticket>; 2],
     /// Waited for: readable by compute.
     ready: bool,
     /// Between acquire and release: must not be replaced.
@@ -26,7 +26,8 @@ struct Held {
 }
 
 struct WeightSlot {
-    buf: Buf,
+    /// For trainable and for frozen tensors, where its units have them.
+    bufs: [Option<Buf>; 2],
     held: Option<Held>,
 }
 
@@ -37,14 +38,17 @@ pub(super) struct WeightSlots {
 
 impl WeightSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize, dtype: DType) -> Result<WeightSlots> {
-        let slot = |len| {
-            let buf = group.alloc(dtype, len, CommUse::Gathered, Category::Slots)?;
-            Ok(WeightSlot { buf, held: None })
+        let buf = |len: usize| match len {
+            0 => Ok(None),
+            len => group.alloc(dtype, len, CommUse::Gathered, Category::Slots).map(Some),
         };
-        Ok(WeightSlots { slots: flat.slots(cycle).into_iter().map(slot).collect::<Result<_>>()?, cycle })
+        let lens = flat.slots(cycle, Unit::trained).into_iter().zip(flat.slots(cycle, Unit::frozen));
+        let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], held: None });
+        Ok(WeightSlots { slots: lens.map(slot).collect::<Result<_>>()?, cycle })
     }
-    /// Starts to gather `unit` unless its slot holds it already. `shard` is this rank's part.
-    pub fn start(&mut self, group: &dyn Collective, unit: usize, shard: View) -> Result<()> {
+    /// Starts to gather `unit` unless its slot holds it already. `shards`: this rank's, of its trainable tensors and of its
+    /// frozen ones.
+    pub fn start(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.held {
             Some(held) if held.unit == unit => return Ok(()),
@@ -54,16 +58,20 @@ impl WeightSlots {
             }
             _ => slot.clear(group)?,
         }
-        let full = slot.buf.view_mut().slice(0..shard.len() * group.size());
-        let ticket = group.all_gather(Tag::new("gather", unit), shard, full)?;
-        slot.held = Some(Held { unit, ticket, ready: false, open: false });
+        let mut tickets = [None, None];
+        for ((buf, shard), ticket) in slot.bufs.iter_mut().zip(shards).zip(&mut tickets) {
+            let (Some(buf), Some(shard)) = (buf, shard) else { continue };
+            let full = buf.view_mut().slice(0..shard.len() * group.size());
+            *ticket = Some(group.all_gather(Tag::new("gather", unit), shard, full)?);
+        }
+        slot.held = Some(Held { unit, tickets, ready: false, open: false });
         Ok(())
     }
     /// Makes a started unit readable and keeps it until [`WeightSlots::close`].
     pub fn open(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         let held = self.held(unit)?;
         if !held.ready {
-            group.wait(held.ticket)?;
+            held.tickets.iter().flatten().try_for_each(|&ticket| group.wait(ticket))?;
             held.ready = true;
         }
         held.open = true;
@@ -77,12 +85,17 @@ impl WeightSlots {
         self.held(unit)?.open = false;
         Ok(())
     }
-    /// The full weights of an open unit.
-    pub fn view(&self, unit: usize) -> Result<View<'_>> {
+    /// The full weights of an open unit: trainable, frozen.
+    pub fn view(&self, unit: usize) -> Result<[View<'_>; 2]> {
         if !self.is_open(unit) {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
-        Ok(self.slots[flat::slot(unit, self.cycle)].buf.view())
+        match &self.slots[flat::slot(unit, self.cycle)].bufs {
+            [Some(trained), Some(frozen)] => Ok([trained.view(), frozen.view()]),
+            [Some(trained), None] => Ok([trained.view(), trained.view().slice(0..0)]),
+            [None, Some(frozen)] => Ok([frozen.view().slice(0..0), frozen.view()]),
+            [None, None] => Err(Error::op("weights", format!("unit {unit} has no tensors"))),
+        }
     }
     /// Forgets everything: the weights have changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
@@ -97,17 +110,20 @@ impl WeightSlots {
 impl WeightSlot {
     fn clear(&mut self, group: &dyn Collective) -> Result<()> {
         if let Some(held) = self.held.take() {
-            if !held.ready {
-                group.wait(held.ticket)?; // started ahead, then not needed
+            for &ticket in held.tickets.iter().flatten() {
+                if !held.ready {
+                    group.wait(ticket)?; // started ahead, then not needed
+                }
+                group.release(ticket)?;
             }
-            group.release(held.ticket)?;
         }
         Ok(())
     }
 }
 
 struct GradSlot {
-    buf: Buf,
+    /// None where all of its units are frozen.
+    buf: Option<Buf>,
     reducing: Option<Ticket>,
 }
 
@@ -118,22 +134,27 @@ pub(super) struct GradSlots {
 
 impl GradSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize) -> Result<GradSlots> {
-        let slot = |len| {
-            let buf = group.alloc(DType::F32, len, CommUse::Reduced, Category::Slots)?;
-            Ok(GradSlot { buf, reducing: None })
-        };
-        Ok(GradSlots { slots: flat.slots(cycle).into_iter().map(slot).collect::<Result<_>>()?, cycle })
+        let buf = |len| group.alloc(DType::F32, len, CommUse::Reduced, Category::Slots);
+        let slot = |len| Ok(GradSlot { buf: (len > 0).then(|| buf(len)).transpose()?, reducing: None });
+        Ok(GradSlots { slots: flat.slots(cycle, Unit::trained).into_iter().map(slot).collect::<Result<_>>()?, cycle })
     }
-    /// The unit's full gradient, to be written: waits until a reduction that reads the slot is over.
-    pub fn writable(&mut self, group: &dyn Collective, unit: usize, len: usize) -> Result<ViewMut<'_>> {
+    /// The unit's full gradient, to be written: waits until a reduction that reads the slot is over. A frozen unit
+    /// (`len` 0) has none, and nothing to wait for.
+    pub fn writable(&mut self, group: &dyn Collective, unit: usize, len: usize) -> Result<Option<ViewMut<'_>>> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
+        if len == 0 {
+            return Ok(None);
+        }
         slot.finish(group)?;
-        Ok(slot.buf.view_mut().slice(0..len))
+        Ok(slot.buf.as_mut().map(|buf| buf.view_mut().slice(0..len)))
     }
     /// Starts `shard (+)= this rank's part of the sum over ranks`.
     pub fn reduce(&mut self, group: &dyn Collective, unit: usize, shard: ViewMut, accumulate: bool) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
-        let full = slot.buf.view_mut().slice(0..shard.len() * group.size());
+        let Some(buf) = &mut slot.buf else {
+            return Err(Error::op("reduce", format!("unit {unit} is frozen")));
+        };
+        let full = buf.view_mut().slice(0..shard.len() * group.size());
         slot.reducing = Some(group.reduce_scatter(Tag::new("reduce", unit), full, shard, accumulate)?);
         Ok(())
     }

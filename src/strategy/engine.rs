@@ -9,7 +9,7 @@ use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
-use crate::nn::{Decoder, Micro, Spec, Workspace, WorkspaceOptions};
+use crate::nn::{Decoder, Micro, Spec, Tuning, Workspace, WorkspaceOptions};
 use crate::optim::{GradNorm, Optimizer, Rule};
 use crate::store::{Store, initialize};
 use std::sync::Arc;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct EngineOptions {
     pub spec: Spec,
+    /// Which tensors learn, and how fast.
+    pub tuning: Tuning,
     pub strategy: Arc<dyn Strategy>,
     pub rule: Rule,
     /// Largest global norm of a gradient; 0 is no clipping.
@@ -74,7 +76,7 @@ pub struct Engine {
 impl Engine {
     /// Allocates everything that a step needs and fills the weights by their segments' initial values.
     pub fn new(dev: Arc<dyn Device>, group: Arc<dyn Collective>, options: &EngineOptions) -> Result<Engine> {
-        let decoder = Decoder::new(options.spec.clone())?;
+        let decoder = Decoder::tuned(options.spec.clone(), &options.tuning)?;
         let mut store = options.strategy.store(dev.clone(), group.clone(), decoder.layouts())?;
         initialize(&mut *store, options.seed, &*dev)?;
         Ok(Engine {
@@ -93,7 +95,7 @@ impl Engine {
 
     /// Bytes that `new` allocates on a rank of so many, in the order of [`CATEGORIES`].
     pub fn planned(options: &EngineOptions, ranks: usize) -> Result<Vec<(Category, usize)>> {
-        let decoder = Decoder::new(options.spec.clone())?;
+        let decoder = Decoder::tuned(options.spec.clone(), &options.tuning)?;
         let (strategy, layouts) = (&options.strategy, decoder.layouts());
         let mut parts = strategy.planned(layouts, ranks);
         parts.extend(decoder.planned(&options.workspace()));

@@ -6,7 +6,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer};
-use crate::nn::{Arch, Decoder, Spec};
+use crate::nn::{Arch, Decoder, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -185,6 +185,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
     Ok(EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
         spec,
+        tuning: Tuning::default(),
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,

@@ -10,7 +10,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Arch, Spec};
+use flatshard::nn::{Arch, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -92,7 +92,16 @@ pub fn joined(a: &MicroBatch, b: &MicroBatch) -> MicroBatch {
 }
 
 pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
-    EngineOptions { spec: spec.clone(), strategy, rule, grad_clip: 0.5, tokens: 4 * ROW, checkpoint: false, seed: 3 }
+    EngineOptions {
+        spec: spec.clone(),
+        tuning: Tuning::default(),
+        strategy,
+        rule,
+        grad_clip: 0.5,
+        tokens: 4 * ROW,
+        checkpoint: false,
+        seed: 3,
+    }
 }
 
 /// One rank of a test.

@@ -94,7 +94,8 @@ impl ParamStore for Plain {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
         self.calls.push(Call::Acquire(layer, pass));
         self.held[layer] = true;
-        Ok(Weights { flat: self.compute[layer].view(), layout: &self.layouts[layer] })
+        let full = self.compute[layer].view();
+        Ok(Weights { trained: full, frozen: full.slice(0..0), layout: &self.layouts[layer] })
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.calls.push(Call::Release(layer, pass));
@@ -105,8 +106,9 @@ impl ParamStore for Plain {
         self.calls.push(Call::Grads(layer));
         assert!(self.held[layer], "gradient of layer {layer}, which is not held");
         let layout = &self.layouts[layer];
-        let weights = Weights { flat: self.compute[layer].view(), layout };
-        Ok((weights, Grads { flat: self.grads[layer].view_mut(), layout }))
+        let full = self.compute[layer].view();
+        let weights = Weights { trained: full, frozen: full.slice(0..0), layout };
+        Ok((weights, Grads { flat: Some(self.grads[layer].view_mut()), layout }))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         self.calls.push(Call::Ready(layer));

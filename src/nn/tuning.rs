@@ -1,0 +1,117 @@
+//! Which tensors learn, and how fast: patterns over names, laid over a model's layouts. Never changes shapes or values.
+use super::layout::{Layout, Segment};
+use crate::base::{Error, Result};
+use regex::Regex;
+
+/// Every pattern is a regular expression that is searched for in the tensor's Hugging Face name
+/// (`model.layers.3.mlp.up_proj.weight`); `^` and `$` anchor it. One that matches no tensor is an error.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Tuning {
+    /// Tensors that do not learn: no gradient, no optimizer state, no reduction.
+    pub freeze: Vec<String>,
+    /// Tensors without weight decay, besides norms and biases.
+    pub no_decay: Vec<String>,
+    /// Factors of the learning rate; of several that match a tensor, the last.
+    pub lr_scale: Vec<(String, f32)>,
+}
+
+impl Tuning {
+    /// Sets [`Segment::trainable`], [`Segment::decay`] and [`Segment::lr_scale`].
+    pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
+        for pattern in &self.freeze {
+            each("freeze", pattern, layouts, |segment| segment.trainable = false)?;
+        }
+        for pattern in &self.no_decay {
+            each("no_decay", pattern, layouts, |segment| segment.decay = false)?;
+        }
+        for (pattern, scale) in &self.lr_scale {
+            if !(scale.is_finite() && *scale >= 0.0) {
+                return Err(Error::input(format!("lr_scale of {pattern:?} is {scale}: it must be 0 or more")));
+            }
+            each("lr_scale", pattern, layouts, |segment| segment.lr_scale = *scale)?;
+        }
+        if !layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable) {
+            return Err(Error::input("freeze leaves no tensor that learns: take out a pattern"));
+        }
+        Ok(())
+    }
+}
+
+fn each(key: &str, pattern: &str, layouts: &mut [Layout], mut change: impl FnMut(&mut Segment)) -> Result<()> {
+    let regex = Regex::new(pattern)
+        .map_err(|e| Error::input(format!("{key}: {pattern:?} is not a regular expression: {}", last_line(&e))))?;
+    let mut matched = false;
+    for segment in layouts.iter_mut().flat_map(|l| &mut l.segments).filter(|s| regex.is_match(&s.name)) {
+        change(segment);
+        matched = true;
+    }
+    match matched {
+        true => Ok(()),
+        false => {
+            Err(Error::input(format!("{key}: {pattern:?} is in no tensor's name; the names are {}", examples(layouts))))
+        }
+    }
+}
+
+/// The reason without the drawing of where it is.
+fn last_line(e: &regex::Error) -> String {
+    e.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_string()
+}
+
+/// The root's names and the first block's.
+fn examples(layouts: &[Layout]) -> String {
+    let names: Vec<&str> = layouts.iter().take(2).flat_map(|l| &l.segments).map(|s| s.name.as_str()).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Init;
+
+    fn layouts() -> Vec<Layout> {
+        let mut root = Layout::default();
+        root.push("model.embed_tokens.weight", &[4, 3], true, Init::Constant(0.0));
+        root.push("model.norm.weight", &[3], false, Init::Constant(0.0));
+        let block = |i| {
+            let mut block = Layout::default();
+            block.push(format!("model.layers.{i}.mlp.up_proj.weight"), &[3, 3], true, Init::Constant(0.0));
+            block
+        };
+        vec![root, block(0), block(1), block(10)]
+    }
+    fn applied(tuning: Tuning) -> Vec<Segment> {
+        let mut layouts = layouts();
+        tuning.apply(&mut layouts).unwrap();
+        layouts.into_iter().flat_map(|l| l.segments).collect()
+    }
+    fn refused(tuning: Tuning) -> String {
+        tuning.apply(&mut layouts()).unwrap_err().to_string()
+    }
+    fn texts(patterns: &[&str]) -> Vec<String> {
+        patterns.iter().map(|p| p.to_string()).collect()
+    }
+
+    #[test]
+    fn patterns_choose_tensors_by_name() {
+        let freeze = texts(&["embed", r"layers\.[01]\."]);
+        let trainable: Vec<bool> =
+            applied(Tuning { freeze, ..Tuning::default() }).iter().map(|s| s.trainable).collect();
+        assert_eq!(trainable, [false, true, false, false, true]);
+        let lr_scale = vec![("layers".to_string(), 0.5), (r"layers\.10".to_string(), 2.0)];
+        let tuned = applied(Tuning { no_decay: texts(&["embed"]), lr_scale, ..Tuning::default() });
+        assert_eq!(tuned.iter().map(|s| s.decay).collect::<Vec<_>>(), [false, false, true, true, true]);
+        assert_eq!(tuned.iter().map(|s| s.lr_scale).collect::<Vec<_>>(), [1.0, 1.0, 0.5, 0.5, 2.0]);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let freeze = |patterns: &[&str]| refused(Tuning { freeze: texts(patterns), ..Tuning::default() });
+        let unknown = freeze(&["layer.0"]);
+        assert!(unknown.contains(r#""layer.0""#) && unknown.contains("model.embed_tokens.weight"), "{unknown}");
+        assert!(freeze(&["layers.("]).contains("unclosed group"));
+        assert!(freeze(&["."]).contains("no tensor that learns"));
+        let scale = Tuning { lr_scale: vec![("embed".into(), f32::NAN)], ..Tuning::default() };
+        assert!(refused(scale).contains("NaN"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Freezing and parameter groups from outside: what is frozen costs nothing and stays, and what learns cannot tell.
+mod common;
+
+use common::*;
+use flatshard::base::meter::CATEGORIES;
+use flatshard::base::{Category, DType};
+use flatshard::nn::{Spec, Tuning};
+use flatshard::store::{ShardedOptions, Wrap};
+use flatshard::strategy::{Engine, EngineOptions, Strategy};
+use std::sync::Arc;
+
+fn freeze(patterns: &[&str]) -> Tuning {
+    Tuning { freeze: patterns.iter().map(|p| p.to_string()).collect(), ..Tuning::default() }
+}
+
+/// A unit that mixes, one that is all frozen, norms and biases apart from their neighbours, the lowest layers.
+const FROZEN: [&[&str]; 4] = [
+    &[r"layers\.[13]\.mlp", r"h\.[02]\.mlp"],
+    &[r"layers\.2\.", r"h\.1\."],
+    &["layernorm", r"ln_[12f]\.bias", "k_proj"],
+    &["embed_tokens", r"wte|wpe", r"layers\.[01]\.", r"h\.0\."],
+];
+
+/// The patterns of [`FROZEN`] that this model has.
+fn frozen(spec: &Spec, patterns: &[&str]) -> Tuning {
+    let names: Vec<String> = spec.layouts().into_iter().flat_map(|l| l.segments).map(|s| s.name).collect();
+    let matches = |p: &&&str| {
+        let mut layouts = spec.layouts();
+        freeze(&[p]).apply(&mut layouts).is_ok()
+    };
+    let tuning = freeze(&patterns.iter().filter(matches).copied().collect::<Vec<_>>());
+    assert!(!tuning.freeze.is_empty(), "{patterns:?} in {names:?}");
+    tuning
+}
+
+fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
+    vec![
+        (fsdp(sharded()), 1),
+        (fsdp(ShardedOptions { wrap: Wrap::Size(8000), grad_accum: 2, ..sharded() }), 2),
+        (fsdp(ShardedOptions { reshard: false, sync_each_batch: true, grad_accum: 2, ..sharded() }), 2),
+        (fsdp(ShardedOptions { wrap: Wrap::None, ..sharded() }), 1),
+        (ddp(DType::F32), 1),
+    ]
+}
+
+/// One step of plain SGD without clipping: tensors do not see each other's updates, so each must be either what it was,
+/// or, bit for bit, what it becomes where everything learns.
+#[test]
+fn what_learns_learns_the_same_and_what_is_frozen_stays() {
+    for spec in [llama(), Spec { dropout: 0.0, ..gpt() }] {
+        for patterns in FROZEN {
+            for (strategy, accum) in strategies() {
+                for world in [1, 3] {
+                    let all = EngineOptions { grad_clip: 0.0, ..options(&spec, strategy.clone(), SGD) };
+                    let some = EngineOptions { tuning: frozen(&spec, patterns), ..all.clone() };
+                    let before = outcome(world, &all, 0, accum);
+                    let (all, some) = (outcome(world, &all, 1, accum), outcome(world, &some, 1, accum));
+                    assert_eq!(all.steps[0].0, some.steps[0].0, "loss");
+                    let mut layouts = spec.layouts();
+                    frozen(&spec, patterns).apply(&mut layouts).unwrap();
+                    for segment in layouts.iter().flat_map(|l| &l.segments) {
+                        let expected = if segment.trainable { &all } else { &before };
+                        let what = format!("{} of {} world {world}", segment.name, strategy.name());
+                        assert!(some.weights[&segment.name] == expected.weights[&segment.name], "{what}");
+                        assert!(all.weights[&segment.name] != before.weights[&segment.name], "{what} never learns");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sharded_equals_replicated_with_frozen_tensors() {
+    for dtype in [DType::F32, DType::Bf16] {
+        for patterns in FROZEN {
+            for world in [1, 2, 3] {
+                let tuning = frozen(&llama(), patterns);
+                let options = |strategy| EngineOptions { tuning: tuning.clone(), ..options(&llama(), strategy, ADAMW) };
+                let replicated = outcome(world, &options(ddp(dtype)), 3, 1);
+                let sharded = outcome(world, &options(fsdp(ShardedOptions { dtype, ..sharded() })), 3, 1);
+                assert_same_bits(&replicated, &sharded, &format!("{patterns:?} world {world} {dtype}"));
+            }
+        }
+    }
+}
+
+/// Bytes of a rank in each category, as planned; and that the engine holds just them.
+fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
+    let planned = Engine::planned(options, world).unwrap();
+    ranks(world, |rank| {
+        let meter = rank.meter.clone();
+        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        train(&mut engine, &options.spec, 2, 1)?;
+        for (i, &(category, name)) in CATEGORIES.iter().enumerate() {
+            assert_eq!(meter.live(category), planned[i].1, "{name} of {} world {world}", options.strategy.name());
+        }
+        Ok(())
+    });
+    planned
+}
+
+/// Bytes received in reductions of one step.
+fn reduced(options: &EngineOptions) -> u64 {
+    let bytes = ranks(2, |rank| {
+        let group = rank.group.clone();
+        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        engine.evaluate(&[batch(&options.spec, 1, 0, rank.rank)])?;
+        let before = group.stats().bytes;
+        train(&mut engine, &options.spec, 1, 1)?;
+        Ok(group.stats().bytes - before)
+    });
+    bytes[0]
+}
+
+#[test]
+fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
+    let spec = Spec { dim: 64, ff: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
+    // Everything but the attention of two blocks: 2 * 4 * 64 * 64 parameters learn.
+    let tuning = freeze(&["embed_tokens", "lm_head", "norm", "mlp", r"layers\.[02]\."]);
+    let learning = 2 * 4 * 64 * 64;
+    for (strategy, share) in [(fsdp(sharded()), 2), (ddp(DType::F32), 1)] {
+        let all = options(&spec, strategy, ADAMW);
+        let some = EngineOptions { tuning: tuning.clone(), ..all.clone() };
+        let bytes = |planned: &[(Category, usize)], category| planned.iter().find(|p| p.0 == category).unwrap().1;
+        let (all_bytes, some_bytes) = (held(2, &all), held(2, &some));
+        assert_eq!(bytes(&some_bytes, Category::Grads), 4 * learning / share);
+        assert_eq!(bytes(&some_bytes, Category::Optimizer), 8 * learning / share);
+        assert_eq!(bytes(&some_bytes, Category::Params), bytes(&all_bytes, Category::Params));
+        // What is left out of the reduction: half of every frozen gradient reaches a rank, twice that in an all-reduce.
+        let total = spec.layouts().iter().map(|l| l.len).sum::<usize>();
+        let saved = reduced(&all) - reduced(&some);
+        let expected = (4 * (total - learning) / share) as u64;
+        assert!(saved >= expected && saved <= expected + 4 * 1024, "saved {saved} bytes, expected {expected}");
+    }
+}
+
+#[test]
+fn groups_scale_the_learning_rate_and_switch_decay_off() {
+    // Plain SGD, one step: p - lr * scale * (g + decay * p), so a scale of 0 is no change, and a half is half the change.
+    let base = EngineOptions { grad_clip: 0.0, ..options(&llama(), fsdp(sharded()), SGD) };
+    let scaled = |name: &str, scale: f32| {
+        let tuning = Tuning { lr_scale: vec![(name.to_string(), scale)], ..Tuning::default() };
+        outcome(2, &EngineOptions { tuning, ..base.clone() }, 1, 1)
+    };
+    let (before, full) = (outcome(2, &base, 0, 1), outcome(2, &base, 1, 1));
+    let (none, half) = (scaled("q_proj", 0.0), scaled("q_proj", 0.5));
+    for (name, start) in &before.weights {
+        if !name.contains("q_proj") {
+            assert!(none.weights[name] == full.weights[name] && half.weights[name] == full.weights[name], "{name}");
+            continue;
+        }
+        assert!(none.weights[name] == *start, "{name}");
+        let value = |o: &Outcome, i: usize| f32::from_bits(o.weights[name][i]) as f64;
+        for i in 0..start.len() {
+            let (was, whole, halved) = (value(&before, i), value(&full, i), value(&half, i));
+            assert!((2.0 * (halved - was) - (whole - was)).abs() < 1e-6, "{name}[{i}]: {was} {halved} {whole}");
+        }
+    }
+    // Without decay an unused token's row stays; with it, it shrinks.
+    let undecayed = Tuning { no_decay: vec!["lm_head|embed".into()], ..Tuning::default() };
+    let kept = outcome(2, &EngineOptions { tuning: undecayed, ..base.clone() }, 1, 1);
+    let rows =
+        |o: &Outcome| o.weights["model.embed_tokens.weight"].chunks(llama().dim).map(<[_]>::to_vec).collect::<Vec<_>>();
+    let same = |a: Vec<Vec<u32>>, b: Vec<Vec<u32>>| a.iter().zip(&b).filter(|(a, b)| a == b).count();
+    assert_eq!(same(rows(&before), rows(&full)), 0);
+    assert!(same(rows(&before), rows(&kept)) > 0);
+}
