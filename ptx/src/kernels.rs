@@ -1,5 +1,7 @@
 //! Every kernel that is shipped, in every variant: the sources of `kernels/` and the constants that shape them. Never
 //! launches anything.
+pub mod attention;
+
 use crate::expand::{Error, expand};
 
 /// A source of `kernels/` with its constants.
@@ -36,6 +38,10 @@ pub const VARIANTS: &[Variant] = &[
 ];
 
 const SOURCES: &[(&str, &str)] = &[
+    ("attention.ptx", include_str!("../../kernels/attention.ptx")),
+    ("attention_delta.ptx", include_str!("../../kernels/attention_delta.ptx")),
+    ("attention_plain.ptx", include_str!("../../kernels/attention_plain.ptx")),
+    ("attention_shape.ptx", include_str!("../../kernels/attention_shape.ptx")),
     ("add.ptx", include_str!("../../kernels/add.ptx")),
     ("adamw.ptx", include_str!("../../kernels/adamw.ptx")),
     ("cast.ptx", include_str!("../../kernels/cast.ptx")),
@@ -53,9 +59,14 @@ fn source(file: &str) -> Option<String> {
     SOURCES.iter().find(|(name, _)| *name == file).map(|(_, text)| text.to_string())
 }
 
+/// All of them.
+pub fn variants() -> impl Iterator<Item = &'static Variant> {
+    VARIANTS.iter().chain(attention::VARIANTS)
+}
+
 impl Variant {
     pub fn by_name(name: &str) -> Option<&'static Variant> {
-        VARIANTS.iter().find(|v| v.name == name)
+        variants().find(|v| v.name == name)
     }
     /// Plain PTX with `# line "file"` markers.
     pub fn expand(&self) -> Result<String, Error> {

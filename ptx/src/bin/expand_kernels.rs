@@ -1,5 +1,5 @@
 //! `expand_kernels DIR`: writes every variant of every kernel as plain PTX into DIR, for ptxas and for readers.
-use flatshard_ptx::kernels::VARIANTS;
+use flatshard_ptx::kernels::variants;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -7,7 +7,7 @@ fn main() -> ExitCode {
         eprintln!("usage: expand_kernels DIR");
         return ExitCode::from(2);
     };
-    for variant in VARIANTS {
+    for variant in variants() {
         let path = std::path::Path::new(&dir).join(format!("{}.ptx", variant.name));
         let written = variant.expand().map_err(|e| e.to_string()).and_then(|text| {
             std::fs::create_dir_all(&dir)

@@ -1,0 +1,87 @@
+//! Values against f64 at odd sizes, under several schedules, which must agree to the bit.
+use crate::launch::{DType, Run, sound};
+use crate::reference::{Inputs, Shape, Sight, attention};
+use flatshard_ptx::kernels::attention::{Family, plain_family};
+
+const SCHEDULES: [u64; 3] = [0, 1, 2];
+/// Over the error of the naive code that rounds every step to the element type.
+const FORWARD: f64 = 2.0;
+const GRADIENT: f64 = 3.0;
+/// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
+const FLOOR: f64 = 1e-6;
+
+fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f64]) {
+    assert_eq!((got.len(), naive.len()), (exact.len(), exact.len()), "{label}: lengths");
+    let errors = |of: &[f64]| {
+        let (mut worst, mut sum) = (0.0f64, 0.0);
+        for (i, (a, b)) in of.iter().zip(exact).enumerate() {
+            let e = if a == b { 0.0 } else { (a - b).abs() };
+            assert!(e.is_finite(), "{label}: element {i} is {a}, should be {b}");
+            worst = worst.max(e);
+            sum += e;
+        }
+        (worst, sum / exact.len().max(1) as f64)
+    };
+    let largest = exact.iter().fold(0.0f64, |m, x| if x.is_finite() { m.max(x.abs()) } else { m });
+    let ((worst, mean), (naive_worst, naive_mean)) = (errors(got), errors(naive));
+    let floor = FLOOR * largest.max(1.0);
+    assert!(worst <= factor * naive_worst + floor, "{label}: largest error {worst:e}, naive {naive_worst:e}");
+    assert!(mean <= factor * naive_mean + floor, "{label}: mean error {mean:e}, naive {naive_mean:e}");
+}
+
+/// Forward and backward, under every schedule the same bits, against the reference.
+fn check(family: &Family, dtype: DType, shape: &Shape) {
+    let label = format!("{} of {shape:?}", family.forward.variant);
+    let x = Inputs::new(shape);
+    let before = 0.5;
+    let run = |schedule| {
+        let run = Run { family, dtype, shape, schedule, plant: &sound };
+        run.run(&x, before).unwrap_or_else(|report| panic!("{label}, schedule {schedule}:\n{report}")).0
+    };
+    let got = run(SCHEDULES[0]);
+    for schedule in &SCHEDULES[1..] {
+        let again = run(*schedule);
+        let same = |a: &[f64], b: &[f64]| a.iter().map(|x| x.to_bits()).eq(b.iter().map(|x| x.to_bits()));
+        assert!(same(&again.o, &got.o) && same(&again.lse, &got.lse), "{label}: forward, schedule {schedule}");
+        let gradients = same(&again.dq, &got.dq) && same(&again.dk, &got.dk) && same(&again.dv, &got.dv);
+        assert!(gradients, "{label}: backward, schedule {schedule}");
+    }
+    let (exact, naive) = (attention(shape, &x, &|v| v), attention(shape, &x, &|v| dtype.round(v)));
+    compare(&format!("{label}: o"), FORWARD, &got.o, &exact.o, &naive.o);
+    compare(&format!("{label}: lse"), FORWARD, &got.lse, &exact.lse, &naive.lse);
+    let added = if matches!(shape.sight, Sight::Packed(_)) { 0.0 } else { before };
+    for (name, got, exact, naive) in
+        [("dq", &got.dq, &exact.dq, &naive.dq), ("dk", &got.dk, &exact.dk, &naive.dk), ("dv", &got.dv, &exact.dv, &naive.dv)]
+    {
+        let got: Vec<f64> = got.iter().map(|x| x - added).collect();
+        compare(&format!("{label}: {name}"), GRADIENT, &got, exact, naive);
+    }
+}
+
+fn shapes(head_dim: usize) -> Vec<Shape> {
+    let packed = |heads, kv_heads, cu: &[u32]| Shape::packed(heads, kv_heads, head_dim, cu);
+    let pass = |cu: &[u32], queries: Vec<u32>, keys: Vec<u32>| {
+        let sight = Sight::Pass { cu_seqlens: cu.to_vec(), queries, keys };
+        Shape { sight, ..packed(2, 1, cu) }
+    };
+    vec![
+        packed(1, 1, &[0, 1]),
+        packed(2, 1, &[0, 5, 5, 69, 70]),
+        Shape { window: 9, ..packed(1, 1, &[0, 3, 68]) },
+        Shape { softcap: 2.0, ..packed(1, 1, &[0, 33]) },
+        // A zigzag cut: chunks 0 and 3 of a sequence over chunks 1 and 2; and over themselves.
+        pass(&[0, 64], (0..16).chain(48..64).collect(), (16..48).collect()),
+        Shape { window: 20, ..pass(&[0, 64], (0..16).chain(48..64).collect(), (0..16).chain(48..64).collect()) },
+        // Documents cut anywhere: the block before, which the later documents do not see; and a block after.
+        pass(&[0, 10, 37, 90], (30..61).collect(), (5..30).collect()),
+        pass(&[0, 10, 37, 90], (5..30).collect(), (30..61).collect()),
+    ]
+}
+
+#[test]
+fn plain_kernels() {
+    for (dtype, head_dim) in [(DType::F32, 3), (DType::F32, 40), (DType::Bf16, 5), (DType::F16, 5)] {
+        let family = plain_family(dtype.name(), head_dim).unwrap();
+        shapes(head_dim).iter().for_each(|shape| check(family, dtype, shape));
+    }
+}
