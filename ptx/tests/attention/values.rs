@@ -50,9 +50,11 @@ fn check(family: &Family, dtype: DType, shape: &Shape) {
     compare(&format!("{label}: o"), FORWARD, &got.o, &exact.o, &naive.o);
     compare(&format!("{label}: lse"), FORWARD, &got.lse, &exact.lse, &naive.lse);
     let added = if matches!(shape.sight, Sight::Packed(_)) { 0.0 } else { before };
-    for (name, got, exact, naive) in
-        [("dq", &got.dq, &exact.dq, &naive.dq), ("dk", &got.dk, &exact.dk, &naive.dk), ("dv", &got.dv, &exact.dv, &naive.dv)]
-    {
+    for (name, got, exact, naive) in [
+        ("dq", &got.dq, &exact.dq, &naive.dq),
+        ("dk", &got.dk, &exact.dk, &naive.dk),
+        ("dv", &got.dv, &exact.dv, &naive.dv),
+    ] {
         let got: Vec<f64> = got.iter().map(|x| x - added).collect();
         compare(&format!("{label}: {name}"), GRADIENT, &got, exact, naive);
     }
