@@ -245,7 +245,7 @@ fn files_with_faults_are_named_with_the_key() {
         ("model: 3", vec!["model", "3"]),
         ("- a\n- b", vec!["sections"]),
         ("model: {embed_dim: 8", vec!["YAML"]),
-        ("training_stages: {one: {}}", vec!["training_stages"]),
+        ("training_stages: {one: {}, two: {optim: {rl: 1}}}", vec!["optim.rl", "optim.lr"]),
     ];
     for (i, (text, parts)) in faults.iter().enumerate() {
         let name = format!("fault{i}.yaml");

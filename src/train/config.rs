@@ -2,6 +2,7 @@
 //! unknown key or a wrong type is named with its file and path. Never validates values against each other ([`super::plan`]).
 use super::args::Cli;
 use super::settings::Settings;
+use super::stages;
 use crate::base::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -52,11 +53,27 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a 
     known.into_iter().max_by(|a, b| like(a).total_cmp(&like(b))).unwrap_or("--help")
 }
 
-/// Defaults, then the file, then the flags.
-pub fn resolve(cli: &Cli) -> Result<Settings> {
+/// The names of the file's training stages, in order; none where there are no stages.
+pub fn stages(cli: &Cli) -> Result<Vec<String>> {
+    let Some(path) = &cli.files.config else { return Ok(Vec::new()) };
+    Ok(File::read(path)?.stages()?.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Defaults, then the file, then the flags; of the file's training stages, `stage`.
+pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
     let mut merged = defaults();
+    let mut names = Vec::new();
     if let Some(path) = &cli.files.config {
-        overlay(&mut merged, File::read(path)?.settings(cli)?);
+        let file = File::read(path)?;
+        overlay(&mut merged, file.settings(cli)?);
+        for (name, body) in file.stages()? {
+            // All are read, so that a fault in the last is known before the first has run.
+            let sections = file.sections(&body)?;
+            if stage == Some(name.as_str()) {
+                overlay(&mut merged, sections);
+            }
+            names.push(name);
+        }
     } else {
         for (flag, name) in [
             ("--model-config", &cli.files.model_config),
@@ -71,7 +88,11 @@ pub fn resolve(cli: &Cli) -> Result<Settings> {
         }
     }
     overlay(&mut merged, to_tree(&cli.settings)?);
-    serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))
+    let mut settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
+    if let Some(stage) = stage {
+        stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
+    }
+    Ok(settings)
 }
 
 /// What is not null in `upper` replaces what is in `lower`.
@@ -123,22 +144,7 @@ impl<'a> File<'a> {
     /// The file as a tree of [`Settings`], named blocks picked by the flags of `cli` laid over the plain sections.
     fn settings(&self, cli: &Cli) -> Result<Value> {
         let schema = to_tree(&Settings::default())?;
-        let mut out = Value::Object(Tree::new());
-        for (section, body) in &self.tree {
-            match section.as_str() {
-                "model_configs" | "distributed_examples" | "plan" | "distributed" => {}
-                "training_stages" if body.is_null() => {}
-                "training_stages" => {
-                    return Err(self.fault(
-                        "training_stages: runs of several stages are not built yet; remove the section and run each stage \
-                         by its own file"
-                            .into(),
-                    ));
-                }
-                "precision" if !body.is_object() => self.set(&mut out, &schema, "precision", "precision", body)?,
-                _ => self.section(&mut out, &schema, section, body)?,
-            }
-        }
+        let mut out = self.sections(&Value::Object(self.tree.clone()))?;
         if let Some(body) = self.tree.get("distributed") {
             self.distributed(&mut out, &schema, "distributed", body)?;
         }
@@ -150,10 +156,26 @@ impl<'a> File<'a> {
             let at = format!("distributed_examples.{name}");
             self.distributed(&mut out, &schema, &at, body.get("distributed").unwrap_or(body))?;
         }
-        if let Some(name) = &cli.files.stage {
-            return Err(self.fault(format!("--stage {name}: the file has no training_stages")));
+        Ok(out)
+    }
+
+    /// The plain sections of the file, or of one of its stages.
+    fn sections(&self, tree: &Value) -> Result<Value> {
+        let schema = to_tree(&Settings::default())?;
+        let mut out = Value::Object(Tree::new());
+        for (section, body) in self.body("sections", tree)?.into_iter().flatten() {
+            match section.as_str() {
+                "model_configs" | "distributed_examples" | "plan" | "distributed" | "training_stages" => {}
+                "precision" if !body.is_object() => self.set(&mut out, &schema, "precision", "precision", body)?,
+                key if schema["tune"].get(key).is_some() => self.set(&mut out, &schema, "tune", key, body)?,
+                _ => self.section(&mut out, &schema, section, body)?,
+            }
         }
         Ok(out)
+    }
+
+    fn stages(&self) -> Result<Vec<(String, Value)>> {
+        stages::read(self.tree.get("training_stages").unwrap_or(&Value::Null)).map_err(|what| self.fault(what))
     }
 
     /// The block `name` of the mapping `list`.

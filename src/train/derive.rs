@@ -185,12 +185,24 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
     Ok(EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
         spec,
-        tuning: Tuning::default(),
+        tuning: tuning(&s.tune)?,
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
         checkpoint: set(&f.activation_checkpoint, "fsdp.activation_checkpoint")?,
         seed: set(&s.run.seed, "run.seed")?,
+    })
+}
+
+fn tuning(t: &Tune) -> Result<Tuning> {
+    let scale = |text: &String| {
+        let pair = text.rsplit_once('=').and_then(|(pattern, factor)| Some((pattern.to_string(), factor.parse().ok()?)));
+        pair.ok_or_else(|| Error::input(format!("lr_scale {text:?}: PATTERN=FACTOR is expected, as in embed_tokens=0.1")))
+    };
+    Ok(Tuning {
+        freeze: t.freeze.clone().unwrap_or_default(),
+        no_decay: t.no_decay.clone().unwrap_or_default(),
+        lr_scale: t.lr_scale.iter().flatten().map(scale).collect::<Result<_>>()?,
     })
 }
 

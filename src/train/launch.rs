@@ -48,13 +48,14 @@ struct Rank {
 }
 
 /// Starts the ranks of `plan` on this host and returns when all have ended. The error is that of the first that failed.
-pub fn run(plan: &Plan) -> Result<()> {
+/// `stage`: the one of the file's stages that it is, where they are run one after the other.
+pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
     let mut signals = stop_signals()?;
     let arena = Arc::new(Arena::create(plan.nproc)?);
     let watch = Watch::new(arena.clone())?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
     for rank in 0..plan.nproc {
-        ranks.ranks.push(start(rank, plan.nproc, &arena)?);
+        ranks.ranks.push(start(rank, plan.nproc, stage, &arena)?);
     }
     let mut stopping = None;
     let mut failed_at: Option<Instant> = None;
@@ -80,12 +81,13 @@ pub fn run(plan: &Plan) -> Result<()> {
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, world: usize, arena: &Arena) -> Result<Rank> {
+fn start(rank: usize, world: usize, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
     // Its own process group: a Ctrl-C at the terminal reaches the parent alone, which passes it on once.
     command.args(std::env::args_os().skip(1)).process_group(0);
+    command.args(stage.map(|stage| format!("--stage={stage}")));
     let numbers = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)];
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");

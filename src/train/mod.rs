@@ -15,6 +15,7 @@ pub mod plan;
 mod report;
 mod run;
 pub mod settings;
+mod stages;
 
 pub use settings::StrategyName;
 
@@ -47,24 +48,50 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         }
         Parsed::Run(cli) => cli,
     };
-    let plan = Plan::new(config::resolve(&cli)?, strategy, launched)?;
-    if cli.files.print_config {
-        print!("{}", plan.print()?);
-        return Ok(());
+    match (config::stages(&cli)?, &cli.files.stage) {
+        (stages, None) if !stages.is_empty() => {
+            // Every stage's settings are read before the first one starts; its plan is made when its turn comes.
+            let settings = stages.iter().map(|stage| config::resolve(&cli, Some(stage)));
+            let settings: Vec<_> = settings.collect::<Result<_>>()?;
+            for (i, (stage, settings)) in stages.iter().zip(settings).enumerate() {
+                let plan = Plan::new(settings, strategy, launched)?;
+                if cli.files.print_config {
+                    print!("{}", plan.print()?); // the others start from what this one will leave
+                    return Ok(());
+                }
+                let last = i + 1 == stages.len();
+                if last || !plan.is_done() {
+                    one(&plan, launched, Some(stage))?;
+                }
+            }
+            Ok(())
+        }
+        (_, stage) => {
+            let plan = Plan::new(config::resolve(&cli, stage.as_deref())?, strategy, launched)?;
+            if cli.files.print_config {
+                print!("{}", plan.print()?);
+                return Ok(());
+            }
+            one(&plan, launched, None)
+        }
     }
+}
+
+/// One run. `stage`: which of several, for the ranks that this process starts.
+fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<()> {
     match launched {
         // Started by us: the parent has made room and seen that the run fits.
-        Some(env) if env.parent_pid.is_some() => run::run(&plan, env),
+        Some(env) if env.parent_pid.is_some() => run::run(plan, env),
         Some(env) => {
             if env.local_rank == 0 {
                 plan.prepare()?;
             }
-            run::run(&plan, env)
+            run::run(plan, env)
         }
         None => {
             plan.prepare()?;
             let metrics = plan.settings.run.metrics_path.as_deref();
-            launch::run(&plan).inspect_err(|e| metrics::record_failure(metrics, e))
+            launch::run(plan, stage).inspect_err(|e| metrics::record_failure(metrics, e))
         }
     }
 }

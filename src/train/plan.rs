@@ -1,14 +1,14 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::settings::*;
-use super::{check, derive, memory};
+use super::{check, derive, memory, stages};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
-use crate::nn::Decoder;
+use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
 use crate::strategy::EngineOptions;
 use serde_json::{Value, json};
@@ -27,6 +27,8 @@ pub struct Plan {
     /// Ranks started on this host.
     pub nproc: usize,
     pub params: usize,
+    /// Those of them that are not frozen.
+    pub trainable: usize,
     /// Of one rank, in the order of [`CATEGORIES`].
     pub planned: Vec<(Category, usize)>,
     /// The checkpoint to go on from, and where that run stood.
@@ -40,13 +42,18 @@ impl Plan {
         check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
+        if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
+            s.model.pretrain = Some(stages::weights(before)?);
+        }
         let strategy_name = derive::strategy(&mut s, default);
         let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
         let tokenizer = Tokenizer::from_name(&derive::set(&s.data.tokenizer, "data.tokenizer")?)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let engine = derive::engine(&s, strategy_name, spec)?;
-        let decoder = Decoder::new(engine.spec.clone())?;
-        let params = decoder.layouts().iter().map(|l| l.params()).sum();
+        let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
+        let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
+        let params = segments().map(Segment::len).sum();
+        let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
         let planned = derive::planned(&engine, &decoder, mesh.world())?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         if let (Some(dir), None) = (&s.model.pretrain, &resume) {
@@ -66,12 +73,17 @@ impl Plan {
             schedule,
             nproc,
             params,
+            trainable,
             planned,
             resume,
             comm_timeout,
         })
     }
 
+    /// The checkpoint to go on from is the last step's.
+    pub fn is_done(&self) -> bool {
+        self.resume.as_ref().is_some_and(|(_, state)| state.step >= self.steps())
+    }
     pub fn steps(&self) -> u64 {
         self.schedule.total
     }
@@ -189,6 +201,7 @@ impl Plan {
             "world_size": self.mesh.world(),
             "mesh": self.mesh_json(),
             "params": self.params,
+            "trainable_params": self.trainable,
             "steps": self.steps(),
             "tokens_per_step": self.tokens_per_step()?,
             "dataset": self.dataset.report().to_string(),

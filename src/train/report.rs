@@ -25,10 +25,16 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         format!("{name} {}", mib(*bytes as u64))
     });
     let parts: Vec<String> = parts.collect();
-    let mut lines = vec![
+    let stage = s.run.stage.iter().map(|stage| format!("stage    {stage}"));
+    let mut lines: Vec<String> = stage.collect();
+    lines.extend([
         format!(
-            "model    {arch} of {} parameters: {} layers, width {}, {} heads, ff {}, vocabulary {}{}",
+            "model    {arch} of {} parameters{}: {} layers, width {}, {} heads, ff {}, vocabulary {}{}",
             count(plan.params as u64),
+            match plan.trainable {
+                all if all == plan.params => String::new(),
+                some => format!(", {} of them learn", count(some as u64)),
+            },
             spec.layers,
             spec.dim,
             if spec.kv_heads == spec.heads {
@@ -72,7 +78,7 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         ),
         format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
         format!("data     {}", plan.dataset.report()),
-    ];
+    ]);
     if let Some((dir, then)) = &plan.resume {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);

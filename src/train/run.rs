@@ -108,7 +108,7 @@ impl<'a> Trainer<'a> {
             _ => None,
         };
         let metrics = match &plan.settings.run.metrics_path {
-            Some(path) if first => Metrics::open(path, done > 0)?,
+            Some(path) if first => Metrics::open(path, done > 0 || plan.settings.run.after.is_some())?,
             _ => Metrics::none(),
         };
         let progress = match first {
@@ -182,6 +182,7 @@ impl<'a> Trainer<'a> {
                 "mesh": self.plan.mesh_json(),
                 "device": device,
                 "params": self.plan.params,
+                "trainable_params": self.plan.trainable,
                 "planned_bytes": self.plan.planned_json(),
                 "data": self.plan.dataset.report().to_string(),
                 "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),

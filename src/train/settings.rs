@@ -17,6 +17,8 @@ pub struct Settings {
     #[command(flatten)]
     pub optim: Optim,
     #[command(flatten)]
+    pub tune: Tune,
+    #[command(flatten)]
     pub batch: Batch,
     #[command(flatten)]
     pub fsdp: Fsdp,
@@ -80,6 +82,11 @@ pub struct Run {
     /// Accepted: CPU kernels are always compiled ahead of time
     #[arg(long)]
     pub compile: Option<bool>,
+    /// Which of the file's stages this run is, and where the one before it has its checkpoints: derived.
+    #[arg(skip)]
+    pub stage: Option<String>,
+    #[arg(skip)]
+    pub after: Option<PathBuf>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -192,6 +199,25 @@ pub struct Optim {
     /// Largest norm of the whole gradient; 0: no clipping
     #[arg(long, value_name = "NORM")]
     pub grad_clip: Option<f64>,
+}
+
+/// Which tensors learn, and how fast. In a file these keys may also stand at the top.
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Tune")]
+pub struct Tune {
+    /// Regular expressions, searched for in tensor names: what does not learn [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATTERN")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub freeze: Option<Vec<String>>,
+    /// Tensors without weight decay, besides norms and biases [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATTERN")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub no_decay: Option<Vec<String>>,
+    /// Factor of the learning rate for tensors of these names [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATTERN=FACTOR")]
+    #[serde(deserialize_with = "pairs")]
+    pub lr_scale: Option<Vec<String>>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -371,5 +397,19 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Op
     Ok(Option::<OneOrMany>::deserialize(d)?.map(|x| match x {
         OneOrMany::One(path) => vec![path],
         OneOrMany::Many(paths) => paths,
+    }))
+}
+
+/// `lr_scale: {PATTERN: FACTOR}` is `lr_scale: [PATTERN=FACTOR]`.
+fn pairs<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a mapping of patterns to factors, or a list of PATTERN=FACTOR")]
+    enum Pairs {
+        Map(serde_json::Map<String, serde_json::Value>),
+        List(Vec<String>),
+    }
+    Ok(Option::<Pairs>::deserialize(d)?.map(|x| match x {
+        Pairs::Map(map) => map.into_iter().map(|(pattern, factor)| format!("{pattern}={factor}")).collect(),
+        Pairs::List(list) => list,
     }))
 }
