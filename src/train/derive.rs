@@ -196,8 +196,11 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
 
 fn tuning(t: &Tune) -> Result<Tuning> {
     let scale = |text: &String| {
-        let pair = text.rsplit_once('=').and_then(|(pattern, factor)| Some((pattern.to_string(), factor.parse().ok()?)));
-        pair.ok_or_else(|| Error::input(format!("lr_scale {text:?}: PATTERN=FACTOR is expected, as in embed_tokens=0.1")))
+        let pair =
+            text.rsplit_once('=').and_then(|(pattern, factor)| Some((pattern.to_string(), factor.parse().ok()?)));
+        pair.ok_or_else(|| {
+            Error::input(format!("lr_scale {text:?}: PATTERN=FACTOR is expected, as in embed_tokens=0.1"))
+        })
     };
     Ok(Tuning {
         freeze: t.freeze.clone().unwrap_or_default(),
