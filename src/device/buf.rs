@@ -5,12 +5,21 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// Who may follow the pointer of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Host,
+    /// A GPU alone: the host copies by [`super::Device::upload`] and [`super::Device::download`].
+    Device,
+}
+
 /// Typed memory of a device or of a group's arena. `owner` frees it when the last holder is gone.
 #[derive(Clone)]
 pub(crate) struct Raw {
     ptr: NonNull<u8>,
     dtype: DType,
     len: usize,
+    place: Place,
     owner: Arc<dyn Send + Sync>,
 }
 
@@ -22,10 +31,17 @@ unsafe impl Sync for Raw {}
 
 impl Buf {
     /// # Safety
-    /// `ptr` is aligned for `dtype` and valid for reads and writes of `len` elements for as long as `owner` lives. Any
-    /// other access to that memory (another rank's mapping of a shared arena) is ordered by the group's protocol.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize, owner: Arc<dyn Send + Sync>) -> Buf {
-        Buf(Raw { ptr, dtype, len, owner })
+    /// `ptr` is aligned for `dtype` and valid for reads and writes of `len` elements for as long as `owner` lives, by
+    /// `place`. Any other access to that memory (another rank's mapping of a shared arena) is ordered by the group's
+    /// protocol.
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        dtype: DType,
+        len: usize,
+        place: Place,
+        owner: Arc<dyn Send + Sync>,
+    ) -> Buf {
+        Buf(Raw { ptr, dtype, len, place, owner })
     }
     pub fn len(&self) -> usize {
         self.0.len
@@ -69,6 +85,21 @@ fn check<T: Elem>(op: &'static str, dtype: DType) -> Result<()> {
     }
     Err(Error::op(op, format!("needs {}, got {dtype}", T::DTYPE)))
 }
+fn reachable(op: &'static str, place: Place) -> Result<()> {
+    match place {
+        Place::Host => Ok(()),
+        Place::Device => Err(Error::op(op, "the host cannot read memory of the GPU: it is to be downloaded")),
+    }
+}
+fn fits(op: &'static str, name: &str, have: (DType, usize), need: (DType, usize)) -> Result<()> {
+    if have.0 != need.0 {
+        return Err(Error::op(op, format!("{name} is {}, needs {}", have.0, need.0)));
+    }
+    if have.1 != need.1 {
+        return Err(Error::op(op, format!("{name} holds {} elements, needs {}", have.1, need.1)));
+    }
+    Ok(())
+}
 /// Out of range is a fault of the caller, as with slices of the standard library.
 fn within(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "view {range:?} of a buffer of {len} elements");
@@ -92,15 +123,29 @@ impl<'a> View<'a> {
         within(&range, self.len);
         View { raw: self.raw, start: self.start + range.start, len: range.len() }
     }
+    pub fn place(&self) -> Place {
+        self.raw.place
+    }
+    /// Of the first element; [`View::place`] says who may follow it.
     pub fn as_ptr(&self) -> *const u8 {
-        // SAFETY: start is within the allocation.
-        unsafe { self.raw.ptr.as_ptr().add(self.start * self.raw.dtype.size()) }
+        self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
+    }
+    /// An error that names the operand unless it holds `len` elements of `dtype`.
+    pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
+        fits(op, name, (self.dtype(), self.len), (dtype, len))
     }
     /// The elements, on a device whose memory the host reads. `op` names the caller in the error.
     pub fn host<T: Elem>(&self, op: &'static str) -> Result<&'a [T]> {
         check::<T>(op, self.dtype())?;
+        reachable(op, self.raw.place)?;
         // SAFETY: valid and aligned by `Buf::from_raw`; borrowed for 'a.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len) })
+    }
+    /// The bytes of any dtype, where the host reads them.
+    pub fn host_bytes(&self, op: &'static str) -> Result<&'a [u8]> {
+        reachable(op, self.raw.place)?;
+        // SAFETY: as in `host`; a byte may have any bits.
+        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes()) })
     }
     /// What keeps the memory alive: a collective in flight holds one of these.
     pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
@@ -139,15 +184,29 @@ impl<'a> ViewMut<'a> {
         let part = |start, len| ViewMut { raw: self.raw, start, len, exclusive: PhantomData };
         (part(self.start, at), part(self.start + at, self.len - at))
     }
+    pub fn place(&self) -> Place {
+        self.raw.place
+    }
+    /// Of the first element; [`ViewMut::place`] says who may follow it.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        // SAFETY: start is within the allocation.
-        unsafe { self.raw.ptr.as_ptr().add(self.start * self.raw.dtype.size()) }
+        self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
+    }
+    /// An error that names the operand unless it holds `len` elements of `dtype`.
+    pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
+        fits(op, name, (self.dtype(), self.len), (dtype, len))
     }
     /// The elements, on a device whose memory the host writes.
     pub fn host<T: Elem>(mut self, op: &'static str) -> Result<&'a mut [T]> {
         check::<T>(op, self.dtype())?;
+        reachable(op, self.raw.place)?;
         // SAFETY: valid and aligned by `Buf::from_raw`; exclusive for 'a.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), self.len) })
+    }
+    /// The bytes of any dtype, where the host writes them.
+    pub fn host_bytes_mut(mut self, op: &'static str) -> Result<&'a mut [u8]> {
+        reachable(op, self.raw.place)?;
+        // SAFETY: as in `host`; every dtype takes any bits.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) })
     }
     pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
         self.raw.owner.clone()

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // the device floor: raw memory behind `Buf`, cpu intrinsics
 pub mod buf;
 pub mod cpu;
+pub mod gpu;
 pub mod mapped;
 pub mod ops;
 

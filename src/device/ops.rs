@@ -1,4 +1,6 @@
 //! Shapes and hyper-parameters of the operations: plain values, no buffers.
+use super::{View, ViewMut};
+use crate::base::{DType, Error, Result};
 
 /// `C (m, n) (+)= op(A) op(B)`, row-major. A is stored (m, k), or (k, m) with `ta`; B (k, n), or (n, k) with `tb`.
 /// A leading dimension is the distance between stored rows in elements.
@@ -55,6 +57,22 @@ impl Gemm {
         let (ra, ca) = if self.ta { (self.k, self.m) } else { (self.m, self.k) };
         let (rb, cb) = if self.tb { (self.n, self.k) } else { (self.k, self.n) };
         [extent(ra, ca, self.lda), extent(rb, cb, self.ldb), extent(self.m, self.n, self.ldc)]
+    }
+    /// Every element that the product touches lies within its view, rows of C do not overlap, and there is such a product:
+    /// A and B are f32 and C f32, or A and B are bf16 and C bf16 or f32.
+    pub fn check(&self, a: &View, b: &View, c: &ViewMut) -> Result<()> {
+        let (wide_a, wide_b) = (if self.ta { self.m } else { self.k }, if self.tb { self.k } else { self.n });
+        let rows = [(self.lda, wide_a), (self.ldb, wide_b), (self.ldc, self.n)];
+        let lens = [a.len(), b.len(), c.len()];
+        let overlap = rows.iter().any(|(ld, wide)| ld < wide);
+        if overlap || self.extents().iter().zip(lens).any(|(need, have)| *need > have) {
+            let what = format!("{self:?} needs {:?} elements, got {lens:?}", self.extents());
+            return Err(Error::op("gemm", what));
+        }
+        match (a.dtype(), b.dtype(), c.dtype()) {
+            (DType::F32, DType::F32, DType::F32) | (DType::Bf16, DType::Bf16, DType::F32 | DType::Bf16) => Ok(()),
+            (a, b, c) => Err(Error::op("gemm", format!("no product of {a} and {b} into {c}"))),
+        }
     }
 }
 
@@ -143,6 +161,39 @@ pub struct AdamW {
     pub weight_decay: f32,
     /// Counts from 1: bias correction.
     pub step: u64,
+}
+
+/// What one step of AdamW shares between elements.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWScalars {
+    /// 1 - lr * weight_decay.
+    pub keep: f32,
+    /// 1 - beta1.
+    pub new_m: f32,
+    pub beta2: f32,
+    /// 1 - beta2.
+    pub new_v: f32,
+    /// lr / (1 - beta1^step).
+    pub size: f32,
+    /// 1 / sqrt(1 - beta2^step).
+    pub root: f32,
+    pub eps: f32,
+}
+
+impl AdamW {
+    /// Prepared in f64 and rounded once, as PyTorch does.
+    pub fn scalars(&self) -> AdamWScalars {
+        let (lr, beta1, beta2, step) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64, self.step as f64);
+        AdamWScalars {
+            keep: (1.0 - lr * self.weight_decay as f64) as f32,
+            new_m: (1.0 - beta1) as f32,
+            beta2: self.beta2,
+            new_v: (1.0 - beta2) as f32,
+            size: (lr / (1.0 - beta1.powf(step))) as f32,
+            root: (1.0 / (1.0 - beta2.powf(step)).sqrt()) as f32,
+            eps: self.eps,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

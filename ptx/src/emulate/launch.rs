@@ -67,6 +67,7 @@ impl Launch<'_> {
         let mut machine = Machine {
             kernel,
             memory,
+            lent: vec![],
             arguments: vec![],
             shared: kernel.shared.clone(),
             grid: self.grid,

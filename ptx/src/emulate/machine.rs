@@ -19,9 +19,11 @@ pub struct Cta {
     pub shadow: Shadow,
 }
 
-pub struct Machine<'a> {
+pub struct Machine<'a, 'm> {
     pub kernel: &'a Kernel,
-    pub memory: &'a mut Memory,
+    pub memory: &'a mut Memory<'m>,
+    /// What the lane at hand reads of memory that is lent to be read.
+    pub lent: Vec<u8>,
     /// The parameter buffer.
     pub arguments: Vec<u8>,
     /// Shared arrays with the launch's dynamic length in place.
@@ -41,7 +43,7 @@ pub struct At {
     pub lane: Option<usize>,
 }
 
-impl Machine<'_> {
+impl Machine<'_, '_> {
     pub fn find(&mut self, kind: Kind, at: At, what: String) {
         let lane = at.lane.map(|lane| lane as u32);
         let thread = Some(Thread { cta: at.cta, warp: at.warp as u32, lane });

@@ -34,7 +34,7 @@ impl MmaType {
     }
 }
 
-impl Machine<'_> {
+impl Machine<'_, '_> {
     pub(super) fn matrix(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
         if active == 0 {
             return Ok(());

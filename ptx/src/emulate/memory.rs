@@ -2,65 +2,111 @@
 //! shared memory, which lives and dies with a CTA.
 use super::shadow::Shadow;
 
-/// Allocation i starts at i << 36: an address tells its allocation, and running off one never meets the next.
+/// Allocation i lies in [i << 36, (i + 1) << 36): an address tells its allocation, and running off one never meets the next.
 const RANGE: u32 = 36;
+/// Host memory that is lent keeps its place within so many bytes, so that what is misaligned there is so here.
+const KEPT: u64 = 4096;
 
-pub struct Allocation {
+/// An allocation's bytes.
+pub enum Data<'m> {
+    Own(Vec<u8>),
+    Read(&'m [u8]),
+    Write(&'m mut [u8]),
+}
+
+impl Data<'_> {
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Data::Own(data) => data,
+            Data::Read(data) => data,
+            Data::Write(data) => data,
+        }
+    }
+}
+
+pub struct Allocation<'m> {
     pub name: String,
-    pub data: Vec<u8>,
+    /// Address of the first byte within the allocation's range.
+    pub start: u64,
+    pub data: Data<'m>,
     pub shadow: Shadow,
 }
 
+/// What a kernel can reach, its own or lent by the host for as long as the memory lives.
 #[derive(Default)]
-pub struct Memory {
-    pub(super) allocations: Vec<Allocation>,
+pub struct Memory<'m> {
+    pub(super) allocations: Vec<Allocation<'m>>,
 }
 
 /// Why an access cannot be made at all.
 pub enum Outside {
     Nowhere,
     /// Index of the allocation and first byte.
-    Beyond(usize, u64),
+    Beyond(usize, i64),
     Misaligned(usize, u64),
 }
 
-impl Memory {
-    pub fn new() -> Memory {
+impl<'m> Memory<'m> {
+    pub fn new() -> Memory<'m> {
         Memory::default()
     }
     /// Memory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> u64 {
-        self.add(name, vec![0xFF; bytes], false)
+        self.add(name, 0, Data::Own(vec![0xFF; bytes]), false)
     }
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> u64 {
-        self.add(name, bytes.to_vec(), true)
+        self.add(name, 0, Data::Own(bytes.to_vec()), true)
     }
-    fn add(&mut self, name: &str, data: Vec<u8>, written: bool) -> u64 {
-        let shadow = Shadow::new(data.len(), written);
-        self.allocations.push(Allocation { name: name.to_string(), data, shadow });
-        (self.allocations.len() as u64) << RANGE
+    /// The host's memory, without a copy: a write to it is a finding.
+    pub fn lend(&mut self, name: &str, bytes: &'m [u8]) -> u64 {
+        self.add(name, bytes.as_ptr() as u64 % KEPT, Data::Read(bytes), true)
+    }
+    /// The host's memory, without a copy. Where it is not `written`, the kernel is to fill it: its bytes become 0xFF, and
+    /// reading them before is a finding.
+    pub fn lend_mut(&mut self, name: &str, bytes: &'m mut [u8], written: bool) -> u64 {
+        if !written {
+            bytes.fill(0xFF);
+        }
+        self.add(name, bytes.as_ptr() as u64 % KEPT, Data::Write(bytes), written)
+    }
+    fn add(&mut self, name: &str, start: u64, data: Data<'m>, written: bool) -> u64 {
+        let shadow = Shadow::new(data.bytes().len(), written);
+        self.allocations.push(Allocation { name: name.to_string(), start, data, shadow });
+        ((self.allocations.len() as u64) << RANGE) + start
     }
     /// An allocation's bytes. A byte that nothing has written is an error: the kernel was to fill it.
     pub fn download(&self, pointer: u64) -> Result<&[u8], String> {
-        let index = (pointer >> RANGE).checked_sub(1).filter(|_| pointer.trailing_zeros() >= RANGE);
+        let index = (pointer >> RANGE).checked_sub(1);
         let found = index.and_then(|i| self.allocations.get(i as usize));
+        let found = found.filter(|a| pointer & ((1 << RANGE) - 1) == a.start);
         let found = found.ok_or_else(|| format!("{pointer:#x} is no allocation"))?;
-        match found.shadow.unwritten() {
-            Some(byte) => Err(format!("byte {byte} of '{}' was never written", found.name)),
-            None => Ok(&found.data),
-        }
+        found.filled().map(|()| found.data.bytes())
+    }
+    /// The first allocation that nothing, or not all, was written of.
+    pub fn filled(&self) -> Result<(), String> {
+        self.allocations.iter().try_for_each(Allocation::filled)
     }
     /// Allocation and offset of an aligned access.
     pub(super) fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
-        let offset = address & ((1 << RANGE) - 1);
         let index = (address >> RANGE).checked_sub(1).ok_or(Outside::Nowhere)? as usize;
         let allocation = self.allocations.get(index).ok_or(Outside::Nowhere)?;
-        if offset + bytes as u64 > allocation.data.len() as u64 {
-            return Err(Outside::Beyond(index, offset));
+        let within = address & ((1 << RANGE) - 1);
+        let offset = within.wrapping_sub(allocation.start);
+        if within < allocation.start || offset + bytes as u64 > allocation.data.bytes().len() as u64 {
+            return Err(Outside::Beyond(index, offset as i64));
         }
-        if !offset.is_multiple_of(bytes as u64) {
+        if !address.is_multiple_of(bytes as u64) {
             return Err(Outside::Misaligned(index, offset));
         }
         Ok((index, offset as usize))
+    }
+}
+
+impl Allocation<'_> {
+    fn filled(&self) -> Result<(), String> {
+        match self.shadow.unwritten() {
+            Some(byte) => Err(format!("byte {byte} of '{}' was never written", self.name)),
+            None => Ok(()),
+        }
     }
 }

@@ -2,10 +2,11 @@
 use super::decode::{Address, Op, Source, Space};
 use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
-use super::memory::Outside;
+use super::memory::{Allocation, Data, Outside};
 use super::report::{Kind, Thread};
 use super::shadow::{Access, CELL, SEVERAL, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
+use std::ops::Range;
 
 /// 4-byte words that shared memory delivers in one pass.
 const BANKS: u64 = 32;
@@ -21,7 +22,7 @@ pub(super) struct Touch {
     pub access: Access,
 }
 
-impl Machine<'_> {
+impl Machine<'_, '_> {
     pub(super) fn addresses(&mut self, warp: &Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
         let base = self.read(warp, address.base, active, at);
         base.map(|base| base.wrapping_add_signed(address.offset))
@@ -169,7 +170,25 @@ impl Machine<'_> {
                     let name = format!("'{}'", allocation.name);
                     self.judge(Some(trouble), access, &name, offset, bytes, at);
                 }
-                Ok(&mut self.memory.allocations[index].data[offset..offset + bytes])
+                self.bytes(index, access, offset..offset + bytes, at)
+            }
+        }
+    }
+    /// Of global memory. What is lent to be read comes as a copy.
+    fn bytes(&mut self, index: usize, access: Access, range: Range<usize>, at: At) -> Result<&mut [u8], Stop> {
+        let Allocation { name, data, .. } = &self.memory.allocations[index];
+        if access != Access::Read && matches!(data, Data::Read(_)) {
+            let what = format!("bytes {}..{} of '{name}', which the launch may only read", range.start, range.end);
+            self.find(Kind::ReadOnly, at, what);
+            return Err(Stop);
+        }
+        match &mut self.memory.allocations[index].data {
+            Data::Own(data) => Ok(&mut data[range]),
+            Data::Write(data) => Ok(&mut data[range]),
+            Data::Read(data) => {
+                self.lent.clear();
+                self.lent.extend_from_slice(&data[range]);
+                Ok(&mut self.lent)
             }
         }
     }
@@ -179,8 +198,8 @@ impl Machine<'_> {
             Err(Outside::Nowhere) => (Kind::OutOfBounds, format!("address {address:#x} is in no allocation")),
             Err(Outside::Beyond(index, offset)) => {
                 let of = &self.memory.allocations[index];
-                let what =
-                    format!("bytes {offset}..{} of '{}' ({} bytes)", offset + bytes as u64, of.name, of.data.len());
+                let (end, len) = (offset + bytes as i64, of.data.bytes().len());
+                let what = format!("bytes {offset}..{end} of '{}' ({len} bytes)", of.name);
                 (Kind::OutOfBounds, what)
             }
             Err(Outside::Misaligned(index, offset)) => {

@@ -10,6 +10,8 @@ pub enum Kind {
     /// An asynchronous copy's destination is touched before its wait.
     InFlight,
     OutOfBounds,
+    /// Memory is written that the launch was lent to read.
+    ReadOnly,
     Misaligned,
     /// Lanes are missing at an instruction that needs them together.
     Divergent,
@@ -28,6 +30,7 @@ impl Kind {
             Kind::Uninitialised => "uninitialised read",
             Kind::InFlight => "missing wait",
             Kind::OutOfBounds => "out of bounds",
+            Kind::ReadOnly => "read only",
             Kind::Misaligned => "misaligned",
             Kind::Divergent => "divergence",
             Kind::Deadlock => "deadlock",

@@ -4,7 +4,7 @@ use super::machine::{At, Machine, Step, Stop};
 use super::report::Kind;
 use super::warp::{LANES, State, Warp, lanes};
 
-impl Machine<'_> {
+impl Machine<'_, '_> {
     pub(super) fn synchronise(&mut self, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
         if active == 0 {
             return Ok(());

@@ -11,7 +11,7 @@ use super::seat::Seat;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::CommUse;
-use crate::device::Buf;
+use crate::device::buf::{Buf, Place};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Shared {
         seat.hold(&shared);
         let ptr = NonNull::new(shared.of(r.me)).ok_or_else(|| Error::op(Kind::Alloc.name(), "mapped at address 0"))?;
         // SAFETY: page-aligned, `bytes` long, mapped as long as `shared` lives; other ranks' accesses follow the protocol.
-        Ok(unsafe { Buf::from_raw(ptr, r.dtype, r.len, shared) })
+        Ok(unsafe { Buf::from_raw(ptr, r.dtype, r.len, Place::Host, shared) })
     }
     /// A rank's buffer.
     pub fn of(&self, rank: usize) -> *mut u8 {

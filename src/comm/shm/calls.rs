@@ -7,7 +7,7 @@ use super::record::{Desc, Kind};
 use super::sum::Sources;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
-use crate::device::{Buf, View, ViewMut};
+use crate::device::{self, Buf, View, ViewMut};
 use std::sync::Arc;
 
 /// Where an operand is: in a buffer of the group, from a byte on, or elsewhere.
@@ -51,6 +51,13 @@ impl Group {
     fn direct(&self, place: &Place) -> bool {
         place.buffer.is_some() || self.hub.size() == 1
     }
+    /// Ranks copy with the host's instructions; GPU memory needs a group of its own.
+    fn check_host(&self, kind: Kind, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
+        match places.iter().all(|&place| place == device::buf::Place::Host) {
+            true => Ok(()),
+            false => Err(self.refuse(kind, tag, "the shared-memory group cannot reach memory of the GPU".into())),
+        }
+    }
     fn check_rank(&self, kind: Kind, tag: Tag, rank: usize) -> Result<()> {
         match rank < self.hub.size() {
             true => Ok(()),
@@ -92,6 +99,7 @@ impl Collective for Group {
 
     fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
         let kind = Kind::AllGather;
+        self.check_host(kind, tag, &[shard.place(), full.place()])?;
         self.check_dtypes(kind, tag, shard.dtype(), full.dtype())?;
         self.check_lens(kind, tag, shard.len(), full.len())?;
         let place = self.place(kind, tag, &mut full, CommUse::Gathered)?;
@@ -108,6 +116,7 @@ impl Collective for Group {
 
     fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
         let kind = Kind::ReduceScatter;
+        self.check_host(kind, tag, &[full.place(), shard.place()])?;
         self.check_dtypes(kind, tag, full.dtype(), shard.dtype())?;
         self.check_lens(kind, tag, shard.len(), full.len())?;
         if full.dtype() != DType::F32 {
@@ -128,6 +137,7 @@ impl Collective for Group {
 
     fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
         let kind = Kind::AllReduce;
+        self.check_host(kind, tag, &[buf.place()])?;
         if !matches!(buf.dtype(), DType::F32 | DType::F64) {
             return Err(self.refuse(kind, tag, format!("reduces f32 or f64, got {}", buf.dtype())));
         }
@@ -146,6 +156,7 @@ impl Collective for Group {
 
     fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
         let kind = Kind::Broadcast;
+        self.check_host(kind, tag, &[buf.place()])?;
         self.check_rank(kind, tag, root)?;
         self.place(kind, tag, &mut buf, CommUse::Reduced)?;
         let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
@@ -159,6 +170,7 @@ impl Collective for Group {
 
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
         let kind = Kind::SendRecv;
+        self.check_host(kind, tag, &[send.place(), recv.place()])?;
         self.check_rank(kind, tag, to)?;
         self.check_rank(kind, tag, from)?;
         self.check_dtypes(kind, tag, send.dtype(), recv.dtype())?;

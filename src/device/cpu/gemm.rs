@@ -127,7 +127,7 @@ impl Default for Scratch {
 /// `C (+)= op(A) op(B)` as [`Gemm`] says. A and B are f32 and C f32, or A and B are bf16 and C bf16 or f32.
 /// Without `accumulate` C is assigned and never read; with k = 0 it becomes zero.
 pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-    fits(shape, &a, &b, &c)?;
+    shape.check(&a, &b, &c)?;
     if shape.m == 0 || shape.n == 0 {
         return Ok(());
     }
@@ -139,23 +139,10 @@ pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -
     }
 }
 
-/// Every element that the product touches lies within its view, and rows of C do not overlap.
-fn fits(shape: &Gemm, a: &View, b: &View, c: &ViewMut) -> Result<()> {
-    let (wide_a, wide_b) = (if shape.ta { shape.m } else { shape.k }, if shape.tb { shape.k } else { shape.n });
-    let rows = [(shape.lda, wide_a), (shape.ldb, wide_b), (shape.ldc, shape.n)];
-    let lens = [a.len(), b.len(), c.len()];
-    let overlap = rows.iter().any(|(ld, wide)| ld < wide);
-    if overlap || shape.extents().iter().zip(lens).any(|(need, have)| *need > have) {
-        let what = format!("{shape:?} needs {:?} elements, got {lens:?}", shape.extents());
-        return Err(Error::op("gemm", what));
-    }
-    Ok(())
-}
-
 fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
     let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
     match scratch.kernel {
-        // SAFETY: `new` and `with_kernel` choose what is available only; `fits` has checked the extents.
+        // SAFETY: `new` and `with_kernel` choose what is available only; `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
         Kernel::Amx | Kernel::Avx512 => unsafe {
             blocked::product::<f32, f32, _>(&avx512::Dot, shape, a, b, c, &mut scratch.buffers)

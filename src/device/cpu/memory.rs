@@ -1,7 +1,7 @@
 //! Pages for buffers. Never touches them: the kernel hands them out zeroed.
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
-use crate::device::Buf;
+use crate::device::buf::{Buf, Place};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::{ptr::NonNull, sync::Arc};
 
@@ -41,5 +41,5 @@ pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     }
     let pages = Pages { at, bytes, _lease: lease };
     // SAFETY: page alignment fits every dtype; `pages` unmaps when the last holder of the Buf is gone.
-    Ok(unsafe { Buf::from_raw(at, dtype, len, Arc::new(pages)) })
+    Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Host, Arc::new(pages)) })
 }

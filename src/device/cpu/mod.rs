@@ -8,7 +8,7 @@ mod dropout;
 mod embed;
 pub mod gemm;
 mod loss;
-mod memory;
+pub(super) mod memory;
 mod norm;
 mod optim;
 mod reduce;
@@ -60,7 +60,7 @@ fn lengths(op: &'static str, operands: &[(&str, usize, usize)]) -> Result<()> {
 }
 
 /// Rows of `len` elements in rows of `width`.
-fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
+pub(super) fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
     match len.checked_div(width) {
         Some(rows) if rows * width == len => Ok(rows),
         _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),

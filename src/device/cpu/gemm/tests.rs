@@ -3,14 +3,14 @@
 use super::*;
 use crate::base::dtype::Float;
 use crate::base::rng::Rng;
-use crate::device::Buf;
+use crate::device::buf::{Buf, Place};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 fn buf<T: Elem>(mut data: Vec<T>) -> Buf {
     let (at, len) = (NonNull::new(data.as_mut_ptr()).unwrap(), data.len());
     // SAFETY: the vector's memory does not move with it, and nothing else touches it.
-    unsafe { Buf::from_raw(at.cast(), T::DTYPE, len, Arc::new(data)) }
+    unsafe { Buf::from_raw(at.cast(), T::DTYPE, len, Place::Host, Arc::new(data)) }
 }
 fn values<T: Elem>(buf: &Buf) -> &[T] {
     buf.view().host("test").unwrap()

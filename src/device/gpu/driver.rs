@@ -1,0 +1,77 @@
+//! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are asked for.
+//! [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
+use crate::base::meter::Lease;
+use crate::base::{Category, DType, Result};
+use crate::device::{Buf, Gemm, View, ViewMut};
+
+/// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`] and
+/// [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it returns.
+/// Nothing but [`alloc`] takes memory: what a driver needs beside (a workspace of the matrix product, pinned pages), it
+/// takes when it is made. All memory of a device comes from its driver, or from a group made for that driver.
+///
+/// [`alloc`]: Driver::alloc
+/// [`download`]: Driver::download
+/// [`synchronize`]: Driver::synchronize
+pub trait Driver: Send + Sync {
+    /// For people and metrics: "sim (sm_80)".
+    fn name(&self) -> String;
+    /// What this GPU executes: 80, 90, 100. Launches choose their variant by it.
+    fn arch(&self) -> u32;
+    /// How many CTAs it takes to fill the GPU, over their residents each.
+    fn multiprocessors(&self) -> u32;
+
+    /// Zeroed, aligned to 256 bytes at least. The lease goes back when the buffer's last holder is gone.
+    fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf>;
+    /// Lengths in bytes are equal; the launch layer has checked it, here and below.
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    /// Alike in dtype and length.
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
+    fn zero(&self, x: ViewMut) -> Result<()>;
+
+    /// Runs an entry of a variant of [`super::kernels`]. Every argument of the kernel in order; an error names device,
+    /// kernel and what is wrong.
+    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()>;
+    /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
+    /// Until everything that was enqueued is done.
+    fn synchronize(&self) -> Result<()>;
+}
+
+/// Names an entry of a variant in [`super::kernels`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Kernel {
+    pub variant: &'static str,
+    pub entry: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// CTAs.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub block: [u32; 3],
+    /// Bytes for the kernel's shared array that has no length of its own.
+    pub shared: u32,
+}
+
+impl Shape {
+    pub fn line(ctas: u32, threads: u32) -> Shape {
+        Shape { grid: [ctas, 1, 1], block: [threads, 1, 1], shared: 0 }
+    }
+}
+
+/// An argument. What a launch does with memory is said here, so that the simulated GPU can hold the kernel to it.
+pub enum Arg<'a> {
+    /// Read only.
+    In(View<'a>),
+    /// Read, written, or in part.
+    InOut(ViewMut<'a>),
+    /// Written all over, whatever was there.
+    Out(ViewMut<'a>),
+    /// A pointer that this variant does not follow.
+    Null,
+    U32(u32),
+    U64(u64),
+    F32(f32),
+}

@@ -1,0 +1,307 @@
+//! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, handed to a [`Driver`].
+//! This file holds the device and what launches share; operations stand in one file a family, which checks operands and
+//! shapes the launch. Never waits for the GPU but in `download`, and takes memory only in `alloc` and when it is made.
+//!
+//! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
+mod activation;
+mod attention;
+pub mod driver;
+mod element;
+mod embed;
+pub mod kernels;
+mod loss;
+mod norm;
+mod optim;
+mod rope;
+pub mod sim;
+
+pub use driver::{Arg, Driver, Kernel, Shape};
+
+use super::{
+    AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+};
+use crate::base::{Category, DType, Error, Meter, Result};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Threads of a CTA in kernels that work element by element or row by row.
+const BLOCK: u32 = 256;
+/// CTAs of such a launch for each multiprocessor, at most: enough to fill it, each with several elements a thread.
+const CTAS: u32 = 8;
+/// Bytes of a vector access: what such kernels need their operands to be aligned to.
+const VECTOR: usize = 16;
+
+pub struct GpuDevice {
+    driver: Arc<dyn Driver>,
+    meter: Meter,
+    scratch: Mutex<Scratch>,
+}
+
+/// Memory that launches use among themselves; taken once, when the device is made.
+struct Scratch {
+    /// Each CTA's limbs of the sum of squares.
+    limbs: Buf,
+}
+
+impl GpuDevice {
+    pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
+        let alloc = |dtype: DType, len: usize| {
+            let lease = meter.lease(Category::Scratch, len * dtype.size());
+            driver.alloc(dtype, len, Category::Scratch, lease)
+        };
+        let limbs = alloc(DType::F64, optim::limbs(&*driver))?;
+        Ok(GpuDevice { driver, meter, scratch: Mutex::new(Scratch { limbs }) })
+    }
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+    /// Held for the time of a call. It holds nothing between calls, so what a panicking thread left there does no harm.
+    fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// CTAs for `parts` pieces of work, of which each does one or several: none where there is nothing to do.
+    fn ctas(&self, parts: usize) -> u32 {
+        parts.min((CTAS * self.driver.multiprocessors()) as usize) as u32
+    }
+    /// A launch of [`BLOCK`] threads over `parts` pieces of work. None is launched where there is nothing to do.
+    fn launch(&self, variant: &'static str, entry: &'static str, parts: usize, args: &mut [Arg]) -> Result<()> {
+        match self.ctas(parts) {
+            0 => Ok(()),
+            ctas => self.driver.launch(Kernel { variant, entry }, Shape::line(ctas, BLOCK), args),
+        }
+    }
+    /// The same over `n` elements, `V` to a thread and step: 16 bytes of `dtype`.
+    fn each(&self, variant: &'static str, entry: &'static str, n: usize, dtype: DType, args: &mut [Arg]) -> Result<()> {
+        self.launch(variant, entry, n.div_ceil(BLOCK as usize * VECTOR / dtype.size()), args)
+    }
+}
+
+/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32" or "swiglu_bf16", or an error.
+macro_rules! by_dtype {
+    ($op:expr, $dtype:expr, $stem:literal) => {
+        match $dtype {
+            $crate::base::DType::F32 => Ok(concat!($stem, "_f32")),
+            $crate::base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
+            other => Err($crate::base::Error::op($op, format!("computes in f32 or bf16, got {other}"))),
+        }
+    };
+}
+use by_dtype;
+
+/// An operand of a launch, for checks.
+trait Operand {
+    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()>;
+    fn address(&self) -> usize;
+    /// Holds `len` elements of `dtype`, and starts where a vector may.
+    fn vectors(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
+        self.check(op, name, dtype, len)?;
+        match self.address() % VECTOR {
+            0 => Ok(()),
+            off => Err(Error::op(op, format!("{name} starts {off} bytes behind a multiple of {VECTOR}"))),
+        }
+    }
+}
+impl Operand for View<'_> {
+    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
+        self.fits(op, name, dtype, len)
+    }
+    fn address(&self) -> usize {
+        self.as_ptr() as usize
+    }
+}
+impl Operand for ViewMut<'_> {
+    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
+        self.fits(op, name, dtype, len)
+    }
+    fn address(&self) -> usize {
+        self.as_view().as_ptr() as usize
+    }
+}
+
+/// An operation whose kernel is not written yet.
+fn missing<T>(op: &'static str) -> Result<T> {
+    Err(Error::op(op, "has no GPU kernel in this build"))
+}
+
+impl Device for GpuDevice {
+    fn name(&self) -> String {
+        self.driver.name()
+    }
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        let bytes = len.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes =
+            bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype}: more than addresses")))?;
+        self.driver.alloc(dtype, len, category, self.meter.lease(category, bytes))
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        if src.len() != dst.bytes() {
+            return Err(Error::op("upload", format!("{} bytes into {}", src.len(), dst.bytes())));
+        }
+        self.driver.upload(src, dst)
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        if dst.len() != src.bytes() {
+            return Err(Error::op("download", format!("{} bytes into {}", src.bytes(), dst.len())));
+        }
+        self.driver.download(src, dst)
+    }
+
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        element::copy(self, src, dst)
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        self.driver.zero(x)
+    }
+    fn add(&self, x: View, y: ViewMut) -> Result<()> {
+        element::add(self, x, y)
+    }
+
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        shape.check(&a, &b, &c)?;
+        match shape.m == 0 || shape.n == 0 {
+            true => Ok(()),
+            false => self.driver.gemm(shape, a, b, c),
+        }
+    }
+    fn bias(&self, bias: View, y: ViewMut) -> Result<()> {
+        element::bias(self, bias, y)
+    }
+    fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()> {
+        element::bias_backward(self, dy, db)
+    }
+
+    fn rmsnorm(&self, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
+        norm::rmsnorm(self, norm, x, w, y, rstd)
+    }
+    fn rmsnorm_backward(
+        &self,
+        norm: &RmsNorm,
+        x: View,
+        w: View,
+        rstd: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+    ) -> Result<()> {
+        norm::rmsnorm_backward(self, norm, [x, w, rstd, dy], dx, dw)
+    }
+    fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
+        norm::layernorm(self, eps, x, w, b, y, stats)
+    }
+    fn layernorm_backward(
+        &self,
+        x: View,
+        w: View,
+        stats: View,
+        dy: View,
+        dx: ViewMut,
+        dw: ViewMut,
+        db: ViewMut,
+    ) -> Result<()> {
+        norm::layernorm_backward(self, [x, w, stats, dy], dx, dw, db)
+    }
+
+    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
+        rope::rope(self, shape, table, positions, qkv, inverse)
+    }
+    fn qk_norm_rope(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        out: ViewMut,
+        rstd: ViewMut,
+    ) -> Result<()> {
+        rope::qk_norm_rope(self, shape, [table, positions, wq, wk, qkv], out, rstd)
+    }
+    fn qk_norm_rope_backward(
+        &self,
+        shape: &QkNormRope,
+        table: View,
+        positions: View,
+        wq: View,
+        wk: View,
+        qkv: View,
+        rstd: View,
+        dqkv: ViewMut,
+        dwq: ViewMut,
+        dwk: ViewMut,
+    ) -> Result<()> {
+        rope::qk_norm_rope_backward(self, shape, [table, positions, wq, wk, qkv, rstd], dqkv, [dwq, dwk])
+    }
+    fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+        attention::forward(self, shape, cu_seqlens, qkv, o, lse)
+    }
+    fn attention_backward(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        qkv: View,
+        o: View,
+        lse: View,
+        d_o: View,
+        delta: ViewMut,
+        dqkv: ViewMut,
+    ) -> Result<()> {
+        attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], delta, dqkv)
+    }
+
+    fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
+        activation::swiglu(self, gate, up, y)
+    }
+    fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
+        activation::swiglu_backward(self, gate, up, dy, dgate, dup)
+    }
+    fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
+        activation::geglu(self, gate, up, y)
+    }
+    fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
+        activation::geglu_backward(self, gate, up, dy, dgate, dup)
+    }
+    fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
+        activation::gelu(self, x, y)
+    }
+    fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()> {
+        activation::gelu_backward(self, x, dy, dx)
+    }
+    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()> {
+        element::dropout(self, d, x)
+    }
+
+    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
+        embed::embed(self, tokens, w, scale, y, accumulate)
+    }
+    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
+        embed::embed_backward(self, tokens, dy, scale, dw)
+    }
+    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
+        loss::cross_entropy(self, shape, targets, logits, loss)
+    }
+
+    fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
+        optim::sum_squares(self, x, acc)
+    }
+    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
+        optim::clip_scale(self, acc, max_norm, out)
+    }
+    fn adamw(
+        &self,
+        h: &AdamW,
+        scale: View,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()> {
+        optim::adamw(self, h, [scale, g], [m, v, p], out)
+    }
+    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+        optim::sgd(self, h, [scale, g], m, p, out)
+    }
+}

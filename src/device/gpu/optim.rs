@@ -1,0 +1,86 @@
+//! Launches of the gradient norm and the optimizers. What does not change between elements is worked out here, in f64.
+use super::{Arg, BLOCK, CTAS, Driver, GpuDevice, Kernel, Operand, Shape, missing};
+use crate::base::{DType, Error, Result};
+use crate::device::ops::AdamWScalars;
+use crate::device::{ALIGN, AdamW, LIMBS, Sgd, View, ViewMut};
+
+/// Threads that add up the CTAs' limbs.
+const FINISH: u32 = 96;
+
+/// Limbs that all CTAs together leave for the second launch.
+pub fn limbs(driver: &dyn Driver) -> usize {
+    (CTAS * driver.multiprocessors()) as usize * LIMBS
+}
+
+pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
+    const OP: &str = "sum_squares";
+    let n = x.len();
+    x.fits(OP, "x", DType::F32, n)?;
+    acc.fits(OP, "acc", DType::F64, LIMBS)?;
+    // Eight lanes take a block of ALIGN elements.
+    let ctas = gpu.ctas(n.div_ceil(ALIGN * BLOCK as usize / 8));
+    if ctas == 0 {
+        return Ok(());
+    }
+    let mut scratch = gpu.scratch();
+    let (mut limbs, _) = scratch.limbs.view_mut().split_at(ctas as usize * LIMBS);
+    let first = Kernel { variant: OP, entry: OP };
+    let args = &mut [Arg::In(x), Arg::Out(limbs.reborrow()), Arg::U64(n as u64)];
+    gpu.driver.launch(first, Shape::line(ctas, BLOCK), args)?;
+    let args = &mut [Arg::In(limbs.as_view()), Arg::InOut(acc.reborrow()), Arg::U32(ctas)];
+    gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, Shape::line(1, FINISH), args)
+}
+
+pub fn clip_scale(_: &GpuDevice, _acc: View, _max_norm: f32, _out: ViewMut) -> Result<()> {
+    missing("clip_scale")
+}
+
+/// Of scale and g; m, v and p.
+pub fn adamw(
+    gpu: &GpuDevice,
+    h: &AdamW,
+    [scale, g]: [View; 2],
+    [m, v, p]: [ViewMut; 3],
+    out: Option<ViewMut>,
+) -> Result<()> {
+    const OP: &str = "adamw";
+    let n = g.len();
+    scale_fits(OP, &scale)?;
+    g.vectors(OP, "g", DType::F32, n)?;
+    m.vectors(OP, "m", DType::F32, n)?;
+    v.vectors(OP, "v", DType::F32, n)?;
+    p.vectors(OP, "p", DType::F32, n)?;
+    let (variant, out) = match out {
+        None => ("adamw", Arg::Null),
+        Some(out) => {
+            out.vectors(OP, "out", out.dtype(), n)?;
+            (super::by_dtype!(OP, out.dtype(), "adamw")?, Arg::Out(out))
+        }
+    };
+    let AdamWScalars { keep, new_m, beta2, new_v, size, root, eps } = h.scalars();
+    let [keep, new1, beta2, new2, size, root, eps] = [keep, new_m, beta2, new_v, size, root, eps].map(Arg::F32);
+    let (g, m, v, p) = (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p));
+    let n_arg = Arg::U64(n as u64);
+    let args = &mut [g, m, v, p, out, Arg::In(scale), n_arg, keep, new1, beta2, new2, size, root, eps];
+    gpu.each(variant, OP, n, DType::F32, args)
+}
+
+/// Of scale and g.
+pub fn sgd(
+    _: &GpuDevice,
+    _: &Sgd,
+    _: [View; 2],
+    _m: Option<ViewMut>,
+    _p: ViewMut,
+    _out: Option<ViewMut>,
+) -> Result<()> {
+    missing("sgd")
+}
+
+/// Its first element is the clip scale.
+fn scale_fits(op: &'static str, scale: &View) -> Result<()> {
+    match scale.is_empty() {
+        true => Err(Error::op(op, "scale holds 0 elements, needs at least 1")),
+        false => scale.fits(op, "scale", DType::F32, scale.len()),
+    }
+}

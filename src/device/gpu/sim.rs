@@ -1,0 +1,150 @@
+//! A GPU that is simulated: kernels run in the emulator of `flatshard_ptx`, matrix products on the host, and everything is
+//! done when a call returns. Never pretends to a speed.
+//!
+//! Its memory is the host's, so that ranks share it as CPU ranks do. A kernel sees its operands and nothing else: each is
+//! an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only reads
+//! ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and must be
+//! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
+use super::driver::{Arg, Driver, Kernel, Shape};
+use super::kernels::{self, TEXTS};
+use crate::base::meter::Lease;
+use crate::base::{Category, DType, Error, Result};
+use crate::device::cpu::{gemm, memory};
+use crate::device::{Buf, Gemm, View, ViewMut};
+use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, parse};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// As small as a GPU may be: launches of tests then have several CTAs, and CTAs several pieces of work.
+const MULTIPROCESSORS: u32 = 1;
+
+pub struct Sim {
+    /// In the order of [`TEXTS`]; parsed when first launched.
+    kernels: Vec<OnceLock<std::result::Result<Vec<emulate::Kernel>, String>>>,
+    /// Of the warps' turns; see [`Launch::schedule`].
+    schedule: u64,
+    gemm: Mutex<gemm::Scratch>,
+    tally: Mutex<Tally>,
+}
+
+/// What has run so far.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Tally {
+    pub launches: u64,
+    pub products: u64,
+    pub copies: u64,
+    pub instructions: u64,
+    pub global_sectors: u64,
+}
+
+impl Sim {
+    pub fn new() -> Sim {
+        Sim::with_schedule(0)
+    }
+    /// CTAs and warps in another order: correct kernels give the same results.
+    pub fn with_schedule(schedule: u64) -> Sim {
+        let kernels = std::iter::repeat_with(OnceLock::new).take(TEXTS.len()).collect();
+        Sim { kernels, schedule, gemm: Mutex::default(), tally: Mutex::default() }
+    }
+    pub fn tally(&self) -> Tally {
+        *self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn count(&self, what: impl FnOnce(&mut Tally)) {
+        what(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    fn kernel(&self, kernel: Kernel) -> Result<&emulate::Kernel> {
+        let Kernel { variant, entry } = kernel;
+        let index = TEXTS.iter().position(|text| text.variant == variant);
+        let index = index.ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
+        let kernels::Text { file, ptx, .. } = TEXTS[index];
+        let parsed = self.kernels[index].get_or_init(|| parse(file, ptx).map_err(|e| e.to_string()));
+        let entries = parsed.as_ref().map_err(|e| Error::op(entry, format!("sim: {variant} does not parse: {e}")))?;
+        let found = entries.iter().find(|k| k.name == entry);
+        found.ok_or_else(|| Error::op(entry, format!("sim: {variant} has no entry of that name")))
+    }
+}
+
+impl Default for Sim {
+    fn default() -> Sim {
+        Sim::new()
+    }
+}
+
+impl Driver for Sim {
+    fn name(&self) -> String {
+        format!("sim (sm_{}, {} kernel variants)", self.arch(), TEXTS.len())
+    }
+    fn arch(&self) -> u32 {
+        80
+    }
+    fn multiprocessors(&self) -> u32 {
+        MULTIPROCESSORS
+    }
+    fn alloc(&self, dtype: DType, len: usize, _: Category, lease: Lease) -> Result<Buf> {
+        memory::alloc(dtype, len, lease)
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        dst.host_bytes_mut("upload")?.copy_from_slice(src);
+        Ok(())
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        dst.copy_from_slice(src.host_bytes("download")?);
+        Ok(())
+    }
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        self.count(|tally| tally.copies += 1);
+        dst.host_bytes_mut("copy")?.copy_from_slice(src.host_bytes("copy")?);
+        Ok(())
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        self.count(|tally| tally.copies += 1);
+        x.host_bytes_mut("zero")?.fill(0);
+        Ok(())
+    }
+    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+        let found = self.kernel(kernel)?;
+        let mut memory = Memory::new();
+        let mut arguments = Vec::with_capacity(args.len());
+        for (i, arg) in args.iter_mut().enumerate() {
+            let name = found.parameters.get(i).map_or("?", |p| p.name.strip_prefix("p_").unwrap_or(&p.name));
+            arguments.push(match arg {
+                Arg::In(view) => Argument::Pointer(memory.lend(name, view.host_bytes(kernel.entry)?)),
+                Arg::InOut(view) => {
+                    Argument::Pointer(memory.lend_mut(name, view.reborrow().host_bytes_mut(kernel.entry)?, true))
+                }
+                Arg::Out(view) => {
+                    Argument::Pointer(memory.lend_mut(name, view.reborrow().host_bytes_mut(kernel.entry)?, false))
+                }
+                Arg::Null => Argument::Pointer(0),
+                Arg::U32(x) => Argument::U32(*x),
+                Arg::U64(x) => Argument::U64(*x),
+                Arg::F32(x) => Argument::F32(*x),
+            });
+        }
+        let Shape { grid, block, shared } = shape;
+        let launch = Launch {
+            kernel: found,
+            grid,
+            block,
+            dynamic_shared: shared as usize,
+            arguments: &arguments,
+            schedule: self.schedule,
+        };
+        let failed = |what: String| Error::op(kernel.entry, format!("sim, variant {}: {what}", kernel.variant));
+        let counts = launch.run(&mut memory).map_err(|report| failed(report.to_string()))?;
+        memory.filled().map_err(failed)?;
+        let Counts { instructions, global_sectors, .. } = counts;
+        self.count(|tally| {
+            tally.launches += 1;
+            tally.instructions += instructions;
+            tally.global_sectors += global_sectors;
+        });
+        Ok(())
+    }
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        self.count(|tally| tally.products += 1);
+        gemm::gemm(&mut self.gemm.lock().unwrap_or_else(PoisonError::into_inner), shape, a, b, c)
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}
