@@ -108,14 +108,8 @@ impl Dataset {
             true => Corpus::default(cargo_home.as_deref())?,
             false => Corpus::find(paths)?,
         };
-        if corpus.kind != Kind::Tokens && tokenizer.vocab() > *vocab {
-            return Err(Error::input(format!(
-                "vocab_size {vocab} is smaller than the {} ids of --tokenizer {}: tokenizer mismatch. Set vocab_size to {} \
-                 or more",
-                tokenizer.vocab(),
-                tokenizer.name(),
-                tokenizer.vocab()
-            )));
+        if corpus.kind != Kind::Tokens {
+            tokenizer.check_vocab(*vocab)?;
         }
         // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
         let bound = if corpus.kind == Kind::Text { tokenizer.vocab() } else { *vocab };
@@ -223,7 +217,8 @@ fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
 /// What a token file is made of: the same key, the same file.
 fn key(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize) -> u64 {
     let mut hash = Xxh3::new();
-    hash.update(format!("{} {:?} {} {bound}\n", cache::VERSION, corpus.kind, tokenizer.name()).as_bytes());
+    let made_by = (cache::VERSION, corpus.kind, tokenizer.fingerprint(), bound);
+    hash.update(format!("{made_by:?}\n").as_bytes());
     for file in &corpus.files {
         hash.update(file.path.as_os_str().as_encoded_bytes());
         hash.update(format!("\0{} {} {}\n", file.size, file.modified, file.named).as_bytes());

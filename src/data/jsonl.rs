@@ -62,8 +62,13 @@ pub(super) fn read(
                 }
             }
             (None, Some(text)) => {
-                tokenizer.encode(text.as_bytes(), &mut ids);
-                ids.push(tokenizer.end_of_text());
+                let (end, (before, behind)) = (tokenizer.end_of_text()?, tokenizer.around());
+                ids.extend_from_slice(before);
+                tokenizer.encode(&text, &mut ids)?;
+                ids.extend_from_slice(behind);
+                if ids.last() != Some(&end) {
+                    ids.push(end);
+                }
                 labels.extend(ids.iter().map(|&id| id as i32));
             }
             (None, None) => return Err(place.error(without_tokens(&text))),

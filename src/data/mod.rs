@@ -12,7 +12,7 @@ mod npy;
 mod permutation;
 mod reader;
 mod synthetic;
-mod tokenizer;
+pub mod tokenizer;
 
 pub use dataset::{DataOptions, Dataset, Report};
 pub use loader::{Loader, LoaderOptions};

@@ -1,45 +1,300 @@
-//! Text to token ids and back. Never reads files.
+//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands beside it. Never reads text files.
 use crate::base::{Error, Result};
+use serde_json::{Map, Value};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokenizers::Tokenizer as Pipeline;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Files of a model directory that make up its tokenizer; only the first is needed.
+pub const FILES: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+];
 
 /// Closed on purpose: a tokenizer is chosen once, by name, and each has its own `match` arm.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Tokenizer {
     /// Ids 0..=255 are bytes, 256 is the end of a text.
     Bytes,
+    File(Arc<Loaded>),
+}
+
+/// A `tokenizer.json`, with `tokenizer_config.json` where there is one.
+pub struct Loaded {
+    path: PathBuf,
+    pipeline: Pipeline,
+    /// Largest id and one.
+    vocab: usize,
+    bos: Option<Special>,
+    eos: Option<Special>,
+    around: (Vec<u32>, Vec<u32>),
+    /// Named Jinja texts, the one called `default` first.
+    templates: Vec<(String, String)>,
+    fingerprint: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Special {
+    pub text: String,
+    pub id: u32,
 }
 
 impl Tokenizer {
-    /// From `--tokenizer`.
+    /// From `--tokenizer`: `bytes`, a `tokenizer.json`, or a directory that holds one.
     pub fn from_name(name: &str) -> Result<Tokenizer> {
-        match name {
-            "bytes" => Ok(Tokenizer::Bytes),
+        match (name, Path::new(name)) {
+            ("bytes", _) => Ok(Tokenizer::Bytes),
+            (_, dir) if dir.is_dir() => Tokenizer::load(&dir.join(FILES[0])),
+            (_, file) if file.is_file() => Tokenizer::load(file),
             _ => Err(Error::input(format!(
-                "--tokenizer {name}: not a tokenizer that this build has. Use `bytes` (257 ids), or pass rows that are \
-                 already tokens: JSONL with `input_ids`, or a .npy array"
+                "--tokenizer {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
+                 (257 ids); rows that are already tokens (JSONL with `input_ids`, a .npy array) need none"
             ))),
         }
     }
-    pub fn name(&self) -> &'static str {
-        "bytes"
+
+    /// The `tokenizer.json` at `path`; special tokens and chat templates come from the files beside it.
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        let bad = |path: &Path, what: String| Error::input(format!("{}: {what}", path.display()));
+        let read = |path: &Path| match std::fs::read(path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("read", path, e)),
+        };
+        let Some(bytes) = read(path)? else {
+            return Err(bad(path, "is not there: a tokenizer is a tokenizer.json of the `tokenizers` library".into()));
+        };
+        let mut pipeline = Pipeline::from_bytes(&bytes)
+            .map_err(|e| bad(path, format!("is not a tokenizer of the `tokenizers` library ({e})")))?;
+        // What a training script left in the file; lengths are this program's affair.
+        pipeline.with_padding(None).with_truncation(None).map_err(|e| bad(path, e.to_string()))?;
+
+        let mut hash = Xxh3::new();
+        hash.update(&bytes);
+        let mut beside = |name: &str| -> Result<Option<(PathBuf, Vec<u8>)>> {
+            let path = path.with_file_name(name);
+            let found = read(&path)?;
+            hash.update(found.as_deref().unwrap_or_default());
+            Ok(found.map(|bytes| (path, bytes)))
+        };
+        let mut object = |name: &str| -> Result<Map<String, Value>> {
+            let Some((path, bytes)) = beside(name)? else { return Ok(Map::new()) };
+            serde_json::from_slice(&bytes).map_err(|e| bad(&path, format!("is not a JSON object ({e})")))
+        };
+        let config = object("tokenizer_config.json")?;
+        let map = object("special_tokens_map.json")?;
+        let special = |key: &str| -> Result<Option<Special>> {
+            // A text, or {"content": text, ..}.
+            let text = [&config, &map].into_iter().filter_map(|m| m.get(key)).find_map(|value| {
+                value.as_str().or_else(|| value.get("content")?.as_str()).filter(|text| !text.is_empty())
+            });
+            let Some(text) = text else { return Ok(None) };
+            match pipeline.token_to_id(text) {
+                Some(id) => Ok(Some(Special { text: text.into(), id })),
+                None => Err(bad(path, format!("has no token {text:?}, which the files beside it call the {key}"))),
+            }
+        };
+        let (bos, eos) = (special("bos_token")?, special("eos_token")?);
+        let flag = |key: &str| config.get(key).and_then(Value::as_bool);
+        let around = around(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)])
+            .map_err(|e| bad(path, format!("cannot tokenize a letter ({e})")))?;
+        let vocab = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let mut templates = templates(&config).map_err(|e| bad(&path.with_file_name("tokenizer_config.json"), e))?;
+        if let Some((path, bytes)) = beside("chat_template.jinja")? {
+            let text = String::from_utf8(bytes).map_err(|_| bad(&path, "is not UTF-8".into()))?;
+            templates.retain(|(name, _)| name != DEFAULT);
+            templates.insert(0, (DEFAULT.into(), text));
+        }
+        let fingerprint = hash.digest();
+        let path = path.to_path_buf();
+        Ok(Tokenizer::File(Arc::new(Loaded {
+            path,
+            pipeline,
+            vocab,
+            bos,
+            eos,
+            around,
+            templates,
+            fingerprint,
+        })))
+    }
+
+    /// `bytes`, or the path.
+    pub fn name(&self) -> String {
+        match self {
+            Tokenizer::Bytes => "bytes".into(),
+            Tokenizer::File(t) => t.path.display().to_string(),
+        }
+    }
+    /// Equal for tokenizers that give the same tokens.
+    pub fn fingerprint(&self) -> u64 {
+        match self {
+            Tokenizer::Bytes => 0,
+            Tokenizer::File(t) => t.fingerprint,
+        }
+    }
+    /// The files that a model directory keeps beside the weights: those of [`FILES`] that are there.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let Tokenizer::File(t) = self else { return vec![] };
+        let beside = FILES[1..].iter().map(|name| t.path.with_file_name(name));
+        std::iter::once(t.path.clone()).chain(beside.filter(|p| p.is_file())).collect()
     }
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
-        257
+        match self {
+            Tokenizer::Bytes => 257,
+            Tokenizer::File(t) => t.vocab,
+        }
     }
-    pub fn end_of_text(&self) -> u32 {
-        256
+    /// An error where the model has fewer ids than the tokenizer gives.
+    pub fn check_vocab(&self, model: usize) -> Result<()> {
+        let (name, ids) = (self.name(), self.vocab());
+        if ids <= model {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "vocab_size {model} of the model is smaller than the {ids} ids of --tokenizer {name}: tokenizer mismatch. Use \
+             the model's own tokenizer, or set vocab_size to {ids} or more"
+        )))
     }
-    /// Appends. Any cut of a text gives the same tokens: bytes know no neighbours.
-    pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) {
-        out.extend(text.iter().map(|&b| b as u32));
+    /// The token that begins a text, where the tokenizer has one.
+    pub fn bos(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::File(t) => t.bos.as_ref().map(|s| s.id),
+        }
     }
-    /// Bytes that are not UTF-8, and ids that are not in the vocabulary, become U+FFFD; the end of a text becomes nothing.
+    /// The token that ends a text, where the tokenizer has one.
+    pub fn eos(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes => Some(256),
+            Tokenizer::File(t) => t.eos.as_ref().map(|s| s.id),
+        }
+    }
+    /// How templates spell (bos, eos); the byte tokenizer's end has no spelling.
+    pub fn spellings(&self) -> (&str, &str) {
+        match self {
+            Tokenizer::Bytes => ("", ""),
+            Tokenizer::File(t) => (
+                t.bos.as_ref().map_or("", |s| s.text.as_str()),
+                t.eos.as_ref().map_or("", |s| s.text.as_str()),
+            ),
+        }
+    }
+    /// [`Tokenizer::eos`], for what cannot do without.
+    pub fn end_of_text(&self) -> Result<u32> {
+        self.eos().ok_or_else(|| {
+            Error::input(format!(
+                "--tokenizer {}: nothing says which token ends a text: put a tokenizer_config.json with eos_token beside it",
+                self.name()
+            ))
+        })
+    }
+    /// The chat template of this name, or the names that there are.
+    pub fn template(&self, name: &str) -> std::result::Result<&str, Vec<&str>> {
+        let all = match self {
+            Tokenizer::Bytes => &[][..],
+            Tokenizer::File(t) => &t.templates,
+        };
+        let found = all.iter().find(|(n, _)| n == name).map(|(_, text)| text.as_str());
+        found.ok_or_else(|| all.iter().map(|(n, _)| n.as_str()).collect())
+    }
+
+    /// Appends the tokens of `text` as it stands; special tokens that are spelt in it are recognised.
+    pub fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        match self {
+            Tokenizer::Bytes => out.extend(text.bytes().map(u32::from)),
+            Tokenizer::File(t) => out.extend_from_slice(t.encode(text)?.get_ids()),
+        }
+        Ok(())
+    }
+    /// What transformers puts (before, behind) a whole text: the special tokens of the file's post-processor, unless
+    /// `add_bos_token` or `add_eos_token` of tokenizer_config.json say otherwise.
+    pub fn around(&self) -> (&[u32], &[u32]) {
+        match self {
+            Tokenizer::Bytes => (&[], &[]),
+            Tokenizer::File(t) => (&t.around.0, &t.around.1),
+        }
+    }
+    /// Appends the tokens of `text` that end behind its first `from` bytes.
+    pub(super) fn encode_after(&self, text: &str, from: usize, out: &mut Vec<u32>) -> Result<()> {
+        let Tokenizer::File(t) = self else { return self.encode(&text[from..], out) };
+        let tokens = t.encode(text)?;
+        let after = tokens.get_ids().iter().zip(tokens.get_offsets()).filter(|(_, (_, end))| *end > from);
+        out.extend(after.map(|(id, _)| id));
+        Ok(())
+    }
+
+    /// Special tokens become nothing; what is not UTF-8, and ids that are not in the vocabulary, U+FFFD or nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes = ids.iter().flat_map(|&id| match id {
-            0..256 => vec![id as u8],
-            256 => vec![],
-            _ => vec![0xff], // no byte of UTF-8
-        });
-        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+        match self {
+            Tokenizer::Bytes => {
+                let bytes = ids.iter().flat_map(|&id| match id {
+                    0..256 => vec![id as u8],
+                    256 => vec![],
+                    _ => vec![0xff], // no byte of UTF-8
+                });
+                String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+            }
+            Tokenizer::File(t) => t.pipeline.decode(ids, true).unwrap_or_default(),
+        }
+    }
+}
+
+impl Loaded {
+    fn encode(&self, text: &str) -> Result<tokenizers::Encoding> {
+        self.pipeline.encode(text, false).map_err(|e| Error::op("tokenizer", format!("{}: {e}", self.path.display())))
+    }
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Tokenizer({}, {} ids)", self.path.display(), self.vocab)
+    }
+}
+
+/// What stands around the tokens of a text: as the post-processor has it, then as the flags say of (bos, eos).
+fn around(
+    pipeline: &Pipeline,
+    flags: [(Option<bool>, &Option<Special>); 2],
+) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
+    let (bare, whole) = (pipeline.encode("a", false)?, pipeline.encode("a", true)?);
+    let (bare, whole) = (bare.get_ids(), whole.get_ids());
+    let at = whole.windows(bare.len().max(1)).position(|w| w == bare).unwrap_or(0);
+    let (mut before, mut behind) = (whole[..at].to_vec(), whole[(at + bare.len()).min(whole.len())..].to_vec());
+    let [bos, eos] = flags;
+    if let (Some(add), Some(bos)) = bos {
+        before.retain(|id| *id != bos.id);
+        before.splice(..0, add.then_some(bos.id));
+    }
+    if let (Some(add), Some(eos)) = eos {
+        behind.retain(|id| *id != eos.id);
+        behind.extend(add.then_some(eos.id));
+    }
+    Ok((before, behind))
+}
+
+/// The name of the template that is used when nobody names one.
+pub const DEFAULT: &str = "default";
+
+/// `chat_template` of tokenizer_config.json: a text, or a list of `{"name", "template"}`.
+fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, String)>, String> {
+    match config.get("chat_template") {
+        None | Some(Value::Null) => Ok(vec![]),
+        Some(Value::String(text)) => Ok(vec![(DEFAULT.into(), text.clone())]),
+        Some(Value::Array(list)) => {
+            let one = |entry: &Value| Some((entry.get("name")?.as_str()?.into(), entry.get("template")?.as_str()?.into()));
+            let all: Option<Vec<_>> = list.iter().map(one).collect();
+            all.ok_or_else(|| "chat_template is a list whose entries are not all {\"name\", \"template\"}".into())
+        }
+        Some(other) => Err(format!("chat_template is {other}; it must be a text or a list of named ones")),
     }
 }

@@ -5,7 +5,7 @@ use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
-use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer};
+use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::{Arch, Decoder, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
@@ -77,6 +77,13 @@ pub fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>
     mesh.check(world)?;
     s.run.nproc_per_node = Some(nproc);
     Ok((mesh, nproc))
+}
+
+/// The one that was asked for, or that of the model directory, or bytes.
+pub fn tokenizer(s: &mut Settings) -> Result<Tokenizer> {
+    let beside = s.model.pretrain.as_ref().filter(|dir| dir.join(tokenizer::FILES[0]).is_file());
+    let beside = beside.map(|dir| dir.display().to_string());
+    Tokenizer::from_name(s.data.tokenizer.get_or_insert(beside.unwrap_or_else(|| "bytes".into())))
 }
 
 /// The model: what its directory says, or the settings.

@@ -47,7 +47,7 @@ impl Plan {
         }
         let strategy_name = derive::strategy(&mut s, default);
         let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
-        let tokenizer = Tokenizer::from_name(&derive::set(&s.data.tokenizer, "data.tokenizer")?)?;
+        let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let engine = derive::engine(&s, strategy_name, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;

@@ -136,7 +136,7 @@ pub struct Data {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
-    /// `bytes`, or a tokenizer file
+    /// `bytes`, a tokenizer.json, or a directory that holds one [default: that of pretrain, or bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// Field of a row that holds the prompt [default: none]

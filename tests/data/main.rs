@@ -15,6 +15,7 @@ mod cache;
 mod corpora;
 mod order;
 mod streams;
+mod tokens;
 
 const END: u32 = 256;
 
@@ -101,18 +102,4 @@ fn refused<T>(result: Result<T, Error>, parts: &[&str]) -> String {
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
     message
-}
-
-// --- tokens -----------------------------------------------------------------------------------------------------------
-
-#[test]
-fn bytes_there_and_back() {
-    let t = Tokenizer::from_name("bytes").unwrap();
-    let mut ids = Vec::new();
-    t.encode("héllo 漢\u{1F600}\0".as_bytes(), &mut ids);
-    assert_eq!(t.decode(&ids), "héllo 漢\u{1F600}\0");
-    assert!(ids.iter().all(|&id| id < 256));
-    // What a model may write: half a character, an end of text, ids that no text has.
-    assert_eq!(t.decode(&[b'a' as u32, 0xe6, 0xbc, b'b' as u32, t.end_of_text(), 300]), "a\u{fffd}b\u{fffd}");
-    refused(Tokenizer::from_name("gpt2"), &["gpt2", "bytes"]);
 }

@@ -1,0 +1,140 @@
+//! Tokenizers against transformers (the goldens of make.py), in text streams too, and what is wrong with their files.
+use super::*;
+use flatshard::data::tokenizer;
+use serde_json::{Value, json};
+
+pub(crate) fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(name)
+}
+
+pub(crate) fn load(name: &str) -> Tokenizer {
+    Tokenizer::from_name(golden(name).to_str().unwrap()).unwrap()
+}
+
+fn encode(t: &Tokenizer, text: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    t.encode(text, &mut ids).unwrap();
+    ids
+}
+
+#[test]
+fn bytes_there_and_back() {
+    let t = Tokenizer::from_name("bytes").unwrap();
+    let ids = encode(&t, "héllo 漢\u{1F600}\0");
+    assert_eq!(t.decode(&ids), "héllo 漢\u{1F600}\0");
+    assert!(ids.iter().all(|&id| id < 256));
+    // What a model may write: half a character, an end of text, ids that no text has.
+    assert_eq!(t.decode(&[b'a' as u32, 0xe6, 0xbc, b'b' as u32, t.eos().unwrap(), 300]), "a\u{fffd}b\u{fffd}");
+    refused(Tokenizer::from_name("gpt2"), &["gpt2", "bytes"]);
+}
+
+#[test]
+fn tokens_are_those_of_transformers() {
+    for name in ["byte_level", "sentencepiece"] {
+        let (t, golden) = (load(name), golden(name).join("golden.json"));
+        let golden: Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
+        assert_eq!(json!({"vocab": t.vocab(), "bos": t.bos(), "eos": t.eos()})["vocab"], golden["vocab"]);
+        assert_eq!((json!(t.bos()), json!(t.eos())), (golden["bos"].clone(), golden["eos"].clone()));
+        let (before, behind) = t.around();
+        for case in golden["cases"].as_array().unwrap() {
+            let bare = encode(&t, case["text"].as_str().unwrap());
+            assert_eq!(json!(bare), case["bare"], "{name}: {}", case["text"]);
+            assert_eq!(json!([before, &bare, behind].concat()), case["whole"], "{name}: {}", case["text"]);
+            assert_eq!(t.decode(&bare), case["decoded"], "{name}: {}", case["text"]);
+        }
+    }
+}
+
+/// The files of a golden tokenizer in a directory of its own, its config changed.
+fn changed(name: &str, change: impl Fn(&mut Value)) -> (TempDir, Result<Tokenizer, Error>) {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(golden(name).join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(golden(name).join("tokenizer_config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let t = Tokenizer::from_name(dir.path().to_str().unwrap());
+    (dir, t)
+}
+
+#[test]
+fn flags_of_the_config_say_what_stands_around_a_text() {
+    let around = |flags: Value| {
+        let change = |config: &mut Value| {
+            for (key, value) in flags.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+        };
+        let t = changed("sentencepiece", change).1.unwrap();
+        (t.around().0.to_vec(), t.around().1.to_vec())
+    };
+    assert_eq!(around(json!({})), (vec![1], vec![])); // the post-processor's
+    assert_eq!(around(json!({"add_bos_token": true, "add_eos_token": true})), (vec![1], vec![2]));
+    assert_eq!(around(json!({"add_bos_token": false, "add_eos_token": null})), (vec![], vec![]));
+    // An object, as older files have it.
+    assert_eq!(around(json!({"eos_token": {"content": "</s>", "lstrip": false}, "add_eos_token": true})).1, [2]);
+}
+
+#[test]
+fn a_text_in_pieces_has_the_tokens_of_the_whole() {
+    // Some three pieces of 256 KiB. The long line and the blank ones leave few places to cut; the first text has none.
+    let line = "it won't be the 1,000,000th time, naïve 漢字\n\n    print(f'{i} of {argc}')\nThe fox\n";
+    let texts = [line.repeat(9000), format!("{}\n{}", "lazy dog ".repeat(40_000), line.repeat(4000))];
+    for name in ["byte_level", "sentencepiece"] {
+        let t = load(name);
+        for text in &texts {
+            let files = Files::with("t.txt", text);
+            let data = Dataset::open(&DataOptions { tokenizer: t.clone(), vocab: 1000, ..files.options("t.txt", 64) });
+            let data = data.unwrap();
+            let whole = [t.around().0, &encode(&t, text), &[t.eos().unwrap()]].concat();
+            assert_eq!(data.report().tokens as usize, whole.len(), "{name}");
+            let stream: Vec<u32> = rows(&data).into_iter().flat_map(|r| r.0).collect();
+            assert!(stream == whole[..stream.len()], "{name}");
+        }
+    }
+}
+
+#[test]
+fn token_files_are_kept_apart_by_tokenizer() {
+    let files = Files::with("t.txt", "The fox jumps over the lazy dog ".repeat(20));
+    let with = |tokenizer| DataOptions { tokenizer, vocab: 1000, ..files.options("t.txt", 8) };
+    let first = Dataset::open(&with(load("byte_level"))).unwrap();
+    let second = Dataset::open(&with(load("sentencepiece"))).unwrap();
+    assert!(first.report().built && second.report().built);
+    assert_ne!(first.fingerprint(), second.fingerprint());
+    // The same files elsewhere are the same tokenizer.
+    let (_dir, copy) = changed("byte_level", |_| {});
+    assert_eq!(copy.unwrap().vocab(), load("byte_level").vocab());
+    assert!(!Dataset::open(&with(load("byte_level"))).unwrap().report().built);
+}
+
+#[test]
+fn the_files_of_a_tokenizer_are_those_that_are_there() {
+    let names = |t: &Tokenizer| -> Vec<String> {
+        t.files().iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_string()).collect()
+    };
+    assert_eq!(names(&load("byte_level")), ["tokenizer.json", "tokenizer_config.json"]);
+    assert!(names(&Tokenizer::Bytes).is_empty());
+    assert!(tokenizer::FILES.contains(&"chat_template.jinja"));
+}
+
+#[test]
+fn tokenizers_that_cannot_serve_are_refused() {
+    let files = Files::with("t.txt", "some text");
+    let dir = files.path("");
+    let from = |name: &str| Tokenizer::from_name(dir.join(name).to_str().unwrap());
+    refused(from("no.json"), &["no.json", "no such file", "bytes"]);
+    refused(from(""), &["tokenizer.json", "is not there"]);
+    files.put("tokenizer.json", "{\"version\": \"1.0\"}");
+    refused(from("tokenizer.json"), &["tokenizer.json", "is not a tokenizer"]);
+    refused(changed("byte_level", |c| c["eos_token"] = json!("<end>")).1, &["<end>", "eos_token"]);
+    refused(changed("byte_level", |c| c["chat_template"] = json!(3)).1, &["tokenizer_config.json", "chat_template", "3"]);
+    let (dir, t) = changed("byte_level", |c| c["eos_token"] = Value::Null);
+    let without_end = DataOptions { tokenizer: t.unwrap(), vocab: 1000, ..files.options("t.txt", 2) };
+    refused(Dataset::open(&without_end), &["eos_token", "tokenizer_config.json"]);
+    fs::write(dir.path().join("tokenizer_config.json"), "[").unwrap();
+    refused(Tokenizer::from_name(dir.path().to_str().unwrap()), &["tokenizer_config.json", "not a JSON object"]);
+    // More ids than the model has: both are named.
+    let large = DataOptions { tokenizer: load("sentencepiece"), vocab: 400, ..files.options("t.txt", 2) };
+    refused(Dataset::open(&large), &["400", "420", "sentencepiece"]);
+}
