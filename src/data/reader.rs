@@ -127,7 +127,8 @@ fn text(path: &Path, tokenizer: &Tokenizer, chunk: &mut [u8], ids: &mut Vec<u32>
 fn cut(bytes: &[u8]) -> Option<usize> {
     let word = |b: u8| b.is_ascii_alphanumeric() || b >= 0xc2; // from there on: the first byte of a longer character
     let good = |at: &usize| bytes[*at - 1] == b'\n' && !bytes[*at - 2].is_ascii_whitespace() && word(bytes[*at]);
-    let anyhow = || (bytes.len() >= HELD).then(|| bytes.iter().rposition(|b| b.is_ascii()).map_or(bytes.len(), |at| at + 1));
+    let anyhow =
+        || (bytes.len() >= HELD).then(|| bytes.iter().rposition(|b| b.is_ascii()).map_or(bytes.len(), |at| at + 1));
     (2..bytes.len()).rev().find(good).or_else(anyhow)
 }
 

@@ -115,16 +115,7 @@ impl Tokenizer {
         }
         let fingerprint = hash.digest();
         let path = path.to_path_buf();
-        Ok(Tokenizer::File(Arc::new(Loaded {
-            path,
-            pipeline,
-            vocab,
-            bos,
-            eos,
-            around,
-            templates,
-            fingerprint,
-        })))
+        Ok(Tokenizer::File(Arc::new(Loaded { path, pipeline, vocab, bos, eos, around, templates, fingerprint })))
     }
 
     /// `bytes`, or the path.
@@ -183,10 +174,9 @@ impl Tokenizer {
     pub fn spellings(&self) -> (&str, &str) {
         match self {
             Tokenizer::Bytes => ("", ""),
-            Tokenizer::File(t) => (
-                t.bos.as_ref().map_or("", |s| s.text.as_str()),
-                t.eos.as_ref().map_or("", |s| s.text.as_str()),
-            ),
+            Tokenizer::File(t) => {
+                (t.bos.as_ref().map_or("", |s| s.text.as_str()), t.eos.as_ref().map_or("", |s| s.text.as_str()))
+            }
         }
     }
     /// [`Tokenizer::eos`], for what cannot do without.
@@ -291,7 +281,8 @@ fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, St
         None | Some(Value::Null) => Ok(vec![]),
         Some(Value::String(text)) => Ok(vec![(DEFAULT.into(), text.clone())]),
         Some(Value::Array(list)) => {
-            let one = |entry: &Value| Some((entry.get("name")?.as_str()?.into(), entry.get("template")?.as_str()?.into()));
+            let one =
+                |entry: &Value| Some((entry.get("name")?.as_str()?.into(), entry.get("template")?.as_str()?.into()));
             let all: Option<Vec<_>> = list.iter().map(one).collect();
             all.ok_or_else(|| "chat_template is a list whose entries are not all {\"name\", \"template\"}".into())
         }

@@ -128,7 +128,10 @@ fn tokenizers_that_cannot_serve_are_refused() {
     files.put("tokenizer.json", "{\"version\": \"1.0\"}");
     refused(from("tokenizer.json"), &["tokenizer.json", "is not a tokenizer"]);
     refused(changed("byte_level", |c| c["eos_token"] = json!("<end>")).1, &["<end>", "eos_token"]);
-    refused(changed("byte_level", |c| c["chat_template"] = json!(3)).1, &["tokenizer_config.json", "chat_template", "3"]);
+    refused(
+        changed("byte_level", |c| c["chat_template"] = json!(3)).1,
+        &["tokenizer_config.json", "chat_template", "3"],
+    );
     let (dir, t) = changed("byte_level", |c| c["eos_token"] = Value::Null);
     let without_end = DataOptions { tokenizer: t.unwrap(), vocab: 1000, ..files.options("t.txt", 2) };
     refused(Dataset::open(&without_end), &["eos_token", "tokenizer_config.json"]);
