@@ -9,7 +9,7 @@ use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::device::{Device, cpu::CpuDevice};
-use flatshard::nn::{Arch, Decoder, Spec};
+use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::{Optimizer, Rule};
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap, initialize};
 use flatshard::strategy::{Fsdp, Strategy};
@@ -25,7 +25,6 @@ const ROUNDS: usize = 3;
 
 fn spec() -> Spec {
     Spec {
-        arch: Arch::Llama,
         vocab: 32_000,
         dim: 768,
         layers: 6,
@@ -34,10 +33,10 @@ fn spec() -> Spec {
         head_dim: 64,
         ff: 3072,
         max_len: 256,
-        rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: false,
         dropout: 0.0,
+        ..Spec::default()
     }
 }
 

@@ -6,7 +6,7 @@ mod plain;
 use flatshard::base::{Category, DType, dtype::Float};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{AdamW, Buf, Device, LIMBS};
-use flatshard::nn::{Arch, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
+use flatshard::nn::{Activation, Arch, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
 use half::bf16;
 use plain::{Docs, Plain, device, distance};
 use safetensors::{Dtype, SafeTensors};
@@ -24,14 +24,16 @@ fn spec(arch: Arch) -> Spec {
         head_dim: 10,
         ff: 44,
         max_len: 24,
-        rope_theta: 10000.0,
         norm_eps: 1e-5,
         tied: false,
         dropout: 0.0,
+        ..Spec::default()
     };
     match arch {
-        Arch::Llama => llama,
-        Arch::Gpt => Spec { heads: 3, kv_heads: 3, head_dim: 12, tied: true, ..llama },
+        Arch::Gpt => {
+            Spec { heads: 3, kv_heads: 3, head_dim: 12, tied: true, rope: None, activation: Activation::Gelu, ..llama }
+        }
+        _ => llama,
     }
 }
 

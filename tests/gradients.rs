@@ -7,7 +7,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::nn::{Arch, Decoder, Micro, Pass, ROOT, Segment, Spec, Workspace, WorkspaceOptions};
+use flatshard::nn::{Activation, Arch, Decoder, Micro, Pass, ROOT, Segment, Spec, Workspace, WorkspaceOptions};
 use plain::{Call, Docs, Plain, device, distance, dot};
 
 /// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
@@ -26,14 +26,23 @@ fn llama() -> Spec {
         head_dim: 10,
         ff: 28,
         max_len: 16,
-        rope_theta: 10000.0,
         norm_eps: 1e-5,
         tied: false,
         dropout: 0.0,
+        ..Spec::default()
     }
 }
 fn gpt() -> Spec {
-    Spec { arch: Arch::Gpt, heads: 3, kv_heads: 3, head_dim: 8, tied: true, ..llama() }
+    Spec {
+        arch: Arch::Gpt,
+        rope: None,
+        activation: Activation::Gelu,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 8,
+        tied: true,
+        ..llama()
+    }
 }
 
 fn options(checkpoint: bool) -> WorkspaceOptions {

@@ -1,5 +1,5 @@
-//! A decoder block: the attention branch, then the feed-forward branch. One plan serves every layer of a model. Never
-//! holds a buffer.
+//! A decoder block: the attention branch, then the feed-forward branch. One plan a layer: layers may
+//! differ in their windows. Never holds a buffer.
 //!
 //! What is kept for backward is what a matrix product or the attention would have to make again. Norms and activations
 //! are one pass over memory, and backward computes them again: 6 C + 2 F instead of 8 C + 3 F elements a token (C the

@@ -51,8 +51,8 @@ pub struct Cx<'a> {
     pub batch: Batch<'a>,
     /// Tokens of this batch: rows of every activation.
     pub n: usize,
-    /// The rotation table (max_len, head_dim) f32; empty without rotary positions.
-    pub table: View<'a>,
+    /// Rotation tables (max_len, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
+    pub tables: [View<'a>; 2],
     /// Probability and key of this micro-batch; none when evaluating.
     pub dropout: Option<(f32, u64)>,
     pub layer: usize,
@@ -92,7 +92,7 @@ mod tests {
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut mask = |layer, place, key| {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);
-            let cx = Cx { dev: &dev, batch, n: 0, table: view, dropout: Some((0.5, key)), layer };
+            let cx = Cx { dev: &dev, batch, n: 0, tables: [view; 2], dropout: Some((0.5, key)), layer };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()
         };

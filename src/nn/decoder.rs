@@ -17,7 +17,7 @@ pub struct Decoder {
     spec: Spec,
     layouts: Vec<Layout>,
     root: Root,
-    block: Block,
+    blocks: Vec<Block>,
     /// The lowest layer that learns: backward ends there.
     lowest: usize,
 }
@@ -38,15 +38,16 @@ impl Decoder {
     }
     pub fn tuned(spec: Spec, tuning: &Tuning) -> Result<Decoder> {
         spec.validate()?;
-        let ((_, root), (_, block)) = match spec.arch {
-            Arch::Llama => (llama::root(&spec), llama::block(&spec, 0)),
-            Arch::Gpt => (gpt::root(&spec), gpt::block(&spec, 0)),
+        let of = 0..spec.layers;
+        let (root, blocks) = match spec.arch {
+            Arch::Gpt => (gpt::root(&spec).1, of.map(|i| gpt::block(&spec, i).1).collect()),
+            _ => (llama::root(&spec).1, of.map(|i| llama::block(&spec, i).1).collect()),
         };
         let mut layouts = spec.layouts();
         tuning.apply(&mut layouts)?;
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
         let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
-        Ok(Decoder { layouts, spec, root, block, lowest })
+        Ok(Decoder { layouts, spec, root, blocks, lowest })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
@@ -62,9 +63,11 @@ impl Decoder {
     }
     pub fn workspace(&self, dev: &dyn Device, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, options).allocate(dev)?;
-        if self.spec.arch == Arch::Llama {
-            let table = ws.fixed.table.rows_mut(self.spec.max_len);
-            dev.upload(bytemuck::cast_slice(&llama::rotations(&self.spec)), table)?;
+        let (n, d, Fixed { table, local_table, .. }) = (self.spec.max_len, self.spec.head_dim, &mut ws.fixed);
+        for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
+            if let Some(rope) = rope {
+                dev.upload(bytemuck::cast_slice(&rope.table(d, n)), table.rows_mut(n))?;
+            }
         }
         Ok(ws)
     }
@@ -83,8 +86,8 @@ impl Decoder {
         if ws.dx.capacity() < n {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, dx } = ws;
-        let cx = self.cx(dev, batch, table, Some(micro.dropout_key));
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, dx } = ws;
+        let cx = self.cx(dev, batch, [table, local_table], Some(micro.dropout_key));
         self.forward(&cx, store, stream, saved, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
@@ -104,10 +107,10 @@ impl Decoder {
             let w = store.acquire(layer, Pass::Backward)?;
             // The last block's is still there.
             if recompute && layer < self.spec.layers {
-                self.block.forward(&cx, w, x, &mut saved[kept], scratch, None)?;
+                self.blocks[i].forward(&cx, w, x, &mut saved[kept], scratch, None)?;
             }
             let (w, mut dw) = store.grads(layer)?;
-            self.block.backward(&cx, w, &mut dw, x, &saved[kept], scratch, dx.rows_mut(n))?;
+            self.blocks[i].backward(&cx, w, &mut dw, x, &saved[kept], scratch, dx.rows_mut(n))?;
             store.grads_ready(layer)?;
             store.release(layer, Pass::Backward)?;
         }
@@ -127,8 +130,8 @@ impl Decoder {
         ws: &mut Workspace,
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, loss, .. }, .. } = ws;
-        let cx = self.cx(dev, batch, table, None);
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, .. } = ws;
+        let cx = self.cx(dev, batch, [table, local_table], None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
@@ -149,21 +152,26 @@ impl Decoder {
         if row >= n {
             return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, next, .. }, .. } = ws;
-        let cx = self.cx(dev, batch, table, None);
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, next, .. }, .. } = ws;
+        let cx = self.cx(dev, batch, [table, local_table], None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
         self.root.logits(&cx, w, x, scratch, next.rows_mut(1))?;
         store.release(ROOT, Pass::Evaluate)?;
-        dev.download(next.rows(1), bytemuck::cast_slice_mut(out))
+        dev.download(next.rows(1), bytemuck::cast_slice_mut(out))?;
+        let cap = self.spec.logit_cap;
+        if cap > 0.0 {
+            out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
+        Ok(())
     }
 
-    fn cx<'a>(&self, dev: &'a dyn Device, batch: &Batch<'a>, table: &'a Tensor, key: Option<u64>) -> Cx<'a> {
+    fn cx<'a>(&self, dev: &'a dyn Device, batch: &Batch<'a>, tables: [&'a Tensor; 2], key: Option<u64>) -> Cx<'a> {
         let p = self.spec.dropout;
         let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
-        let table = table.rows(table.capacity());
-        Cx { dev, batch: *batch, n: batch.tokens.len(), table, dropout, layer: ROOT }
+        let tables = tables.map(|table| table.rows(table.capacity()));
+        Cx { dev, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT }
     }
 
     /// Assigns the residual stream and what each block keeps.
@@ -184,7 +192,7 @@ impl Decoder {
             let (x, y) = turn(stream, i);
             let kept = &mut saved[i % saved.len()];
             let w = store.acquire(layer, pass)?;
-            self.block.forward(&Cx { layer, ..*cx }, w, x.rows(n), kept, scratch, Some(y.rows_mut(n)))?;
+            self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept, scratch, Some(y.rows_mut(n)))?;
             store.release(layer, pass)?;
         }
         Ok(())

@@ -1,12 +1,12 @@
 //! The GPT-2 family as data, under the names of `GPT2LMHeadModel` (Hugging Face): a checkpoint needs no conversion.
-use super::attention::AttentionBranch;
+use super::attention::{AttentionBranch, Turn};
 use super::block::Block;
 use super::layout::{Init, Layout};
 use super::linear::Linear;
 use super::mlp::MlpBranch;
 use super::norm::Norm;
 use super::root::Root;
-use super::spec::{NORMAL, ONES, Spec, ZEROS};
+use super::spec::{Activation, NORMAL, ONES, Spec, ZEROS};
 use crate::device::Attention;
 
 pub fn root(spec: &Spec) -> (Layout, Root) {
@@ -16,7 +16,8 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     let positions = Some(layout.push("transformer.wpe.weight", &[max_len, dim], true, NORMAL));
     let norm = norm(&mut layout, "transformer.ln_f".into(), spec);
     let head = if spec.tied { tokens } else { layout.push("lm_head.weight", &[vocab, dim], true, NORMAL) };
-    (layout, Root { tokens, positions, norm, head: Linear::new(head, vocab, dim), vocab })
+    let head = Linear::new(head, vocab, dim);
+    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, vocab, logit_cap: 0.0 })
 }
 
 pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
@@ -26,7 +27,9 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
     let attention = AttentionBranch {
         norm: norm(&mut layout, name("ln_1"), spec),
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, NORMAL)],
-        rope: None,
+        bias: None,
+        turn: Turn::None,
+        table: 0,
         shape: Attention {
             heads,
             kv_heads,
@@ -36,12 +39,15 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
             softcap: 0.0,
         },
         out: linear(&mut layout, name("attn.c_proj"), dim, dim, spec.residual_init()),
+        post: None,
     };
     let mlp = MlpBranch {
         norm: norm(&mut layout, name("ln_2"), spec),
+        activation: Activation::Gelu,
         gate: None,
         up: linear(&mut layout, name("mlp.c_fc"), dim, ff, NORMAL),
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, spec.residual_init()),
+        post: None,
     };
     (layout, Block { attention, mlp })
 }

@@ -34,6 +34,10 @@ impl Linear {
     pub fn conv1d(weight: usize, bias: usize, inputs: usize, outputs: usize) -> Linear {
         Linear { weight, bias: Some(bias), inputs, outputs, form: Form::InOut, row: outputs, column: 0 }
     }
+    /// With segment `bias` (outputs).
+    pub fn bias(self, bias: usize) -> Linear {
+        Linear { bias: Some(bias), ..self }
+    }
     /// Of rows of `row` elements, `y` is those from `column` on. Without bias.
     pub fn within(self, row: usize, column: usize) -> Linear {
         Linear { row, column, ..self }

@@ -1,8 +1,9 @@
-//! The feed-forward branch: `y = x + dropout(down(activation(norm(x))))`. Never keeps the activation: backward computes
-//! it again from the products that it came from.
+//! The feed-forward branch: `y = x + dropout(post(down(activation(norm(x)))))`. Never keeps the activation: backward
+//! computes it again from the products that it came from.
 use super::context::{Cx, Place};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::spec::Activation;
 use super::store::{Grads, Weights};
 use super::workspace::{MlpSaved, Scratch};
 use crate::base::Result;
@@ -11,10 +12,13 @@ use crate::device::{Device, ViewMut};
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
     pub norm: Norm,
-    /// SwiGLU where there is one (Shazeer 2020), else GELU of `up` alone.
+    pub activation: Activation,
+    /// With SwiGLU and GeGLU (Shazeer 2020).
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
+    /// Of what the branch adds to the residual.
+    pub post: Option<Norm>,
 }
 
 impl MlpBranch {
@@ -34,17 +38,28 @@ impl MlpBranch {
         }
         self.up.forward(dev, w, scratch.h.rows(n), saved.up.rows_mut(n))?;
 
-        let Some(mut y) = y else { return Ok(()) };
+        if y.is_none() && self.post.is_none() {
+            return Ok(());
+        }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
-        self.down.forward(dev, w, scratch.act.rows(n), y.reborrow())?;
+        if self.post.is_some() {
+            self.down.forward(dev, w, scratch.act.rows(n), saved.branch.rows_mut(n))?;
+        }
+        let Some(mut y) = y else { return Ok(()) };
+        match &self.post {
+            None => self.down.forward(dev, w, scratch.act.rows(n), y.reborrow())?,
+            Some(norm) => norm.forward(dev, w, saved.branch.rows(n), y.reborrow(), scratch.stats.rows_mut(n))?,
+        }
         cx.drop(Place::Mlp, y.reborrow())?;
         dev.add(saved.x.rows(n), y)
     }
 
     fn activation(&self, dev: &dyn Device, n: usize, saved: &MlpSaved, act: ViewMut) -> Result<()> {
-        match self.gate {
-            Some(_) => dev.swiglu(saved.gate.rows(n), saved.up.rows(n), act),
-            None => dev.gelu(saved.up.rows(n), act),
+        let (gate, up) = (saved.gate.rows(n), saved.up.rows(n));
+        match self.activation {
+            Activation::SwiGlu => dev.swiglu(gate, up, act),
+            Activation::GeGlu => dev.geglu(gate, up, act),
+            Activation::Gelu => dev.gelu(up, act),
         }
     }
 
@@ -60,20 +75,27 @@ impl MlpBranch {
     ) -> Result<()> {
         let (dev, n) = (cx.dev, cx.n);
         let (x, gate, up) = (saved.x.rows(n), saved.gate.rows(n), saved.up.rows(n));
-        let d_branch = cx.branch_grad(Place::Mlp, dy.as_view(), &mut scratch.masked)?;
+        let mut d_branch = cx.branch_grad(Place::Mlp, dy.as_view(), &mut scratch.masked)?;
+        if let Some(norm) = &self.post {
+            let Scratch { h, stats, dh, unused, .. } = scratch;
+            d_branch =
+                norm.branch_backward(dev, w, dw, saved.branch.rows(n), d_branch, [h, stats, dh], unused.rows_mut(2))?;
+        }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         self.down.weight_grad(dev, dw, scratch.act.rows(n), d_branch)?;
         self.down.input_grad(dev, w, d_branch, scratch.dact.rows_mut(n), false)?;
 
         self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
+        // The activation is read no more: its buffer takes the gate's gradient.
+        let (dact, dgate, dup) = (scratch.dact.rows(n), scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
+        match self.activation {
+            Activation::SwiGlu => dev.swiglu_backward(gate, up, dact, dgate, dup)?,
+            Activation::GeGlu => dev.geglu_backward(gate, up, dact, dgate, dup)?,
+            Activation::Gelu => dev.gelu_backward(up, dact, dup)?,
+        }
         if let Some(projection) = &self.gate {
-            // The activation is read no more: its buffer takes the gate's gradient.
-            let (dgate, dup) = (scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
-            dev.swiglu_backward(gate, up, scratch.dact.rows(n), dgate, dup)?;
             projection.weight_grad(dev, dw, scratch.h.rows(n), scratch.act.rows(n))?;
             projection.input_grad(dev, w, scratch.act.rows(n), scratch.dh.rows_mut(n), false)?;
-        } else {
-            dev.gelu_backward(up, scratch.dact.rows(n), scratch.dup.rows_mut(n))?;
         }
         self.up.weight_grad(dev, dw, scratch.h.rows(n), scratch.dup.rows(n))?;
         self.up.input_grad(dev, w, scratch.dup.rows(n), scratch.dh.rows_mut(n), self.gate.is_some())?;

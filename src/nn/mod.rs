@@ -1,8 +1,8 @@
 //! Floor 3: layers as pairs of forward and backward, and the one layer loop. Never knows which store it runs on, the
 //! optimizer, or files.
 //!
-//! A family (`llama`, `gpt`) is data: names and shapes of its segments, and which parts make up its root and its
-//! block. The parts and the block are plans: immutable, with every buffer passed in.
+//! A family is data: the fields of a [`Spec`] say which parts its root and its blocks have, `llama` and `gpt` the names and
+//! shapes of their segments. The parts and the blocks are plans: immutable, with every buffer passed in.
 mod attention;
 mod block;
 mod context;
@@ -14,6 +14,7 @@ mod llama;
 mod mlp;
 mod norm;
 mod root;
+pub mod rotary;
 pub mod spec;
 pub mod store;
 pub mod tuning;
@@ -22,7 +23,8 @@ mod workspace;
 pub use context::Batch;
 pub use decoder::{Decoder, Micro};
 pub use layout::{Init, Layout, Segment};
-pub use spec::{Arch, Spec};
+pub use rotary::{Rotary, Scaling};
+pub use spec::{Activation, Arch, Spec};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -1,5 +1,6 @@
 //! The two normalisations behind one call. Never keeps its statistics: backward is given what forward wrote.
 use super::store::{Grads, Weights};
+use super::workspace::Tensor;
 use crate::base::Result;
 use crate::device::{Device, RmsNorm, View, ViewMut};
 
@@ -18,6 +19,26 @@ impl Norm {
             Norm::Rms { w, norm } => dev.rmsnorm(&norm, x, weights.get(w), y, stats),
             Norm::Layer { w, b, eps } => dev.layernorm(eps, x, weights.get(w), weights.get(b), y, stats),
         }
+    }
+    /// For a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output. The statistics are
+    /// computed again, into `h` and `stats`; `dx` holds the result. Adds to the gradients of the weights; to
+    /// `unused` where they are frozen.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn branch_backward<'a>(
+        &self,
+        dev: &dyn Device,
+        weights: Weights,
+        grads: &mut Grads,
+        x: View,
+        dy: View,
+        [h, stats, dx]: [&'a mut Tensor; 3],
+        unused: ViewMut,
+    ) -> Result<View<'a>> {
+        let n = x.len() / h.width();
+        self.forward(dev, weights, x, h.rows_mut(n), stats.rows_mut(n))?;
+        dev.zero(dx.rows_mut(n))?;
+        self.backward(dev, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
+        Ok(dx.rows(n))
     }
     /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`; to `unused` (2, C) f32 where they are
     /// frozen.

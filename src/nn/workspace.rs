@@ -57,6 +57,9 @@ impl Tensor {
     pub fn band_mut(&mut self, rows: &Range<usize>) -> ViewMut<'_> {
         self.buf.view_mut().slice(rows.start * self.width..rows.end * self.width)
     }
+    pub fn width(&self) -> usize {
+        self.width
+    }
     /// Rows that there is room for.
     pub fn capacity(&self) -> usize {
         self.buf.len() / self.width.max(1)
@@ -79,12 +82,14 @@ macro_rules! table {
 table! {
     /// What the attention branch keeps for its backward pass.
     AttentionSaved {
-        /// (N, (heads + 2 kv_heads) head_dim), rotated.
+        /// (N, (heads + 2 kv_heads) head_dim), rotated; as projected where heads are normalised.
         qkv,
         /// (N, heads * head_dim)
         o,
         /// (heads, N) f32
         lse,
+        /// (N, C): what the branch's last norm read; empty without one.
+        branch,
     }
 }
 table! {
@@ -96,6 +101,8 @@ table! {
         gate,
         /// (N, F)
         up,
+        /// (N, C): what the branch's last norm read; empty without one.
+        branch,
     }
 }
 /// What one block keeps for its backward pass, besides its input.
@@ -115,6 +122,12 @@ table! {
         h,
         /// (N, 1) f32: 1/rms; with LayerNorm (N, 2): mean and 1/deviation.
         stats,
+        /// (1, (heads + 2 kv_heads) head_dim): biases side by side; empty without.
+        bias,
+        /// (N, (heads + 2 kv_heads) head_dim): normalised and rotated; empty where heads are not normalised.
+        turned,
+        /// (N, heads + kv_heads) f32: 1/rms of their heads.
+        turned_stats,
         /// (N, F): the activation, then the gate's gradient.
         act,
         /// (R, vocab): a chunk of logits, then their gradient.
@@ -129,11 +142,13 @@ table! {
         delta,
         /// (N, (heads + 2 kv_heads) head_dim)
         dqkv,
+        /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
+        bias_grad,
         /// (N, F)
         dact,
         /// (N, F)
         dup,
-        /// (2, C) f32: where the gradients of frozen norms go.
+        /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
         unused,
     }
 }
@@ -142,6 +157,8 @@ table! {
     Fixed {
         /// (max_len, head_dim) f32: cosines and sines of the rotary positions; empty without.
         table,
+        /// The same of the layers within a window, where theirs are others.
+        local_table,
         /// (1) f64: the sum of token losses since it was last taken.
         loss,
         /// (1, vocab) f32: the next token's logits.
@@ -176,8 +193,8 @@ impl Workspace<Shape> {
     /// The table: what a model needs for `options`.
     pub(super) fn plan(spec: &Spec, options: &WorkspaceOptions) -> Workspace<Shape> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
-        let llama = spec.arch == Arch::Llama;
-        let (inner, gate) = (spec.heads * spec.head_dim, if llama { spec.ff } else { 0 });
+        let inner = spec.heads * spec.head_dim;
+        let only = |there: bool, width: usize| if there { width } else { 0 };
         let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width };
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
@@ -186,8 +203,14 @@ impl Workspace<Shape> {
                 qkv: keep(spec.qkv()),
                 o: keep(inner),
                 lse: shape(Category::Saved, DType::F32, tokens, spec.heads),
+                branch: keep(only(spec.post_norms, spec.dim)),
             },
-            mlp: MlpSaved { x: keep(spec.dim), gate: keep(gate), up: keep(spec.ff) },
+            mlp: MlpSaved {
+                x: keep(spec.dim),
+                gate: keep(only(spec.gated(), spec.ff)),
+                up: keep(spec.ff),
+                branch: keep(only(spec.post_norms, spec.dim)),
+            },
         };
         let blocks = if train && !checkpoint { spec.layers } else { 1 };
         let stream = if train { spec.layers + 1 } else { 2 };
@@ -201,20 +224,29 @@ impl Workspace<Shape> {
             saved: (0..blocks).map(|_| saved()).collect(),
             scratch: Scratch {
                 h: scratch(spec.dim),
-                stats: Shape { dtype: DType::F32, ..scratch(if llama { 1 } else { 2 }) },
+                stats: Shape { dtype: DType::F32, ..scratch(if spec.arch == Arch::Gpt { 2 } else { 1 }) },
+                bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
+                turned: scratch(only(spec.qk_norm, spec.qkv())),
+                turned_stats: Shape { dtype: DType::F32, ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads)) },
                 act: scratch(spec.ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.vocab),
-                masked: back(if spec.dropout > 0.0 { spec.dim } else { 0 }),
+                masked: back(only(spec.dropout > 0.0, spec.dim)),
                 dh: back(spec.dim),
                 d_o: back(inner),
                 delta: Shape { dtype: DType::F32, ..back(spec.heads) },
                 dqkv: back(spec.qkv()),
+                bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(spec.ff),
                 dup: back(spec.ff),
-                unused: Shape { dtype: DType::F32, rows: if train { 2 } else { 0 }, ..back(spec.dim) },
+                unused: Shape {
+                    dtype: DType::F32,
+                    rows: if train { 2 } else { 0 },
+                    ..back(spec.dim.max(spec.head_dim))
+                },
             },
             fixed: Fixed {
-                table: other(DType::F32, if llama { spec.max_len } else { 0 }, spec.head_dim),
+                table: other(DType::F32, only(spec.rope.is_some(), spec.max_len), spec.head_dim),
+                local_table: other(DType::F32, only(spec.local_rope.is_some(), spec.max_len), spec.head_dim),
                 loss: other(DType::F64, 1, 1),
                 next: other(DType::F32, 1, spec.vocab),
             },

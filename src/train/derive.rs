@@ -6,7 +6,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Arch, Decoder, Spec, Tuning};
+use crate::nn::{Activation, Arch, Decoder, Rotary, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -106,7 +106,7 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
 /// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
 fn pretrained(m: &mut Model, dir: &Path) -> Result<Spec> {
     let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
-    m.arch = Some(if spec.arch == Arch::Llama { ArchName::Llama } else { ArchName::Gpt });
+    m.arch = Some(if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama });
     m.embed_dim = Some(spec.dim);
     m.num_layers = Some(spec.layers);
     m.num_heads = Some(spec.heads);
@@ -129,10 +129,8 @@ fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spe
             "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
         )));
     }
-    let ff = match arch {
-        Arch::Llama => (8 * dim).div_ceil(3).next_multiple_of(64),
-        Arch::Gpt => 4 * dim,
-    };
+    let gpt = arch == Arch::Gpt;
+    let ff = if gpt { 4 * dim } else { (8 * dim).div_ceil(3).next_multiple_of(64) };
     Ok(Spec {
         arch,
         vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
@@ -143,10 +141,12 @@ fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spe
         head_dim: dim / heads,
         ff: *m.ff_hidden_dim.get_or_insert(ff),
         max_len: *m.max_positions.get_or_insert(max_len),
-        rope_theta: 10_000.0,
         norm_eps: 1e-5,
-        tied: *m.tie_embeddings.get_or_insert(arch == Arch::Gpt),
+        rope: (!gpt).then_some(Rotary::new(10_000.0)),
+        activation: if gpt { Activation::Gelu } else { Activation::SwiGlu },
+        tied: *m.tie_embeddings.get_or_insert(gpt),
         dropout: set(&m.dropout, "model.dropout")? as f32,
+        ..Spec::default()
     })
 }
 

@@ -4,7 +4,6 @@ use super::metrics::StepRecord;
 use super::plan::Plan;
 use crate::base::meter::CATEGORIES;
 use crate::base::{DType, Result};
-use crate::nn::Arch;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -12,7 +11,7 @@ use std::time::Instant;
 /// The run in a few lines.
 pub fn header(plan: &Plan, device: &str) -> Result<String> {
     let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
-    let arch = if spec.arch == Arch::Llama { "llama" } else { "gpt" };
+    let arch = spec.arch.name();
     let dtype = |d: DType| if d == DType::Bf16 { "bf16" } else { "fp32" };
     let compute = dtype(engine.strategy.dtype());
     let loader = plan.loader(0)?;

@@ -10,7 +10,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Arch, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -29,15 +29,26 @@ pub fn llama() -> Spec {
         head_dim: 6,
         ff: 44,
         max_len: 12,
-        rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: false,
         dropout: 0.0,
+        ..Spec::default()
     }
 }
 /// Tied head, biases, dropout.
 pub fn gpt() -> Spec {
-    Spec { arch: Arch::Gpt, heads: 5, kv_heads: 5, head_dim: 4, layers: 3, tied: true, dropout: 0.2, ..llama() }
+    Spec {
+        arch: Arch::Gpt,
+        rope: None,
+        activation: Activation::Gelu,
+        heads: 5,
+        kv_heads: 5,
+        head_dim: 4,
+        layers: 3,
+        tied: true,
+        dropout: 0.2,
+        ..llama()
+    }
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };

@@ -1,0 +1,170 @@
+//! The keys of a JSON object, each asked for by name; what nobody asked for must be known not to matter. Never guesses.
+use crate::base::{Error, Result};
+use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Keys of `config.json` that change nothing of what a training step computes: where the file came from, token ids, how to
+/// generate, outputs that we never return, and dropout and initialisation, which are the run's own affair. Names that
+/// start with an underscore are transformers' own notes.
+const HARMLESS: &[&str] = &[
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "attn_pdrop",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "embd_pdrop",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "model_type",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+/// Of GPT-2 besides: sizes that follow from others, and heads for other tasks.
+const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
+
+pub struct Keys<'a> {
+    map: &'a Map<String, Value>,
+    /// Before the name in messages: "rope_scaling." or nothing.
+    prefix: String,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Keys<'a> {
+    pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> Keys<'a> {
+        Keys { map, prefix: prefix.into(), asked: RefCell::default() }
+    }
+    /// The key as an error says it.
+    pub fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+    /// What is there, null included.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.asked.borrow_mut().insert(key.into());
+        self.map.get(key)
+    }
+    /// What is there and not null.
+    pub fn present(&self, key: &str) -> Option<&'a Value> {
+        self.get(key).filter(|v| !v.is_null())
+    }
+    fn typed<T>(&self, key: &str, kind: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.present(key) else { return Ok(None) };
+        of(value).map(Some).ok_or_else(|| Error::input(format!("{} is {value}; it must be {kind}", self.name(key))))
+    }
+    pub fn whole(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+    /// A number above 0.
+    pub fn positive(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number above 0", |v| v.as_f64().filter(|&x| x > 0.0))
+    }
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+    pub fn object(&self, key: &str) -> Result<Option<Keys<'a>>> {
+        let map = self.typed(key, "an object", Value::as_object)?;
+        Ok(map.map(|map| Keys::new(map, format!("{}.", self.name(key)))))
+    }
+    pub fn need<T>(&self, key: &str, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<T> {
+        read(self, key)?.ok_or_else(|| Error::input(format!("{} is missing", self.name(key))))
+    }
+    /// What is there; the default of transformers where the key is absent; nothing where it is null.
+    pub fn or<T>(&self, key: &str, default: T, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<Option<T>> {
+        if self.get(key).is_none() { Ok(Some(default)) } else { read(self, key) }
+    }
+    /// Refuses every value but these; absent and null are fine.
+    pub fn only(&self, key: &str, allowed: &[Value]) -> Result<()> {
+        match self.present(key) {
+            Some(value) if !allowed.contains(value) => Err(self.unsupported(key, allowed)),
+            _ => Ok(()),
+        }
+    }
+    pub fn unsupported(&self, key: &str, allowed: &[Value]) -> Error {
+        let value = self.map.get(key).unwrap_or(&Value::Null);
+        let instead: Vec<String> = allowed.iter().map(Value::to_string).collect();
+        let instead = if instead.is_empty() { "null or absent".into() } else { instead.join(" or ") };
+        Error::input(format!("{} is {value}, which is not supported; it must be {instead}", self.name(key)))
+    }
+
+    /// Refuses what was not asked for, unless it is known not to matter, or says that something is not there.
+    pub fn finish(&self) -> Result<()> {
+        let asked = self.asked.borrow();
+        let harmless = |key: &str| {
+            self.prefix.is_empty() && (HARMLESS.contains(&key) || HARMLESS_PREFIX.iter().any(|p| key.starts_with(p)))
+        };
+        let nothing = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(items) => items.is_empty(),
+            Value::Object(items) => items.is_empty(),
+            _ => false,
+        };
+        match self.map.iter().find(|(key, value)| !asked.contains(*key) && !harmless(key) && !nothing(value)) {
+            None => Ok(()),
+            Some((key, value)) => Err(Error::input(format!(
+                "{} is {value}: this key is not known for such a model, and might change what it computes; remove it where \
+                 it does not",
+                self.name(key)
+            ))),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's class
+//! there. Never reads a file.
+use super::keys::Keys;
+use crate::base::{Error, Result};
+use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
+use serde_json::{Map, Value, json};
+
+const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2 are the supported ones";
+
+pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
+    let keys = Keys::new(map, "");
+    keys.only("quantization_config", &[])?;
+    let spec = match keys.text("model_type")? {
+        None => return Err(Error::input(format!("model_type is missing; {FAMILIES}"))),
+        Some("llama") => rotary_family(&keys, Arch::Llama)?,
+        Some("mistral") => rotary_family(&keys, Arch::Mistral)?,
+        Some("qwen2") => rotary_family(&keys, Arch::Qwen2)?,
+        Some("qwen3") => rotary_family(&keys, Arch::Qwen3)?,
+        Some("gemma2") => rotary_family(&keys, Arch::Gemma2)?,
+        Some("gemma3_text") => rotary_family(&keys, Arch::Gemma3)?,
+        // "gemma3" is the model of text and images; some text-only files say it too.
+        Some("gemma3") if keys.present("text_config").is_none() => rotary_family(&keys, Arch::Gemma3)?,
+        Some("gpt2") => gpt2(&keys)?,
+        Some(other) => return Err(Error::input(format!("model_type is {other:?}; {FAMILIES}"))),
+    };
+    keys.finish()?;
+    spec.validate()?;
+    Ok(spec)
+}
+
+/// Llama and its descendants: what they have in common, then what some have.
+fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
+    let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
+    let (dim, heads) = (keys.need("hidden_size", Keys::whole)?, keys.need("num_attention_heads", Keys::whole)?);
+    let layers = keys.need("num_hidden_layers", Keys::whole)?;
+    keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+    if gemma {
+        keys.get("hidden_act"); // there in many files, read by nobody
+        keys.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
+        keys.only("use_bidirectional_attention", &[json!(false)])?;
+    } else {
+        keys.only("hidden_act", &[json!("silu")])?;
+    }
+    let kv_default = match arch {
+        Arch::Mistral => 8,
+        Arch::Gemma2 | Arch::Gemma3 => 4,
+        Arch::Qwen2 | Arch::Qwen3 => 32,
+        _ => heads,
+    };
+    let head_dim = match arch {
+        Arch::Qwen3 => Some(128),
+        _ if gemma => Some(256),
+        _ => None,
+    };
+    let bias = match arch {
+        Arch::Llama | Arch::Qwen3 | Arch::Gemma2 | Arch::Gemma3 => keys.flag("attention_bias")?.unwrap_or(false),
+        _ => false,
+    };
+    let (window, windowed) = windows(keys, arch, layers)?;
+    let max_len = keys.need("max_position_embeddings", Keys::whole)?;
+    let (rope, local_rope) = rotaries(keys, arch, max_len)?;
+    let mut spec = Spec {
+        arch,
+        vocab: keys.need("vocab_size", Keys::whole)?,
+        dim,
+        layers,
+        heads,
+        kv_heads: keys.or("num_key_value_heads", kv_default, Keys::whole)?.unwrap_or(heads),
+        head_dim: keys.whole("head_dim")?.or(head_dim).unwrap_or(dim / heads.max(1)),
+        ff: keys.need("intermediate_size", Keys::whole)?,
+        max_len,
+        norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        tied: keys.flag("tie_word_embeddings")?.unwrap_or(gemma),
+        rope: Some(rope),
+        local_rope: local_rope.filter(|_| !windowed.is_empty()),
+        window,
+        windowed,
+        qkv_bias: bias || arch == Arch::Qwen2,
+        out_bias: bias,
+        mlp_bias: arch == Arch::Llama && keys.flag("mlp_bias")?.unwrap_or(false),
+        qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
+        ..Spec::default()
+    };
+    if gemma {
+        spec.activation = Activation::GeGlu;
+        (spec.post_norms, spec.norm_from_one, spec.scaled_embedding) = (true, true, true);
+        spec.query_scalar = keys.or("query_pre_attn_scalar", 256.0, Keys::positive)?;
+        let softcap = |key| keys.positive(key).map(|cap| cap.unwrap_or(0.0) as f32);
+        if arch == Arch::Gemma2 {
+            spec.score_cap = keys.or("attn_logit_softcapping", 50.0, Keys::positive)?.unwrap_or(0.0) as f32;
+            spec.logit_cap = keys.or("final_logit_softcapping", 30.0, Keys::positive)?.unwrap_or(0.0) as f32;
+        } else {
+            // transformers has the key and does not act on it.
+            keys.only("attn_logit_softcapping", &[])?;
+            spec.logit_cap = softcap("final_logit_softcapping")?;
+        }
+    }
+    Ok(spec)
+}
+
+/// The window, and which layers are within it; (0, none) where none is.
+fn windows(keys: &Keys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
+    let window = match arch {
+        Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, Keys::whole)?,
+        Arch::Qwen2 | Arch::Qwen3 => {
+            let window = keys.or("sliding_window", 4096, Keys::whole)?;
+            window.filter(|_| matches!(keys.flag("use_sliding_window"), Ok(Some(true))))
+        }
+        _ => {
+            keys.only("sliding_window", &[])?;
+            None
+        }
+    };
+    keys.flag("use_sliding_window").map(|_| ())?;
+    let every = match arch {
+        Arch::Gemma2 => 2,
+        Arch::Gemma3 => keys.whole("sliding_window_pattern")?.unwrap_or(6).max(1),
+        _ => 0,
+    };
+    let first = match arch {
+        Arch::Qwen2 | Arch::Qwen3 => keys.whole("max_window_layers")?.unwrap_or(28),
+        _ => 0,
+    };
+    let windowed = match layer_types(keys, layers)? {
+        Some(types) if window.is_none() && types.contains(&true) => {
+            return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
+        }
+        Some(types) if arch == Arch::Mistral && window.is_some() && types.contains(&false) => {
+            return Err(keys.unsupported("layer_types", &[]));
+        }
+        Some(types) => types,
+        None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
+        None => (0..layers).map(|i| i >= first).collect(),
+    };
+    Ok(match window {
+        Some(window) if windowed.contains(&true) => (window, windowed),
+        _ => (0, Vec::new()),
+    })
+}
+
+/// Whether each layer is within the window, where the file says so layer by layer.
+fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>> {
+    let Some(types) = keys.present("layer_types") else { return Ok(None) };
+    let kind = |value: &Value| match value.as_str() {
+        Some("sliding_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(Error::input(format!(
+            "layer_types holds {value}, which is not supported; full_attention and sliding_attention are"
+        ))),
+    };
+    let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
+        return Err(Error::input(format!("layer_types is {types}; it must name the type of each of {layers} layers")));
+    };
+    values.iter().map(kind).collect::<Result<_>>().map(Some)
+}
+
+/// The rotation of most layers, and of those within the window where the family has two.
+fn rotaries(keys: &Keys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
+    let two = arch == Arch::Gemma3;
+    let theta = keys.positive("rope_theta")?.unwrap_or(if two { 1_000_000.0 } else { 10_000.0 });
+    let local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
+    if !two && keys.present("rope_local_base_freq").is_some() {
+        return Err(keys.unsupported("rope_local_base_freq", &[]));
+    }
+    match (old, new) {
+        (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both given; one says it all")),
+        (None, Some(new)) if two => {
+            let of = |key, theta| match new.object(key)? {
+                Some(keys) => rotary(&keys, theta, max_len),
+                None => Ok(Rotary::new(theta)),
+            };
+            let both = (of("full_attention", theta)?, Some(of("sliding_attention", local)?));
+            new.finish()?;
+            Ok(both)
+        }
+        (old, new) => {
+            let rope = match old.or(new) {
+                Some(keys) => rotary(&keys, theta, max_len)?,
+                None => Rotary::new(theta),
+            };
+            Ok((rope, two.then(|| Rotary::new(local))))
+        }
+    }
+}
+
+/// One rotation: `rope_scaling` of transformers 4, `rope_parameters` (or one layer type's part of it) of 5.
+fn rotary(keys: &Keys, theta: f64, max_len: usize) -> Result<Rotary> {
+    keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+    let theta = keys.positive("rope_theta")?.unwrap_or(theta);
+    let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
+    keys.get("type");
+    let original = || Ok(keys.whole("original_max_position_embeddings")?.unwrap_or(max_len));
+    let need = |key| keys.need(key, Keys::positive);
+    let scaling = match keys.text(key)? {
+        None | Some("default") => Scaling::None,
+        Some("linear") => Scaling::Linear { factor: need("factor")? },
+        Some("dynamic") => Scaling::Dynamic { factor: need("factor")?, original: max_len },
+        Some("llama3") => Scaling::Llama3 {
+            factor: need("factor")?,
+            low: need("low_freq_factor")?,
+            high: need("high_freq_factor")?,
+            original: original()?,
+        },
+        Some("yarn") => yarn(keys, original()?, max_len)?,
+        Some(_) => {
+            let known = ["default", "linear", "dynamic", "llama3", "yarn"].map(Value::from);
+            return Err(keys.unsupported(key, &known));
+        }
+    };
+    keys.finish()?;
+    Ok(Rotary { theta, scaling })
+}
+
+fn yarn(keys: &Keys, original: usize, max_len: usize) -> Result<Scaling> {
+    let factor = keys.positive("factor")?.unwrap_or(max_len as f64 / original as f64);
+    let (mscale, all) = (keys.number("mscale")?.unwrap_or(0.0), keys.number("mscale_all_dim")?.unwrap_or(0.0));
+    let size = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let implied = if mscale != 0.0 && all != 0.0 { size(mscale) / size(all) } else { size(1.0) };
+    Ok(Scaling::Yarn {
+        factor,
+        original,
+        attention: keys.positive("attention_factor")?.unwrap_or(implied),
+        beta_fast: keys.positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: keys.positive("beta_slow")?.unwrap_or(1.0),
+        truncate: keys.flag("truncate")?.unwrap_or(true),
+    })
+}
+
+fn gpt2(keys: &Keys) -> Result<Spec> {
+    keys.only("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
+    keys.only("scale_attn_weights", &[json!(true)])?;
+    for off in ["scale_attn_by_inverse_layer_idx", "add_cross_attention", "reorder_and_upcast_attn"] {
+        keys.only(off, &[json!(false)])?;
+    }
+    keys.get("n_ctx"); // the same as n_positions
+    let (dim, heads) = (keys.need("n_embd", Keys::whole)?, keys.need("n_head", Keys::whole)?);
+    Ok(Spec {
+        arch: Arch::Gpt,
+        vocab: keys.need("vocab_size", Keys::whole)?,
+        dim,
+        layers: keys.need("n_layer", Keys::whole)?,
+        heads,
+        kv_heads: heads,
+        head_dim: dim / heads.max(1),
+        ff: keys.whole("n_inner")?.unwrap_or(4 * dim),
+        max_len: keys.need("n_positions", Keys::whole)?,
+        norm_eps: keys.number("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+        tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
+        dropout: keys.number("resid_pdrop")?.unwrap_or(0.1) as f32,
+        rope: None,
+        activation: Activation::Gelu,
+        ..Spec::default()
+    })
+}

@@ -1,0 +1,224 @@
+//! Every family survives its own config; both generations of transformers' files read alike; what is not supported is named.
+use super::*;
+use crate::nn::Activation;
+
+fn llama() -> Spec {
+    Spec {
+        vocab: 97,
+        dim: 32,
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 10,
+        ff: 44,
+        max_len: 64,
+        rope: Some(Rotary::new(500_000.0)),
+        tied: true,
+        ..Spec::default()
+    }
+}
+fn gemma(arch: Arch) -> Spec {
+    Spec {
+        arch,
+        activation: Activation::GeGlu,
+        post_norms: true,
+        norm_from_one: true,
+        scaled_embedding: true,
+        query_scalar: Some(144.0),
+        window: 7,
+        windowed: vec![true, false, true],
+        logit_cap: 30.0,
+        ..llama()
+    }
+}
+fn specs() -> Vec<Spec> {
+    let scaled = |scaling| Spec { rope: Some(Rotary { theta: 1e4, scaling }), ..llama() };
+    vec![
+        llama(),
+        Spec { qkv_bias: true, out_bias: true, mlp_bias: true, tied: false, ..llama() },
+        scaled(Scaling::Linear { factor: 2.5 }),
+        scaled(Scaling::Dynamic { factor: 2.0, original: 64 }),
+        scaled(Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 }),
+        scaled(Scaling::Yarn {
+            factor: 4.0,
+            original: 16,
+            attention: 1.25,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: false,
+        }),
+        Spec { arch: Arch::Mistral, window: 9, windowed: vec![true; 3], ..llama() },
+        Spec { arch: Arch::Mistral, ..llama() },
+        Spec { arch: Arch::Qwen2, qkv_bias: true, ..llama() },
+        Spec { arch: Arch::Qwen2, qkv_bias: true, window: 9, windowed: vec![false, true, true], ..llama() },
+        Spec { arch: Arch::Qwen3, qk_norm: true, ..llama() },
+        Spec { score_cap: 50.0, ..gemma(Arch::Gemma2) },
+        Spec { qk_norm: true, local_rope: Some(Rotary::new(1e3)), ..gemma(Arch::Gemma3) },
+        Spec {
+            arch: Arch::Gpt,
+            kv_heads: 4,
+            head_dim: 8,
+            rope: None,
+            activation: Activation::Gelu,
+            dropout: 0.1,
+            ..llama()
+        },
+    ]
+}
+fn map(spec: &Spec) -> Map<String, Value> {
+    serde_json::from_str(&config(spec)).unwrap()
+}
+fn spec(value: Value) -> Result<Spec> {
+    parse(value.to_string().as_bytes())
+}
+
+#[test]
+fn a_spec_survives_its_config() {
+    for s in specs() {
+        s.validate().unwrap();
+        assert_eq!(parse(config(&s).as_bytes()).unwrap(), s, "{}", config(&s));
+        assert!(config(&s).contains("1e-5") || config(&s).contains("0.00001,"), "{}", config(&s));
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    let of = |arch, i: usize| specs().into_iter().filter(|s| s.arch == arch).nth(i).unwrap();
+    let (llama, mistral, qwen2) = (of(Arch::Llama, 0), of(Arch::Mistral, 0), of(Arch::Qwen2, 0));
+    let (qwen3, gemma2, gemma3, gpt) = (of(Arch::Qwen3, 0), of(Arch::Gemma2, 0), of(Arch::Gemma3, 0), of(Arch::Gpt, 0));
+    let cases = [
+        (&llama, "rope_scaling", json!({"rope_type": "longrope", "long_factor": [1.0]}), "rope_scaling.rope_type"),
+        (&llama, "rope_scaling", json!({"type": "mrope", "mrope_section": [1]}), "rope_scaling.type"),
+        (&llama, "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor is missing"),
+        (&llama, "rope_scaling", json!({"type": "linear", "factor": -1}), "rope_scaling.factor"),
+        (&llama, "rope_scaling", json!({"type": "linear", "factor": 2, "finetuned": true}), "rope_scaling.finetuned"),
+        (&llama, "rope_parameters", json!({"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary"),
+        (&llama, "rope_parameters", json!({"full_attention": {"rope_theta": 1e4}}), "rope_parameters.full_attention"),
+        (&llama, "rope_local_base_freq", json!(1e4), "rope_local_base_freq"),
+        (&llama, "sliding_window", json!(5), "sliding_window"),
+        (&llama, "layer_types", json!(vec!["sliding_attention"; 3]), "layer_types"),
+        (&llama, "hidden_act", json!("gelu"), "hidden_act"),
+        (&llama, "hidden_size", json!("32"), "hidden_size"),
+        (&llama, "model_type", json!("mamba"), "model_type"),
+        (&llama, "num_key_value_heads", json!(3), "num_kv_heads"),
+        (&llama, "quantization_config", json!({"bits": 4}), "quantization_config"),
+        (&llama, "num_experts", json!(8), "num_experts"),
+        (&mistral, "attention_bias", json!(true), "attention_bias"),
+        (&mistral, "layer_types", json!(vec!["full_attention"; 3]), "layer_types"),
+        (&qwen2, "layer_types", json!(vec!["sliding_attention"; 3]), "layer_types"),
+        (&qwen2, "use_sliding_window", json!("yes"), "use_sliding_window"),
+        (&qwen3, "layer_types", json!(["full_attention", "linear_attention", "full_attention"]), "linear_attention"),
+        (&qwen3, "layer_types", json!(["full_attention"]), "each of 3 layers"),
+        (&gemma2, "hidden_activation", json!("gelu"), "hidden_activation"),
+        (&gemma2, "attn_logit_softcapping", json!("50"), "attn_logit_softcapping"),
+        (&gemma3, "attn_logit_softcapping", json!(50.0), "attn_logit_softcapping"),
+        (&gemma3, "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
+        (&gemma3, "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4}), "rope_parameters.rope_t"),
+        (&gpt, "activation_function", json!("relu"), "activation_function"),
+        (&gpt, "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
+        (&gpt, "n_head", json!(5), "num_heads"),
+    ];
+    for (base, key, value, said) in cases {
+        let mut map = map(base);
+        map.insert(key.into(), value);
+        let error = spec(Value::Object(map)).expect_err(key);
+        assert!(error.to_string().contains(said) && error.exit_status() == 2, "{key}: {error}");
+    }
+}
+
+/// Files as the model hubs have them, in the words of transformers 4 and of 5.
+#[test]
+fn both_generations_read_alike() {
+    let sizes = json!({
+        "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
+        "num_hidden_layers": 8, "vocab_size": 97, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+    });
+    let with = |more: Value| {
+        let mut map = object(sizes.clone());
+        map.extend(object(more));
+        spec(Value::Object(map)).unwrap()
+    };
+    let types = |f: &dyn Fn(usize) -> bool| -> Vec<&str> {
+        (0..8).map(|i| if f(i) { "sliding_attention" } else { "full_attention" }).collect()
+    };
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    });
+    let with_theta = |scaling: &Value, theta: f64| {
+        let mut map = object(scaling.clone());
+        map.insert("rope_theta".into(), json!(theta));
+        Value::Object(map)
+    };
+    let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16});
+    let yarn5 = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
+    let pairs = [
+        (
+            json!({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": llama3, "torch_dtype": "bfloat16",
+                   "attention_bias": false, "mlp_bias": false, "pretraining_tp": 1, "use_cache": true}),
+            json!({"model_type": "llama", "rope_parameters": with_theta(&llama3, 5e5), "dtype": "bfloat16"}),
+        ),
+        (
+            json!({"model_type": "mistral", "rope_theta": 1e4, "sliding_window": 12, "torch_dtype": "bfloat16"}),
+            json!({"model_type": "mistral", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+                   "sliding_window": 12, "dtype": "bfloat16"}),
+        ),
+        (
+            json!({"model_type": "qwen2", "rope_theta": 1e6, "rope_scaling": yarn, "use_sliding_window": true,
+                   "sliding_window": 12, "max_window_layers": 5, "use_mrope": false}),
+            json!({"model_type": "qwen2", "rope_parameters": yarn5, "use_sliding_window": true, "sliding_window": 12,
+                   "max_window_layers": 5, "layer_types": types(&|i| i >= 5)}),
+        ),
+        (
+            json!({"model_type": "qwen3", "rope_theta": 1e6, "rope_scaling": null, "attention_bias": false,
+                   "use_sliding_window": false, "sliding_window": null, "max_window_layers": 28}),
+            json!({"model_type": "qwen3", "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+                   "attention_bias": false, "use_sliding_window": false, "sliding_window": null,
+                   "layer_types": types(&|_| false)}),
+        ),
+        (
+            json!({"model_type": "gemma2", "rope_theta": 1e4, "sliding_window": 12, "query_pre_attn_scalar": 24,
+                   "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh",
+                   "hidden_activation": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
+            json!({"model_type": "gemma2", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+                   "sliding_window": 12, "query_pre_attn_scalar": 24, "layer_types": types(&|i| i % 2 == 0)}),
+        ),
+        (
+            json!({"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 12,
+                   "sliding_window_pattern": 6, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                   "query_pre_attn_scalar": 256, "final_logit_softcapping": null, "attn_logit_softcapping": null}),
+            json!({"model_type": "gemma3_text", "sliding_window": 12, "_sliding_window_pattern": 6,
+                   "layer_types": types(&|i| i != 5), "use_bidirectional_attention": false,
+                   "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                                       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+        ),
+    ];
+    for (four, five) in pairs {
+        let (four, five) = (with(four), with(five));
+        assert_eq!(four, five);
+    }
+    // And the values are those that the files say, not only alike.
+    let gemma = with(json!({"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 3}));
+    assert_eq!(gemma.windowed, [true, true, false, true, true, false, true, true]);
+    assert_eq!((gemma.rope, gemma.local_rope), (Some(Rotary::new(1e6)), Some(Rotary::new(1e4))));
+    assert!(gemma.tied && gemma.turns_locally(0) && !gemma.turns_locally(2));
+    let gemma2 = with(json!({"model_type": "gemma2"}));
+    assert_eq!((gemma2.score_cap, gemma2.logit_cap, gemma2.query_scalar), (50.0, 30.0, Some(256.0)));
+    assert_eq!((gemma2.window_of(0), gemma2.window_of(1)), (4096, 0));
+    let uncapped = with(json!({"model_type": "gemma2", "attn_logit_softcapping": null, "sliding_window": null}));
+    assert_eq!((uncapped.score_cap, uncapped.window, uncapped.windowed.len()), (0.0, 0, 0));
+    assert_eq!(with(json!({"model_type": "mistral"})).window_of(7), 4096);
+}
+
+#[test]
+fn differences_that_no_shape_shows() {
+    let then = llama();
+    let now = Spec { heads: 2, kv_heads: 1, head_dim: 20, norm_eps: 1e-6, dropout: 0.5, ..then.clone() };
+    let found = differences(&then, &now);
+    // The scale of scores follows from head_dim.
+    assert_eq!(found.len(), 5, "{found:?}");
+    assert_eq!(found[0], "num_heads: 4 in the checkpoint, 2 now");
+    let stretched = Rotary { theta: 500_000.0, scaling: Scaling::Linear { factor: 2.0 } };
+    let found = differences(&then, &Spec { rope: Some(stretched), ..then.clone() });
+    assert!(found.len() == 1 && found[0].contains("Linear"), "{found:?}");
+}

@@ -1,0 +1,89 @@
+//! Rotary positions as data: the base, how far positions are stretched, and the table of cosines and sines that both come
+//! to. Never runs on a device.
+//!
+//! The scalings are those of transformers (`modeling_rope_utils.py`), under their names there.
+use std::f64::consts::TAU;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rotary {
+    pub theta: f64,
+    pub scaling: Scaling,
+}
+
+/// What becomes of the frequencies theta^(-2i / head_dim), so that a model takes longer sequences than it was trained on.
+/// `original` is the length that it was trained on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Scaling {
+    /// They stay.
+    None,
+    /// All divided by `factor` (Chen et al. 2023, position interpolation).
+    Linear { factor: f64 },
+    /// A base that grows with the longest sequence ("dynamic NTK"): it is that of the table's length, and of `original`
+    /// where the table is no longer.
+    Dynamic { factor: f64, original: usize },
+    /// Long waves divided by `factor`, short ones kept, between `low` and `high` waves in `original` a blend (Llama 3.1).
+    Llama3 { factor: f64, low: f64, high: f64, original: usize },
+    /// The same idea with a linear ramp over the index, between `beta_fast` and `beta_slow` turns in `original`; cosines and
+    /// sines are multiplied by `attention` (Peng et al. 2023, YaRN).
+    Yarn { factor: f64, original: usize, attention: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
+}
+
+impl Rotary {
+    pub fn new(theta: f64) -> Rotary {
+        Rotary { theta, scaling: Scaling::None }
+    }
+
+    /// (max_len, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed in
+    /// f64, so that far positions keep their digits.
+    pub fn table(&self, head_dim: usize, max_len: usize) -> Vec<f32> {
+        let frequencies = self.frequencies(head_dim, max_len);
+        let size = if let Scaling::Yarn { attention, .. } = self.scaling { attention } else { 1.0 };
+        let mut table = Vec::with_capacity(max_len * head_dim);
+        for position in 0..max_len {
+            let angles = frequencies.iter().map(|f| position as f64 * f);
+            table.extend(angles.clone().map(|angle| (size * angle.cos()) as f32));
+            table.extend(angles.map(|angle| (size * angle.sin()) as f32));
+        }
+        table
+    }
+
+    /// Radians a position, head_dim/2 of them.
+    fn frequencies(&self, head_dim: usize, max_len: usize) -> Vec<f64> {
+        let (half, d) = (head_dim / 2, head_dim as f64);
+        let plain = |theta: f64| move |i: usize| theta.powf(-2.0 * i as f64 / d);
+        let base = plain(self.theta);
+        match self.scaling {
+            Scaling::None => (0..half).map(base).collect(),
+            Scaling::Linear { factor } => (0..half).map(|i| base(i) / factor).collect(),
+            Scaling::Dynamic { factor, original } => {
+                let stretch = factor * max_len.max(original) as f64 / original as f64 - (factor - 1.0);
+                (0..half).map(plain(self.theta * stretch.powf(d / (d - 2.0)))).collect()
+            }
+            Scaling::Llama3 { factor, low, high, original } => {
+                let blend = |f: f64| {
+                    // Waves in the original length; 1 from `high` on, 0 up to `low`.
+                    let kept = ((original as f64 * f / TAU - low) / (high - low)).clamp(0.0, 1.0);
+                    (1.0 - kept) * f / factor + kept * f
+                };
+                (0..half).map(|i| blend(base(i))).collect()
+            }
+            Scaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
+                // The index whose wave turns this often in the original length.
+                let index = |turns: f64| d * (original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+                let (mut low, mut high) = (index(beta_fast), index(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(d - 1.0));
+                if low == high {
+                    high += 0.001; // as there: no division by zero
+                }
+                let blend = |i: usize| {
+                    let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    base(i) * (stretched / factor + (1.0 - stretched))
+                };
+                (0..half).map(blend).collect()
+            }
+        }
+    }
+}
