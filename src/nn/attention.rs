@@ -57,6 +57,9 @@ impl RowBias {
     }
     /// Adds the column sums of `dy` to the biases' gradients.
     fn grad(&self, dev: &dyn Device, dw: &mut Grads, row: &mut Tensor, dy: View) -> Result<()> {
+        if !self.0.iter().any(|&segment| dw.layout.segments[segment].trainable) {
+            return Ok(());
+        }
         dev.zero(row.rows_mut(1))?;
         dev.bias_backward(dy, row.rows_mut(1))?;
         let mut at = 0;
