@@ -332,9 +332,8 @@ fn places_that_cannot_be_written() {
 
 #[test]
 fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
-    let lacking: [&[&str]; 20] = [
+    let lacking: [&[&str]; 19] = [
         &["--device", "cuda"],
-        &["--device", "sim"],
         &["--precision", "fp16"],
         &["--reduce-dtype", "bf16"],
         &["--backend", "zero"],

@@ -15,7 +15,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
     let (f, p) = (&s.fsdp, &s.precision);
     let unbuilt = [
         ("device", is(s.run.device == Some(DeviceName::Cuda), "cuda"), "the GPU device", "--device cpu"),
-        ("device", is(s.run.device == Some(DeviceName::Sim), "sim"), "the simulated GPU", "--device cpu"),
         ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
         (
             "reduce-dtype",

@@ -7,6 +7,7 @@ pub mod args;
 mod check;
 pub mod config;
 mod derive;
+mod device;
 pub mod launch;
 mod memory;
 pub mod metrics;

@@ -1,7 +1,7 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::settings::*;
-use super::{check, derive, memory, stages};
+use super::{check, derive, device, memory, stages};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub struct Plan {
     /// With every derived value filled in: what `--print-config` and the metrics say.
     pub settings: Settings,
+    /// Never `auto`.
+    pub device: DeviceName,
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub dataset: Arc<Dataset>,
@@ -45,6 +47,7 @@ impl Plan {
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
             s.model.pretrain = Some(stages::weights(before)?);
         }
+        let device = device::choose(derive::set(&s.run.device, "run.device")?);
         let strategy_name = derive::strategy(&mut s, default);
         let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
         let tokenizer = derive::tokenizer(&mut s)?;
@@ -66,6 +69,7 @@ impl Plan {
         let comm_timeout = Duration::from_secs_f64(derive::set(&s.run.comm_timeout, "run.comm_timeout")?);
         Ok(Plan {
             settings: s,
+            device,
             mesh,
             engine,
             dataset,

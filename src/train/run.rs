@@ -1,6 +1,7 @@
 //! One rank's run, top to bottom: build, resume, step after step, and the end. Never parses and never validates: the
 //! [`Plan`] is right by the time it comes here.
 use super::agree::{Agreement, Vote};
+use super::device;
 use super::launch;
 use super::memory;
 use super::metrics::{Metrics, StepRecord, record_failure};
@@ -15,7 +16,6 @@ use crate::comm::mesh::Mesh;
 use crate::comm::shm::{Options, World};
 use crate::data::{Loader, MicroBatch};
 use crate::device::Device;
-use crate::device::cpu::CpuDevice;
 use crate::strategy::{Engine, Sampling, Step};
 use serde_json::json;
 use signal_hook::iterator::Signals;
@@ -34,7 +34,7 @@ const PROMPT: usize = 64;
 pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     let signals = launch::stop_signals()?;
     let meter = Meter::default();
-    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(meter.clone()));
+    let device = device::make(plan.device, env.local_rank, meter.clone())?;
     let world = World::join(env, meter, &Options { timeout: plan.comm_timeout })?;
     let mesh = Mesh::new(world, plan.mesh)?;
     let result = Trainer::new(plan, device, &mesh, signals).and_then(|mut trainer| trainer.run());

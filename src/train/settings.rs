@@ -43,7 +43,7 @@ pub struct Run {
     /// How parameters are kept: sharded, replicated, or what the binary is for
     #[arg(long)]
     pub strategy: Option<StrategyName>,
-    /// Where ranks compute
+    /// Where ranks compute; sim: the GPU kernels in an emulator, for tests; auto: cuda where there is a GPU, else cpu
     #[arg(long)]
     pub device: Option<DeviceName>,
     /// Seed of initial weights, data order and dropout
