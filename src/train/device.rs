@@ -21,6 +21,8 @@ pub fn make(name: DeviceName, _local_rank: usize, meter: Meter) -> Result<Arc<dy
     match name {
         DeviceName::Auto | DeviceName::Cpu => Ok(Arc::new(CpuDevice::new(meter))),
         DeviceName::Sim => Ok(Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter)?)),
-        DeviceName::Cuda => Err(Error::input("--device cuda needs the CUDA driver's device, which this build does not have")),
+        DeviceName::Cuda => {
+            Err(Error::input("--device cuda needs the CUDA driver's device, which this build does not have"))
+        }
     }
 }
