@@ -6,7 +6,7 @@ mod held;
 
 use common::*;
 use flatshard::base::{Category, DType, Result};
-use flatshard::ckpt::{self, hf};
+use flatshard::ckpt::{self, Dtype, hf};
 use flatshard::device::Buf;
 use flatshard::nn::{Batch, Decoder, WorkspaceOptions};
 use flatshard::optim::Rule;
@@ -84,7 +84,7 @@ fn what_is_exported_gives_the_same_logits() {
         ranks(3, |rank| {
             let mut held = Held::new(&rank, &spec, &*ddp(DType::Bf16), NO_STATE, max)?;
             held.ckpt.load_model(&pretrained(name), &mut *held.store)?;
-            held.ckpt.save_hf(&to, &mut *held.store)
+            held.ckpt.save_hf(&to, Dtype::F32, &mut *held.store)
         });
         assert_eq!(to.join("model.safetensors").exists(), name == "llama");
         assert_eq!(hf::read(&to).unwrap(), spec);
@@ -102,7 +102,7 @@ fn an_index_cannot_lead_out_of_its_directory() {
     let export = dir.path().join("model");
     ranks(2, |rank| {
         let mut held = Held::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
-        held.ckpt.save_hf(&export, &mut *held.store)
+        held.ckpt.save_hf(&export, Dtype::F32, &mut *held.store)
     });
     let index = export.join("model.safetensors.index.json");
     let text = fs::read_to_string(&index).unwrap();
@@ -133,7 +133,7 @@ fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
     let export = |to: &Path| {
         ranks(2, |rank| {
             let mut held = Held::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
-            Ok(held.ckpt.save_hf(to, &mut *held.store).map(|_| ()))
+            Ok(held.ckpt.save_hf(to, Dtype::F32, &mut *held.store).map(|_| ()))
         })
     };
     let (new, empty, mine) = (dir.path().join("new"), dir.path().join("empty"), dir.path().join("mine"));

@@ -20,7 +20,7 @@ pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 pub struct Tensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// F32 in everything that we write; BF16 and F16 are read from models of others.
+    /// F32 in checkpoints; BF16 and F16 in models for others and of others.
     pub dtype: Dtype,
     /// Index of its file.
     pub file: usize,
@@ -83,9 +83,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// `layouts`: the model's, in layer order. `moments`: names of the optimizer's state ("exp_avg", ...), stored as
-    /// `{moment}.{tensor}` in `optimizer*.safetensors`.
-    pub fn new(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
+    /// A checkpoint: everything in f32. `layouts`: the model's, in layer order. `moments`: names of the optimizer's state
+    /// ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
+    pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
+        Plan::new(layouts, moments, Dtype::F32, max_file_bytes)
+    }
+
+    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read.
+    pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
         let segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
         let mut trained = 0..;
         let mut place = |s: &Segment| if s.trainable { trained.next() } else { None };
@@ -104,20 +109,20 @@ impl Plan {
         let named = |prefix: &str, of: &[&Segment]| -> Vec<(String, Vec<usize>)> {
             of.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
         };
-        plan.append("model", named("", &segments), max_file_bytes);
+        plan.append("model", named("", &segments), dtype, max_file_bytes);
         if !moments.is_empty() {
             let moments = moments.iter().flat_map(|m| named(&format!("{m}."), &trained)).collect();
-            plan.append("optimizer", moments, max_file_bytes);
+            plan.append("optimizer", moments, Dtype::F32, max_file_bytes);
         }
         plan
     }
 
     /// Adds the files of one stem: one, or several `stem-0000i-of-0000n` and an index.
-    fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, max_file_bytes: u64) {
+    fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, dtype: Dtype, max_file_bytes: u64) {
         let mut files: Vec<Vec<(String, Vec<usize>)>> = vec![Vec::new()];
         let mut filled = 0;
         for tensor in tensors {
-            let size = byte_len(&tensor.1);
+            let size = byte_len(&tensor.1, dtype);
             if filled > 0 && filled + size > max_file_bytes {
                 files.push(Vec::new());
                 filled = 0;
@@ -131,13 +136,13 @@ impl Plan {
                 1 => format!("{stem}.safetensors"),
                 _ => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
             };
-            let header = header(&tensors);
+            let header = header(&tensors, dtype);
             let mut offset = header.len() as u64;
             for (tensor, shape) in tensors {
                 weight_map.insert(tensor.clone(), json!(name));
-                let size = byte_len(&shape);
+                let size = byte_len(&shape, dtype);
                 let file = self.files.len();
-                self.tensors.list.push(Tensor { name: tensor, shape, dtype: Dtype::F32, file, offset });
+                self.tensors.list.push(Tensor { name: tensor, shape, dtype, file, offset });
                 offset += size;
                 total += size;
             }
@@ -156,17 +161,17 @@ impl Plan {
     }
 }
 
-fn byte_len(shape: &[usize]) -> u64 {
-    shape.iter().product::<usize>() as u64 * 4
+fn byte_len(shape: &[usize], dtype: Dtype) -> u64 {
+    (shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64
 }
 
 /// Length, JSON with sorted names, spaces up to [`DATA_ALIGN`].
-fn header(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+fn header(tensors: &[(String, Vec<usize>)], dtype: Dtype) -> Vec<u8> {
     let mut entries = Map::new();
     let mut at = 0;
     for (name, shape) in tensors {
-        let end = at + byte_len(shape);
-        entries.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]}));
+        let end = at + byte_len(shape, dtype);
+        entries.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
         at = end;
     }
     entries.insert("__metadata__".into(), json!({"format": "pt"}));
@@ -248,7 +253,7 @@ mod tests {
     #[test]
     fn plan_is_read_by_the_safetensors_crate() {
         for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
-            let plan = Plan::new(&layouts(), &["exp_avg", "exp_avg_sq"], max);
+            let plan = Plan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], max);
             assert_eq!(plan.files.len(), files, "files of at most {max} bytes");
             assert_eq!(plan.indices.is_empty(), max == MAX_FILE_BYTES);
             for (f, file) in plan.files.iter().enumerate() {
@@ -271,7 +276,7 @@ mod tests {
                 }
             }
         }
-        let plan = Plan::new(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
+        let plan = Plan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
         let index: Value = serde_json::from_str(&plan.indices[0].1).unwrap();
         assert_eq!(index["weight_map"]["0.q.weight"], "model-00002-of-00002.safetensors");
         assert_eq!(index["metadata"]["total_size"], 4 * (300 + 30 + 130));

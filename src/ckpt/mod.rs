@@ -9,16 +9,26 @@
 //!                        optimizer*.safetensors  exp_avg.{tensor}, exp_avg_sq.{tensor}
 //!                        trainer_state.json      where the run stood; checksums of all the above
 //! ```
+mod behind;
+mod companions;
 pub mod dirs;
+pub mod header;
 pub mod hf;
 pub mod layout;
 mod load;
+mod room;
 mod save;
+mod source;
 pub mod state;
+mod writer;
 
+pub use companions::Companions;
 pub use dirs::{Resume, newest, prepare, resolve};
 pub use load::{inspect, inspect_model};
-pub use save::{Saved, check_export};
+pub use room::check_export;
+pub use safetensors::Dtype;
+pub use save::Saved;
+pub use source::is_model;
 pub use state::TrainerState;
 
 use crate::base::{Category, DType, Error, Result};
@@ -37,6 +47,10 @@ pub struct Checkpointer {
     max_file_bytes: u64,
     moments: &'static [&'static str],
     plan: Arc<Plan>,
+    companions: Companions,
+    behind: save::Behind,
+    /// Kept from one save behind training to the next.
+    snapshot: behind::Snapshot,
     exchange: Exchange,
 }
 
@@ -64,7 +78,7 @@ impl Checkpointer {
         layouts: &[Layout],
         moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
-        let plan = Plan::new(layouts, moments, max_file_bytes);
+        let plan = Plan::of_masters(layouts, moments, max_file_bytes);
         let exchange = Exchange::new(&*dev, group, 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
@@ -73,14 +87,29 @@ impl Checkpointer {
             max_file_bytes,
             moments,
             plan: Arc::new(plan),
+            companions: Companions::default(),
+            behind: save::Behind::default(),
+            snapshot: behind::Snapshot::default(),
             exchange,
         })
+    }
+
+    /// What is saved from now on has these files beside the weights. Only rank 0 needs them.
+    pub fn accompany(&mut self, companions: Companions) {
+        self.companions = companions;
     }
 
     /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of them.
     pub fn planned(layouts: &[Layout], moments: &[&str]) -> (Category, usize) {
         let tensors = layouts.iter().map(|l| l.segments.len()).sum::<usize>() * (1 + moments.len());
         (Category::Other, 2 * Exchange::bytes(1 + tensors))
+    }
+
+    /// Bytes of a rank's copy for a save behind training, but for what an uneven cut adds to one rank.
+    pub fn planned_copy(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
+        let segments = layouts.iter().flat_map(|l| &l.segments);
+        let values = segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 }));
+        (values.sum::<usize>() * DType::F32.size()).div_ceil(ranks)
     }
 
     fn rank(&self) -> usize {

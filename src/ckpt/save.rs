@@ -1,30 +1,47 @@
 //! Writing: into a directory under a temporary name, renamed when everything is on disk. Never gathers a tensor, and never
 //! touches a checkpoint that is complete before the new one is.
-use super::layout::{Plan, Run, Share, checksum, runs};
+//!
+//! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0 *publishes*.
+//! Behind training, the second and the third each run in a thread, and the ranks agree between them.
+use super::behind::Job;
+use super::layout::{Plan, Share, runs};
+use super::room::{check_export, create};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
+use super::writer::Writer;
 use super::{CHUNK, Checkpointer, dirs, hf};
 use crate::base::{Error, Result};
-use crate::device::{Device, View};
+use crate::device::View;
 use crate::optim::Optimizer;
 use crate::store::Store;
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
-use rustix::io::Errno;
-use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use safetensors::Dtype;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 /// A checkpoint, or an exported model, that is complete and durable.
 #[derive(Debug)]
 pub struct Saved {
     pub path: PathBuf,
+    /// The step of a checkpoint.
+    pub step: Option<u64>,
     /// Of all ranks.
     pub bytes: u64,
+    /// From the call that began it until it was complete.
     pub seconds: f64,
     /// What did not go as asked, without harm to the checkpoint: an old one that could not be removed. On rank 0.
     pub note: Option<String>,
+}
+
+/// What goes on behind training. Every rank is in the same state.
+#[derive(Default)]
+pub(super) enum Behind {
+    #[default]
+    Nothing,
+    Writing(Job, Publication),
+    /// Rank 0 has the thread until its end was told; the others have nothing left to do.
+    Publishing(Option<JoinHandle<Result<Saved>>>),
 }
 
 impl Checkpointer {
@@ -38,239 +55,247 @@ impl Checkpointer {
         optimizer: &mut Optimizer,
         state: &TrainerState,
     ) -> Result<Saved> {
-        let name = dirs::name(state.step);
-        let state = TrainerState { optimizer_steps: optimizer.steps(), ..state.clone() };
-        let mut saved = self.write(self.plan.clone(), &dir.join(&name), store, Some(optimizer), Some(&state))?;
-        let after = match self.rank() {
-            0 => dirs::point_latest(dir, &name).map(|()| {
-                saved.note = dirs::prune(dir, state.step, keep).err().map(|e| format!("an old checkpoint stays: {e}"));
-            }),
-            _ => Ok(()),
-        };
-        self.exchange.agree(&*self.dev, "point latest to the checkpoint", after)?;
-        Ok(saved)
+        self.settle()?;
+        let publication = self.room_for_step(dir, keep, optimizer, state)?;
+        self.write(publication, store, Some(optimizer))
     }
 
-    /// Writes the model alone, as a Hugging Face directory. `dir` is new, empty or an earlier export (see
-    /// [`check_export`]), which is replaced.
-    pub fn save_hf(&mut self, dir: &Path, store: &mut dyn Store) -> Result<Saved> {
-        let plan = Plan::new(&self.layouts, &[], self.max_file_bytes);
+    /// As [`Checkpointer::save`], but returns when this rank's part is copied: the copy is written while training goes on.
+    /// A save that is still under way is waited for first. Then [`Checkpointer::ended`], [`Checkpointer::advance`] and
+    /// [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
+    pub fn save_behind(
+        &mut self,
+        dir: &Path,
+        keep: usize,
+        store: &mut dyn Store,
+        optimizer: &mut Optimizer,
+        state: &TrainerState,
+    ) -> Result<Option<Saved>> {
+        let earlier = self.settle()?;
+        let publication = self.room_for_step(dir, keep, optimizer, state)?;
+        let share = self.share(store);
+        let mut snapshot = std::mem::take(&mut self.snapshot);
+        let job = snapshot
+            .take(&*self.dev, &publication.plan, share, store, Some(optimizer))
+            .and_then(|()| Job::start(snapshot, publication.plan.clone(), publication.dir.clone()));
+        let job = self.exchange.agree(&*self.dev, "copy its part of the checkpoint", job);
+        self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, publication);
+        Ok(earlier)
+    }
+
+    /// Whether this rank has written its part of a save behind training, well or not. When every rank has,
+    /// [`Checkpointer::advance`] is due.
+    pub fn ended(&self) -> bool {
+        matches!(&self.behind, Behind::Writing(job, _) if job.ended())
+    }
+
+    /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not write is
+    /// an error on all.
+    pub fn advance(&mut self) -> Result<()> {
+        let Behind::Writing(job, publication) = std::mem::take(&mut self.behind) else { return Ok(()) };
+        let tensors = publication.plan.tensors.list.len();
+        let (snapshot, sums) = job.join();
+        self.snapshot = snapshot;
+        let all = self.exchange.share(&*self.dev, WRITE, sums, tensors);
+        let sums = super::total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
+        let thread = (self.rank() == 0).then(|| std::thread::spawn(move || publication.publish(&sums)));
+        self.behind = Behind::Publishing(thread);
+        Ok(())
+    }
+
+    /// The save behind training that has become complete since the last call: on rank 0, once.
+    pub fn published(&mut self) -> Result<Option<Saved>> {
+        match &mut self.behind {
+            Behind::Publishing(thread) => {
+                thread.take_if(|t| t.is_finished()).map(|t| t.join().unwrap_or_else(|_| Err(lost()))).transpose()
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until nothing goes on behind training. Returns on rank 0 what [`Checkpointer::published`] has not.
+    pub fn settle(&mut self) -> Result<Option<Saved>> {
+        if matches!(self.behind, Behind::Nothing) {
+            return Ok(None);
+        }
+        self.advance()?;
+        let Behind::Publishing(thread) = std::mem::take(&mut self.behind) else { return Ok(None) };
+        let saved = thread.map(|t| t.join().unwrap_or_else(|_| Err(lost()))).transpose();
+        self.exchange.agree(&*self.dev, PUBLISH, saved)
+    }
+
+    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. `dir` is new, empty or an earlier export
+    /// (see [`check_export`]), which is replaced.
+    pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<Saved> {
+        let plan = Plan::new(&self.layouts, &[], dtype, self.max_file_bytes);
         // Through a symbolic link, the directory that it names is replaced, and not the link.
         let dir = fs::canonicalize(dir).unwrap_or(dir.to_path_buf());
-        self.write(Arc::new(plan), &dir, store, None, None)
+        let publication = self.room(Arc::new(plan), dir, dtype, None)?;
+        self.write(publication, store, None)
     }
 
-    /// The directory `target` with everything in `plan`; with `state`, a checkpoint.
-    fn write(
+    fn room_for_step(
+        &mut self,
+        dir: &Path,
+        keep: usize,
+        optimizer: &Optimizer,
+        state: &TrainerState,
+    ) -> Result<Publication> {
+        let state = TrainerState { optimizer_steps: optimizer.steps(), ..state.clone() };
+        let target = dir.join(dirs::name(state.step));
+        self.room(self.plan.clone(), target, Dtype::F32, Some((state, keep)))
+    }
+
+    /// Rank 0 finds out whether `target` may be written and whether it fits, and makes the files under another name.
+    fn room(
         &mut self,
         plan: Arc<Plan>,
-        target: &Path,
-        store: &mut dyn Store,
-        optimizer: Option<&mut Optimizer>,
-        state: Option<&TrainerState>,
-    ) -> Result<Saved> {
+        target: PathBuf,
+        dtype: Dtype,
+        state: Option<(TrainerState, usize)>,
+    ) -> Result<Publication> {
         let started = Instant::now();
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let unfinished = |nonce: u64| dirs::parent(target).join(dirs::unfinished(&name, nonce));
-
-        // 1. Rank 0 finds out whether the target may be written and whether it fits.
+        let unfinished = |nonce: u64| dirs::parent(&target).join(dirs::unfinished(&name, nonce));
         let nonce =
             SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64) ^ (std::process::id() as u64) << 32;
         let prepared = match self.rank() {
             0 => state
-                .map_or_else(|| check_export(target), |_| Ok(()))
-                .and_then(|()| dirs::sweep_beside(target))
+                .as_ref()
+                .map_or_else(|| check_export(&target), |_| Ok(()))
+                .and_then(|()| dirs::sweep_beside(&target))
                 .and_then(|()| create(&unfinished(nonce), &plan)),
             _ => Ok(()),
         };
         let what = "make room for the checkpoint";
         let nonces = self.exchange.share(&*self.dev, what, prepared.map(|()| vec![nonce]), 1)?;
         let dir = unfinished(nonces[0][0]);
-
-        // 2. Every rank writes what it owns. 3. Rank 0 adds the small files and the name.
-        let result = self.write_tensors(&plan, &dir, store, optimizer).and_then(|sums| {
-            let published = match self.rank() {
-                0 => self.finish(&plan, &dir, target, &sums, state),
-                _ => Ok(()),
-            };
-            self.exchange.agree(&*self.dev, "complete the checkpoint", published)
-        });
-        if result.is_err() && self.rank() == 0 {
-            // Already failing: what cannot be removed now is removed by the next `prepare`.
-            let _ = fs::remove_dir_all(&dir);
+        let mut small = Vec::new();
+        if self.rank() == 0 {
+            small.extend(plan.indices.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())));
+            small.push((hf::FILE.to_string(), self.companions.config(&self.spec, dtype).into_bytes()));
+            small.extend(self.companions.files.iter().cloned());
         }
-        result?;
-        let seconds = started.elapsed().as_secs_f64();
-        Ok(Saved { path: target.to_path_buf(), bytes: plan.bytes(), seconds, note: None })
+        Ok(Publication { plan, dir, target, small, state, started })
     }
 
-    /// This rank's runs of all tensors, synced; returns the checksum of every tensor over all ranks.
-    fn write_tensors(
+    /// The second and third stage, at once.
+    fn write(
         &mut self,
-        plan: &Plan,
-        dir: &Path,
+        publication: Publication,
+        store: &mut dyn Store,
+        optimizer: Option<&mut Optimizer>,
+    ) -> Result<Saved> {
+        let tensors = publication.plan.tensors.list.len();
+        let (path, bytes, started) = (publication.target.clone(), publication.plan.bytes(), publication.started);
+        let step = publication.state.as_ref().map(|(state, _)| state.step);
+        let sums = self.write_part(&publication, store, optimizer);
+        let all = self.exchange.share(&*self.dev, WRITE, sums, tensors);
+        let sums = super::total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
+        let published = (self.rank() == 0).then(|| publication.publish(&sums)).transpose();
+        let saved = self.exchange.agree(&*self.dev, PUBLISH, published)?;
+        Ok(saved.unwrap_or_else(|| Saved { path, step, bytes, seconds: started.elapsed().as_secs_f64(), note: None }))
+    }
+
+    /// This rank's runs of all tensors, synced; returns its part of their checksums.
+    fn write_part(
+        &self,
+        publication: &Publication,
         store: &mut dyn Store,
         optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
-        let (share, tensors) = (self.share(store), plan.tensors.list.len());
-        let sums = Writer::open(&*self.dev, plan, dir).and_then(|writer| writer.write_all(store, share, optimizer));
-        let all = self.exchange.share(&*self.dev, "write its part of the checkpoint", sums, tensors)?;
-        Ok(super::total(&all, tensors))
-    }
-
-    /// Rank 0: the small files, the state last; then the directory's name.
-    fn finish(&self, plan: &Plan, dir: &Path, target: &Path, sums: &[u64], state: Option<&TrainerState>) -> Result<()> {
-        let mut checksums = Checksums::default();
-        let config = (hf::FILE.to_string(), hf::config(&self.spec));
-        for (name, text) in plan.indices.iter().chain([&config]) {
-            dirs::write_synced(&dir.join(name), text.as_bytes())?;
-            checksums.files.insert(name.clone(), file_checksum(text.as_bytes()));
-        }
-        if let Some(state) = state {
-            let tensors = plan.tensors.list.iter().zip(sums);
-            checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
-            dirs::write_synced(&dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
-        }
-        dirs::sync_dir(dir)?;
-        dirs::publish(dir, target)
-    }
-}
-
-/// Whether `--save-hf dir` may be written: new, empty, or holding nothing but an earlier export.
-pub fn check_export(dir: &Path) -> Result<()> {
-    let refuse = |what: String| {
-        Error::input(format!(
-            "--save-hf {}: {what}; give a new or empty directory: nothing is overwritten",
-            dir.display()
-        ))
-    };
-    let list = match fs::read_dir(dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        list => list.map_err(|e| refuse(format!("cannot be listed ({e})")))?,
-    };
-    let names = list.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-    let names: Vec<String> = names.collect::<std::io::Result<_>>().map_err(|e| refuse(e.to_string()))?;
-    let ours = |name: &String| {
-        name == hf::FILE
-            || name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".index.json"))
-    };
-    match names.iter().find(|name| !ours(name)) {
-        Some(other) => Err(refuse(format!("holds {other}, which is not part of an earlier export"))),
-        None if names.is_empty() || names.iter().any(|n| n == hf::FILE) => Ok(()),
-        None => Err(refuse("is not an earlier export: it has no config.json".into())),
-    }
-}
-
-/// The directory with every tensor file at its full length: a full disk is found here, before anything is written.
-fn create(dir: &Path, plan: &Plan) -> Result<()> {
-    let parent = dirs::parent(dir);
-    if !parent.exists() {
-        fs::create_dir_all(parent).map_err(|e| Error::io("make", parent, e))?;
-        dirs::sync_dir(dirs::parent(parent))?;
-    }
-    if free(parent).is_some_and(|free| free < plan.bytes()) {
-        return Err(no_room(parent, plan, Errno::NOSPC.into()));
-    }
-    let make = || {
-        fs::create_dir(dir).map_err(|e| Error::io("make", dir, e))?;
-        for plan_file in &plan.files {
-            let path = dir.join(&plan_file.name);
-            let failed = |e| Error::io("write", &path, e);
-            let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-            match fallocate(&file, FallocateFlags::empty(), 0, plan_file.bytes) {
-                // A file system that cannot promise space: a full disk is found while writing.
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(plan_file.bytes).map_err(failed)?,
-                Err(e) => return Err(no_room(&path, plan, e.into())),
-                Ok(()) => {}
-            }
-            file.write_all_at(&plan_file.header, 0).map_err(failed)?;
-            file.sync_all().map_err(failed)?;
-        }
-        Ok(())
-    };
-    make().inspect_err(|_| drop(fs::remove_dir_all(dir)))
-}
-
-/// Bytes that this user may still write on the disk of `dir`.
-fn free(dir: &Path) -> Option<u64> {
-    statvfs(dir).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize))
-}
-
-fn no_room(path: &Path, plan: &Plan, cause: std::io::Error) -> Error {
-    let free = free(dirs::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
-    let text = format!(
-        "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (--keep), or \
-         save elsewhere (--ckpt-dir). Complete checkpoints are untouched",
-        plan.bytes()
-    );
-    Error::io("reserve", path, std::io::Error::new(cause.kind(), text))
-}
-
-/// One rank's part of the files.
-struct Writer<'a> {
-    dev: &'a dyn Device,
-    plan: &'a Plan,
-    /// With the path, and whether this rank wrote into it.
-    files: Vec<(PathBuf, File, bool)>,
-    chunk: Vec<u8>,
-    sums: Vec<u64>,
-}
-
-impl<'a> Writer<'a> {
-    fn open(dev: &'a dyn Device, plan: &'a Plan, dir: &Path) -> Result<Writer<'a>> {
-        let open = |name: &String| {
-            let path = dir.join(name);
-            match OpenOptions::new().write(true).open(&path) {
-                Ok(file) => Ok((path, file, false)),
-                Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Run(format!(
-                    "{} is not there, although rank 0 made it: the directory of checkpoints must be on a file system that \
-                     all hosts share",
-                    path.display()
-                ))),
-                Err(e) => Err(Error::io("open", path, e)),
-            }
-        };
-        let files = plan.files.iter().map(|f| open(&f.name)).collect::<Result<_>>()?;
-        Ok(Writer { dev, plan, files, chunk: vec![0; CHUNK], sums: vec![0; plan.tensors.list.len()] })
-    }
-
-    /// Every run of this rank's share, then syncs. Returns this rank's checksums.
-    fn write_all(
-        mut self,
-        store: &mut dyn Store,
-        share: Share,
-        mut optimizer: Option<&mut Optimizer>,
-    ) -> Result<Vec<u64>> {
-        store.for_each_piece(&mut |piece| {
-            for run in runs(piece.layout, piece.start, piece.master.len(), share) {
-                self.write(0, &run, piece.master.as_view().slice(run.range.clone()))?;
-                let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
-                for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
-                    self.write(1 + moment, &run, state.as_view().slice(run.range.clone()))?;
-                }
+        let share = self.share(store);
+        let mut writer = Writer::open(publication.plan.clone(), &publication.dir)?;
+        let mut chunk = vec![0f32; CHUNK / 4];
+        each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
+            for from in (0..data.len()).step_by(CHUNK / 4) {
+                let part = data.slice(from..data.len().min(from + CHUNK / 4));
+                let values = bytemuck::cast_slice_mut::<f32, u8>(&mut chunk[..part.len()]);
+                self.dev.download(part, values)?;
+                writer.put(index, at + from, values)?;
             }
             Ok(())
         })?;
-        for (path, file, _) in self.files.iter().filter(|(_, _, wrote)| *wrote) {
-            file.sync_all().map_err(|e| Error::io("sync", path, e))?;
-        }
-        Ok(self.sums)
+        writer.finish()
     }
+}
 
-    /// `data`: the f32 elements of `run`.
-    fn write(&mut self, group: usize, run: &Run, data: View) -> Result<()> {
-        let index = self.plan.tensors.find(group, &run.segment.name)?;
-        let tensor = &self.plan.tensors.list[index];
-        let (path, file, wrote) = &mut self.files[tensor.file];
-        *wrote = true;
-        for from in (0..data.len()).step_by(CHUNK / 4) {
-            let part = data.slice(from..data.len().min(from + CHUNK / 4));
-            let bytes = &mut self.chunk[..part.bytes()];
-            self.dev.download(part, bytes)?;
-            let at = run.at + from;
-            self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, at));
-            file.write_all_at(bytes, tensor.offset + 4 * at as u64).map_err(|e| Error::io("write", &*path, e))?;
+const WRITE: &str = "write its part of the checkpoint";
+const PUBLISH: &str = "complete the checkpoint";
+
+fn lost() -> Error {
+    Error::op("async-save", "the thread that publishes panicked")
+}
+
+/// Every run of a rank's share: (place of its tensor in the plan, first element in it, elements). In the order of the
+/// store's pieces, and of the moments within each.
+pub(super) fn each_run(
+    plan: &Plan,
+    share: Share,
+    store: &mut dyn Store,
+    mut optimizer: Option<&mut Optimizer>,
+    f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
+) -> Result<()> {
+    store.for_each_piece(&mut |piece| {
+        for run in runs(piece.layout, piece.start, piece.master.len(), share) {
+            let index = |group| plan.tensors.find(group, &run.segment.name);
+            f(index(0)?, run.at, piece.master.as_view().slice(run.range.clone()))?;
+            let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
+            for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
+                f(index(1 + moment)?, run.at, state.as_view().slice(run.range.clone()))?;
+            }
         }
         Ok(())
+    })
+}
+
+/// The third stage, which rank 0 does when all tensors are on disk.
+pub(super) struct Publication {
+    plan: Arc<Plan>,
+    /// Where the tensors are.
+    dir: PathBuf,
+    /// The name that `dir` gets.
+    target: PathBuf,
+    /// Files beside the tensors, on rank 0.
+    small: Vec<(String, Vec<u8>)>,
+    /// Of a checkpoint, with the number of checkpoints to keep.
+    state: Option<(TrainerState, usize)>,
+    started: Instant,
+}
+
+impl Publication {
+    /// The small files, the state last; then the directory's name, and `latest`.
+    fn publish(self, sums: &[u64]) -> Result<Saved> {
+        let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
+        let step = self.state.as_ref().map(|(state, _)| state.step);
+        let note = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
+        Ok(Saved { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), note })
+    }
+
+    fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
+        let mut checksums = Checksums::default();
+        for (name, content) in &self.small {
+            dirs::write_synced(&self.dir.join(name), content)?;
+            checksums.files.insert(name.clone(), file_checksum(content));
+        }
+        let Some((state, keep)) = &self.state else {
+            dirs::sync_dir(&self.dir)?;
+            return dirs::publish(&self.dir, &self.target).map(|()| None);
+        };
+        let tensors = self.plan.tensors.list.iter().zip(sums);
+        checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
+        dirs::write_synced(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
+        dirs::sync_dir(&self.dir)?;
+        dirs::publish(&self.dir, &self.target)?;
+        let all = dirs::parent(&self.target);
+        dirs::point_latest(all, &dirs::name(state.step))?;
+        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
+    }
+
+    /// After a failure: what cannot be removed now is removed by the next `prepare`.
+    fn abandon(&self, rank: usize) {
+        if rank == 0 {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
     }
 }

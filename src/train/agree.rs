@@ -13,10 +13,12 @@ pub struct Vote {
     pub stop: Option<i32>,
     /// The largest of all.
     pub held_bytes: u64,
+    /// A save behind training is written: by all ranks.
+    pub saved: bool,
 }
 
-/// f64: tokens, then for each rank its signal (0: none) and its bytes. Every rank writes its own places and adds zeros to
-/// the others', so one sum gathers them. Exact: all numbers are far below 2^53.
+/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none) and its bytes. Every rank writes its own
+/// places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below 2^53.
 pub struct Agreement {
     group: Arc<dyn Collective>,
     buf: Buf,
@@ -25,7 +27,7 @@ pub struct Agreement {
 
 impl Agreement {
     pub fn new(group: Arc<dyn Collective>) -> Result<Agreement> {
-        let len = 1 + 2 * group.size();
+        let len = 2 + 2 * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
         Ok(Agreement { group, buf, host: vec![0.0; len] })
     }
@@ -34,16 +36,18 @@ impl Agreement {
     pub fn reach(&mut self, device: &dyn Device, mine: Vote) -> Result<Vote> {
         self.host.fill(0.0);
         self.host[0] = mine.tokens as f64;
-        let at = 1 + 2 * self.group.rank();
+        self.host[1] = f64::from(mine.saved);
+        let at = 2 + 2 * self.group.rank();
         self.host[at] = mine.stop.unwrap_or(0) as f64;
         self.host[at + 1] = mine.held_bytes as f64;
         device.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())?;
         let ticket = self.group.all_reduce(Tag::new("agreement", 0), self.buf.view_mut(), Reduce::Sum)?;
         self.group.wait(ticket)?;
         device.download(self.buf.view(), bytemuck::cast_slice_mut(&mut self.host))?;
-        let ranks = self.host[1..].chunks_exact(2);
+        let ranks = self.host[2..].chunks_exact(2);
         Ok(Vote {
             tokens: self.host[0] as u64,
+            saved: self.host[1] as usize == self.group.size(),
             stop: ranks.clone().map(|r| r[0] as i32).find(|&signal| signal != 0),
             held_bytes: ranks.map(|r| r[1] as u64).max().unwrap_or(0),
         })

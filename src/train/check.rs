@@ -47,7 +47,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
         ("input-key", text(&s.data.input_key), "prompt and answer rows", "rows with input_ids and labels"),
         ("output-key", text(&s.data.output_key), "prompt and answer rows", "rows with input_ids and labels"),
         ("packing-samples", on(s.data.packing_samples), "packing", "--no-packing-samples"),
-        ("async-save", on(s.checkpoint.async_save), "saving while training", "--no-async-save"),
     ];
     match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
         None => Ok(()),

@@ -23,10 +23,20 @@ pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
     value.clone().ok_or_else(|| Error::input(format!("{name} has no value: give it one, or remove its null")))
 }
 
-/// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save.
-pub fn planned(engine: &EngineOptions, decoder: &Decoder, ranks: usize) -> Result<Vec<(Category, usize)>> {
+/// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save; `behind`
+/// training, that is a copy of what the rank saves.
+pub fn planned(
+    engine: &EngineOptions,
+    decoder: &Decoder,
+    ranks: usize,
+    behind: bool,
+) -> Result<Vec<(Category, usize)>> {
     let mut planned = Engine::planned(engine, ranks)?;
-    let (category, bytes) = Checkpointer::planned(decoder.layouts(), engine.rule.state());
+    let (layouts, moments) = (decoder.layouts(), engine.rule.state());
+    let (category, mut bytes) = Checkpointer::planned(layouts, moments);
+    if behind {
+        bytes += Checkpointer::planned_copy(layouts, moments, ranks);
+    }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
     Ok(planned)
 }
@@ -266,6 +276,46 @@ pub fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
         warmup: set(&o.warmup_steps, "optim.warmup_steps")?,
         total,
     })
+}
+
+/// How models and checkpoints are written.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions {
+    /// A file grows up to so many bytes.
+    pub max_file_bytes: u64,
+    /// Of what `--save-hf` writes.
+    pub dtype: ckpt::Dtype,
+    /// Checkpoints between steps are written while training goes on.
+    pub behind: bool,
+}
+
+pub fn save(c: &Checkpoint) -> Result<SaveOptions> {
+    Ok(SaveOptions {
+        max_file_bytes: bytes("max_shard_size", &set(&c.max_shard_size, "checkpoint.max_shard_size")?)?,
+        dtype: match set(&c.save_dtype, "checkpoint.save_dtype")? {
+            PrecisionName::Fp32 => ckpt::Dtype::F32,
+            PrecisionName::Bf16 => ckpt::Dtype::BF16,
+            PrecisionName::Fp16 => ckpt::Dtype::F16,
+        },
+        behind: set(&c.async_save, "checkpoint.async_save")?,
+    })
+}
+
+/// A size as transformers writes it: "5GB", "200MB", "1GiB", or bytes.
+fn bytes(name: &str, text: &str) -> Result<u64> {
+    const UNITS: [(&str, u64); 7] = [
+        ("KIB", 1 << 10),
+        ("MIB", 1 << 20),
+        ("GIB", 1 << 30),
+        ("KB", 1000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("", 1),
+    ];
+    let upper = text.trim().to_uppercase();
+    let split = UNITS.iter().find_map(|(unit, size)| Some((upper.strip_suffix(unit)?, *size)));
+    let size = split.and_then(|(number, unit)| number.trim().parse::<u64>().ok()?.checked_mul(unit)).filter(|&n| n > 0);
+    size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 5GB, 200MB or 1GiB")))
 }
 
 /// The checkpoint to go on from, when it is one of this model and optimizer.

@@ -35,6 +35,7 @@ pub struct Plan {
     pub planned: Vec<(Category, usize)>,
     /// The checkpoint to go on from, and where that run stood.
     pub resume: Option<(PathBuf, TrainerState)>,
+    pub save: derive::SaveOptions,
     pub comm_timeout: Duration,
 }
 
@@ -48,6 +49,7 @@ impl Plan {
             s.model.pretrain = Some(stages::weights(before)?);
         }
         let device = device::choose(derive::set(&s.run.device, "run.device")?);
+        let save = derive::save(&s.checkpoint)?;
         let strategy_name = derive::strategy(&mut s, default);
         let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
         let tokenizer = derive::tokenizer(&mut s)?;
@@ -57,7 +59,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &decoder, mesh.world())?;
+        let planned = derive::planned(&engine, &decoder, mesh.world(), save.behind)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         if let (Some(dir), None) = (&s.model.pretrain, &resume) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
@@ -80,6 +82,7 @@ impl Plan {
             trainable,
             planned,
             resume,
+            save,
             comm_timeout,
         })
     }

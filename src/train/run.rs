@@ -9,7 +9,7 @@ use super::peak;
 use super::plan::Plan;
 use super::report::{self, Progress};
 use crate::base::{Error, Meter, Result};
-use crate::ckpt::Checkpointer;
+use crate::ckpt::{Checkpointer, Companions, Saved};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
@@ -20,6 +20,7 @@ use crate::strategy::{Engine, Sampling, Step};
 use serde_json::json;
 use signal_hook::iterator::Signals;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -85,7 +86,13 @@ impl<'a> Trainer<'a> {
         let mut engine = Engine::new(device.clone(), group.clone(), &plan.engine)?;
         let layouts = engine.decoder().layouts().to_vec();
         let moments = plan.engine.rule.state();
-        let mut checkpointer = Checkpointer::new(device.clone(), group.clone(), &plan.engine.spec, &layouts, moments)?;
+        let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
+        let mut checkpointer =
+            Checkpointer::with_files_of(max, device.clone(), group.clone(), spec, &layouts, moments)?;
+        let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
+        if mesh.rank() == 0 {
+            checkpointer.accompany(Companions::of(spec, source.map(PathBuf::as_path), plan.tokenizer_path())?);
+        }
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
 
@@ -147,7 +154,7 @@ impl<'a> Trainer<'a> {
         while self.done < self.plan.steps() {
             if let Some(signal) = self.step().map_err(|e| at_step(self.done + 1, e))? {
                 self.progress.say(&format!("signal {signal}: stopping after step {}", self.done));
-                self.save()?;
+                self.save(false)?;
                 return Err(Error::Signal(signal));
             }
             if self.done < self.plan.steps() {
@@ -155,16 +162,16 @@ impl<'a> Trainer<'a> {
                     self.evaluate()?;
                 }
                 if due(save_every, self.done) {
-                    self.save()?;
+                    self.save(self.plan.save.behind)?;
                 }
             }
         }
         // First what must not be lost.
-        self.save()?;
+        self.save(false)?;
         self.evaluate()?;
         self.progress.finish();
         if let Some(dir) = &self.plan.settings.checkpoint.save_hf {
-            let saved = self.checkpointer.save_hf(dir, self.engine.state().0)?;
+            let saved = self.checkpointer.save_hf(dir, self.plan.save.dtype, self.engine.state().0)?;
             self.progress.say(&format!("model in {}, {}", saved.path.display(), report::mib(saved.bytes)));
         }
         self.sample()?;
@@ -207,10 +214,16 @@ impl<'a> Trainer<'a> {
 
         let stop = self.signals.pending().next();
         let tokens = self.batches.iter().map(MicroBatch::loss_tokens).sum();
-        let all = self.agreement.reach(&**self.engine.device(), Vote { tokens, stop, held_bytes: self.held_bytes })?;
+        let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved: self.checkpointer.ended() };
+        let all = self.agreement.reach(&**self.engine.device(), mine)?;
         if all.stop.is_some() {
             return Ok(all.stop);
         }
+        if all.saved {
+            self.checkpointer.advance()?;
+        }
+        let saved = self.checkpointer.published()?;
+        self.tell(saved)?;
 
         let lr = self.plan.schedule.lr(number);
         let report = self.engine.train_step(&self.batches, &Step { number, lr, tokens: all.tokens })?;
@@ -286,17 +299,33 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// A checkpoint of the last step, unless there is one or nobody asked.
-    fn save(&mut self) -> Result<()> {
+    /// A checkpoint of the last step, unless there is one or nobody asked. `behind`: written while training goes on;
+    /// otherwise nothing is under way any more when this returns.
+    fn save(&mut self, behind: bool) -> Result<()> {
         let Some(dir) = &self.plan.settings.checkpoint.ckpt_dir else { return Ok(()) };
-        if self.saved == Some(self.done) {
-            return Ok(());
-        }
-        let state = self.plan.trainer_state(self.done, self.samples, self.trained_tokens);
         let keep = self.plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
-        let (store, optimizer) = self.engine.state();
-        let saved = self.checkpointer.save(dir, keep, store, optimizer, &state).map_err(|e| at_step(self.done, e))?;
-        self.saved = Some(self.done);
+        let failed = |e| at_step(self.done, e);
+        let earlier = if behind { None } else { self.checkpointer.settle().map_err(failed)? };
+        let mut saved = None;
+        if self.saved != Some(self.done) {
+            let state = self.plan.trainer_state(self.done, self.samples, self.trained_tokens);
+            let (store, optimizer) = self.engine.state();
+            let checkpointer = &mut self.checkpointer;
+            saved = match behind {
+                true => checkpointer.save_behind(dir, keep, store, optimizer, &state).map_err(failed)?,
+                false => Some(checkpointer.save(dir, keep, store, optimizer, &state).map_err(failed)?),
+            };
+            self.saved = Some(self.done);
+        }
+        self.tell(earlier)?;
+        self.tell(saved)?;
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// That a checkpoint is complete.
+    fn tell(&mut self, saved: Option<Saved>) -> Result<()> {
+        let Some(saved) = saved else { return Ok(()) };
         let path = saved.path.display();
         self.progress.say(&format!("checkpoint: {path}, {} in {:.2}s", report::mib(saved.bytes), saved.seconds));
         if let Some(note) = &saved.note {
@@ -304,10 +333,8 @@ impl<'a> Trainer<'a> {
         }
         self.metrics.event(
             "checkpoint",
-            json!({"step": self.done, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds}),
-        )?;
-        self.restart_clock();
-        Ok(())
+            json!({"step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds}),
+        )
     }
 
     /// Some text by the trained model, on stdout. All ranks compute, rank 0 prints.

@@ -332,9 +332,15 @@ pub struct Checkpoint {
     /// Write the final model alone, as a Hugging Face directory [default: none]
     #[arg(long, value_name = "DIR")]
     pub save_hf: Option<PathBuf>,
-    /// Write checkpoints while training goes on
+    /// Write the checkpoints between steps while training goes on, from a copy in memory
     #[arg(long)]
     pub async_save: Option<bool>,
+    /// Largest file of a model or an optimizer, as 5GB or 200MB (one tensor at least)
+    #[arg(long, value_name = "SIZE")]
+    pub max_shard_size: Option<String>,
+    /// What save-hf writes; checkpoints are always fp32
+    #[arg(long)]
+    pub save_dtype: Option<PrecisionName>,
 }
 
 /// A name that both a flag and a file take; the spelling is the one of the derive line.

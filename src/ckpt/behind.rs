@@ -1,0 +1,92 @@
+//! Saving behind training: a copy of what this rank owns, written by a thread. Never touches the store after the copy, and
+//! never holds more than one copy.
+use super::CHUNK;
+use super::layout::{Plan, Share};
+use super::save::each_run;
+use super::writer::Writer;
+use crate::base::meter::Lease;
+use crate::base::{Category, Error, Result};
+use crate::device::Device;
+use crate::optim::Optimizer;
+use crate::store::Store;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// What a rank owns, as it stood between two steps.
+#[derive(Default)]
+pub(super) struct Snapshot {
+    bytes: Vec<u8>,
+    /// Tensor, first element, bytes, one after the other.
+    runs: Vec<(usize, usize, usize)>,
+    lease: Option<Lease>,
+}
+
+impl Snapshot {
+    /// Replaces what it held; its memory is kept from one save to the next.
+    pub fn take(
+        &mut self,
+        dev: &dyn Device,
+        plan: &Plan,
+        share: Share,
+        store: &mut dyn Store,
+        mut optimizer: Option<&mut Optimizer>,
+    ) -> Result<()> {
+        if self.lease.is_none() {
+            let mut needed = 0;
+            each_run(plan, share, store, optimizer.as_deref_mut(), &mut |_, _, data| {
+                needed += data.bytes();
+                Ok(())
+            })?;
+            self.bytes.try_reserve_exact(needed).map_err(|e| {
+                Error::op("async-save", format!("no room for a copy of {needed} bytes ({e}): use --no-async-save"))
+            })?;
+            self.bytes.resize(needed, 0);
+            self.lease = Some(dev.meter().lease(Category::Other, needed));
+        }
+        let (runs, mut rest) = (&mut self.runs, &mut self.bytes[..]);
+        runs.clear();
+        each_run(plan, share, store, optimizer, &mut |index, at, data| {
+            let Some((mine, after)) = std::mem::take(&mut rest).split_at_mut_checked(data.bytes()) else {
+                return Err(Error::op("async-save", "the store has grown since the last save"));
+            };
+            rest = after;
+            runs.push((index, at, data.bytes()));
+            dev.download(data, mine)
+        })
+    }
+
+    fn write(&self, mut writer: Writer) -> Result<Vec<u64>> {
+        let mut rest = &self.bytes[..];
+        for &(index, at, len) in &self.runs {
+            let (mine, after) = rest.split_at(len);
+            rest = after;
+            for (i, chunk) in mine.chunks(CHUNK).enumerate() {
+                writer.put(index, at + i * CHUNK / 4, chunk)?;
+            }
+        }
+        writer.finish()
+    }
+}
+
+/// The thread that writes one snapshot, and gives it back.
+pub(super) struct Job(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
+
+impl Job {
+    pub fn start(snapshot: Snapshot, plan: Arc<Plan>, dir: PathBuf) -> Result<Job> {
+        let write = move || {
+            let sums = Writer::open(plan, &dir).and_then(|writer| snapshot.write(writer));
+            (snapshot, sums)
+        };
+        let thread = std::thread::Builder::new().name("save".into()).spawn(write);
+        thread.map(Job).map_err(|e| Error::Run(format!("cannot start a thread that saves: {e}")))
+    }
+    pub fn ended(&self) -> bool {
+        self.0.is_finished()
+    }
+    /// Waits for its end.
+    pub fn join(self) -> (Snapshot, Result<Vec<u64>>) {
+        let lost = |_| (Snapshot::default(), Err(Error::op("async-save", "the thread that saves panicked")));
+        self.0.join().unwrap_or_else(lost)
+    }
+}

@@ -1,0 +1,188 @@
+//! What safetensors files and their index say that they hold. Pure: bytes in, a table or one complaint out; never opens a
+//! file, and never trusts a length, a name or an offset. The complaints do not name the file: callers put its path in front.
+use crate::base::{Error, Result};
+use safetensors::{Dtype, tensor::Metadata};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The format's own limit on the JSON header.
+pub const MAX: u64 = 100_000_000;
+
+/// A tensor of a file. `offset` is that of its first byte in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    pub offset: u64,
+}
+
+/// Bytes of the JSON header of a file of `file` bytes that begins with `prefix`.
+pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
+    let header = u64::from_le_bytes(prefix);
+    match header {
+        _ if header > file.saturating_sub(8) => {
+            Err(Error::input(format!("is truncated: it has {file} bytes, its header alone {header}")))
+        }
+        _ if header > MAX => Err(Error::input(format!("has a header of {header} bytes; safetensors allows {MAX}"))),
+        _ => Ok(header),
+    }
+}
+
+/// The tensors that `json`, the header of a file of `file` bytes, describes, in the order of their offsets. They do not
+/// overlap, leave no gap and end where the file ends.
+pub fn tensors(json: &[u8], file: u64) -> Result<Vec<Entry>> {
+    let unusable = |e: &dyn fmt::Display| Error::input(format!("has a header that cannot be used: {e}"));
+    serde_json::from_slice::<Unique>(json).map_err(|e| unusable(&e))?;
+    let meta: Metadata = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
+    let data = 8 + json.len() as u64;
+    match data.checked_add(meta.data_len() as u64) {
+        Some(promised) if promised == file => {}
+        promised => {
+            let promised = promised.map_or("more than any file has".to_string(), |n| n.to_string());
+            let how =
+                if meta.data_len() as u64 > file.saturating_sub(data) { "is truncated" } else { "has bytes too many" };
+            return Err(Error::input(format!("{how}: it has {file} bytes, its header describes {promised}")));
+        }
+    }
+    let mut entries: Vec<Entry> = meta
+        .tensors()
+        .into_iter()
+        .map(|(name, info)| Entry {
+            name,
+            shape: info.shape.clone(),
+            dtype: info.dtype,
+            offset: data + info.data_offsets.0 as u64,
+        })
+        .collect();
+    entries.sort_by(|a, b| (a.offset, &a.name).cmp(&(b.offset, &b.name)));
+    Ok(entries)
+}
+
+/// `model.safetensors.index.json`: which file of the same directory holds each tensor.
+pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: Option<Unique>,
+    }
+    let index: Index = serde_json::from_slice(json).map_err(|e| Error::input(format!("is not an index ({e})")))?;
+    let Some(Unique(map)) = index.weight_map else { return Err(Error::input("has no weight_map")) };
+    map.into_iter()
+        .map(|(tensor, file)| match file {
+            Value::String(file) => plain(&file).map(|_| (tensor, file.clone())),
+            other => Err(Error::input(format!("tensor {tensor} is in {other}, which is not the name of a file"))),
+        })
+        .collect()
+}
+
+/// A file name that stays in its directory.
+pub fn plain(name: &str) -> Result<&str> {
+    let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    plain
+        .then_some(name)
+        .ok_or_else(|| Error::input(format!("names the file {name:?}, which is not a plain file name")))
+}
+
+/// A JSON object that says nothing twice: readers differ in which of two they believe.
+struct Unique(BTreeMap<String, Value>);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Unique, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Unique;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> std::result::Result<Unique, A::Error> {
+                let mut map = BTreeMap::new();
+                while let Some((key, value)) = from.next_entry::<String, Value>()? {
+                    if map.contains_key(&key) {
+                        return Err(A::Error::custom(format_args!("{key} is there twice")));
+                    }
+                    map.insert(key, value);
+                }
+                Ok(Unique(map))
+            }
+        }
+        from.deserialize_map(Keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T: fmt::Debug>(result: Result<T>) -> String {
+        let error = result.unwrap_err();
+        assert_eq!(error.exit_status(), 2);
+        error.to_string()
+    }
+
+    #[test]
+    fn lengths_are_not_believed() {
+        assert_eq!(length(90u64.to_le_bytes(), 98).unwrap(), 90);
+        assert!(refused(length(91u64.to_le_bytes(), 98)).contains("truncated: it has 98 bytes, its header alone 91"));
+        assert!(refused(length(u64::MAX.to_le_bytes(), 98)).contains("truncated"));
+        assert!(refused(length(1u64.to_le_bytes(), 3)).contains("truncated"));
+        assert!(refused(length((MAX + 1).to_le_bytes(), u64::MAX)).contains("allows 100000000"));
+    }
+
+    #[test]
+    fn a_header_says_each_thing_once_and_covers_the_file() {
+        let good = r#"{"b":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}"#;
+        let of = |json: &str, data: u64| tensors(json.as_bytes(), 8 + json.len() as u64 + data);
+        let found = of(good, 12).unwrap();
+        let at = 8 + good.len() as u64;
+        let entry = |name: &str, shape: &[usize], dtype, offset| Entry {
+            name: name.into(),
+            shape: shape.into(),
+            dtype,
+            offset,
+        };
+        assert_eq!(found, [entry("a", &[2, 1], Dtype::F32, at), entry("b", &[2], Dtype::BF16, at + 8)]);
+        assert!(refused(of(good, 11)).contains("is truncated"));
+        assert!(refused(of(good, 13)).contains("bytes too many"));
+        let bad = [
+            (good.replace("\"b\"", "\"a\""), "a is there twice"),
+            (good.replace("[8,12]", "[4,8]"), "offset"),        // overlaps
+            (good.replace("[8,12]", "[9,13]"), "offset"),       // leaves a gap
+            (good.replace("[8,12]", "[12,8]"), "offset"),       // backwards
+            (good.replace("[2,1]", "[2,2]"), "cannot be used"), // 16 bytes in 8
+            (good.replace("[2,1]", "[18446744073709551615,2]"), "verflow"),
+            (good.replace("BF16", "BF17"), "BF17"),
+            (good.replace("[2,1]", "[-2,1]"), "-2"),
+            ("[]".into(), "object"),
+            ("{".into(), "EOF"),
+        ];
+        for (json, says) in bad {
+            let text = refused(of(&json, 12));
+            assert!(text.contains(says), "{json}: {text}");
+        }
+        // Each size fits a machine word, all together do not.
+        let huge = |i: u64| {
+            const BYTES: u64 = (1 << 61) - 8; // 64 bits short of all that a word of bits can count
+            let (from, to) = (i * BYTES, (i + 1) * BYTES);
+            format!(r#""t{i}":{{"dtype":"F4","shape":[{}],"data_offsets":[{from},{to}]}}"#, 2 * BYTES)
+        };
+        let json = format!("{{{}}}", (0..8).map(huge).collect::<Vec<_>>().join(","));
+        assert!(refused(of(&json, 12)).contains("truncated"), "{json}");
+    }
+
+    #[test]
+    fn an_index_stays_in_its_directory_and_says_each_thing_once() {
+        let of = |map: &str| index(format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{map}}}"#).as_bytes());
+        assert_eq!(of(r#"{"a":"model-1.safetensors"}"#).unwrap()["a"], "model-1.safetensors");
+        for name in ["", ".", "..", "../a", "/etc/passwd", "sub/a", "a\\\\b", "a\\u0000", ".hidden"] {
+            let text = refused(of(&format!(r#"{{"a":"{name}"}}"#)));
+            assert!(text.contains("not a plain file name"), "{name}: {text}");
+        }
+        assert!(refused(of(r#"{"a":"x","a":"y"}"#)).contains("a is there twice"));
+        assert!(refused(of(r#"{"a":1}"#)).contains("tensor a is in 1"));
+        assert!(refused(of("[]")).contains("not an index"));
+        assert!(refused(index(br#"{"weight_maq":{}}"#)).contains("no weight_map"));
+        assert!(refused(index(b"{")).contains("not an index"));
+    }
+}

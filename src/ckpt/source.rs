@@ -1,0 +1,262 @@
+//! Files to read from: opened, their headers checked, their tensors matched with the model's, all before a weight changes.
+//! Never trusts what a file says of itself, and never reads a tensor.
+use super::layout::{Plan, Tensor, Tensors};
+use super::state::{self, Checksums, TrainerState, file_checksum, hex};
+use super::{header, hf};
+use crate::base::{Error, Result};
+use crate::nn::{Layout, Spec};
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Opened files of a checkpoint or model, with the tensors that the plan asks for.
+pub(super) struct Source {
+    pub files: Vec<(PathBuf, File)>,
+    pub tensors: Tensors,
+    /// A head that a model with tied embeddings stores once more: the index of the tensor that it must equal, and itself.
+    pub twin: Option<(usize, Tensor)>,
+}
+
+impl Source {
+    pub fn checkpoint(
+        dir: &Path,
+        spec: &Spec,
+        layouts: &[Layout],
+        moments: &[&str],
+    ) -> Result<(Source, TrainerState, Checksums)> {
+        let (state, checksums) = state::read(dir)?;
+        for (name, sum) in &checksums.files {
+            let stated = header::plain(name).map_err(|e| bad(&dir.join(state::FILE), e))?;
+            let path = dir.join(stated);
+            let content = fs::read(&path).map_err(|e| bad(&path, format!("{e}; the checkpoint is not complete")))?;
+            if file_checksum(&content) != *sum {
+                let found = file_checksum(&content);
+                return Err(bad(&path, format!("was changed after it was saved: its checksum is {found}, not {sum}")));
+            }
+        }
+        let mut found = Found::default();
+        found.open(dir, "model")?;
+        if !moments.is_empty() {
+            found.open(dir, "optimizer")?;
+        }
+        let source = found.matched(dir, &Plan::of_masters(layouts, moments, u64::MAX), true)?;
+        let then = hf::read(dir)?;
+        same_model(dir, &then, spec)?;
+        Ok((source, state, checksums))
+    }
+
+    pub fn model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<Source> {
+        is_model(dir)?;
+        let then = hf::read(dir)?;
+        let mut found = Found::default();
+        found.open(dir, "model")?;
+        let source = found.matched(dir, &Plan::of_masters(layouts, &[], u64::MAX), false)?;
+        same_model(dir, &then, spec)?;
+        Ok(source)
+    }
+
+    pub fn verify(&self, checksums: &Checksums, sums: &[u64]) -> Result<()> {
+        for (tensor, sum) in self.tensors.list.iter().zip(sums) {
+            let stored = checksums.tensors.get(&tensor.name).map_or("none", String::as_str);
+            if stored != hex(*sum) {
+                let what = format!(
+                    "tensor {} was changed after it was saved: its checksum is {}, not {stored}; resume from another \
+                     checkpoint",
+                    tensor.name,
+                    hex(*sum)
+                );
+                return Err(bad(&self.files[tensor.file].0, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn bad(path: &Path, what: impl std::fmt::Display) -> Error {
+    Error::input(format!("{}: {what}", path.display()))
+}
+
+fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
+    match hf::differences(then, now) {
+        none if none.is_empty() => Ok(()),
+        some => Err(bad(&dir.join(hf::FILE), format!("is of another model: {}", some.join("; ")))),
+    }
+}
+
+/// Whether `dir` looks like a model directory at all. What people give instead is told apart: the name of a model on the
+/// hub, the hub's cache, weights in a form that can run code when they are read.
+pub fn is_model(dir: &Path) -> Result<()> {
+    let refuse = |what: String| Err(bad(dir, what));
+    let list = match fs::read_dir(dir) {
+        Ok(list) => list,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let name = dir.display();
+            return refuse(format!(
+                "there is no such directory. A model of the Hugging Face hub is downloaded first: hf download {name} \
+                 --local-dir DIR"
+            ));
+        }
+        Err(e) => return refuse(format!("cannot be listed ({e}); give the directory of a model")),
+    };
+    let names: BTreeSet<String> = list.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let any = |fits: &dyn Fn(&str) -> bool| names.iter().any(|n| fits(n));
+    if any(&|n| n == "model.safetensors" || n == "model.safetensors.index.json") {
+        return Ok(());
+    }
+    if names.contains("snapshots") {
+        let head = fs::read_to_string(dir.join("refs/main")).unwrap_or_default();
+        let snapshot = dir.join("snapshots").join(if head.trim().is_empty() { "REVISION" } else { head.trim() });
+        return refuse(format!("is the hub's cache of a model; give {}", snapshot.display()));
+    }
+    if any(&|n| n.starts_with("pytorch_model") && n.contains(".bin")) {
+        return refuse(
+            "has pytorch_model*.bin only, a pickle, which is not read here: it may run any code. Convert it once where you \
+             trust it, in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+                .into(),
+        );
+    }
+    if names.contains("adapter_config.json") {
+        return refuse("is an adapter (LoRA), not a model: give the model that it was trained on".into());
+    }
+    refuse(
+        "is no model directory: it holds neither model.safetensors nor model.safetensors.index.json (a directory of \
+         checkpoints holds models in step-*)"
+            .into(),
+    )
+}
+
+/// What the files say that they hold.
+#[derive(Default)]
+struct Found {
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl Found {
+    /// `stem.safetensors`, or the files that its index names.
+    fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
+        let single = dir.join(format!("{stem}.safetensors"));
+        let index = dir.join(format!("{stem}.safetensors.index.json"));
+        if single.exists() {
+            return self.add(single, |_, _| Ok(()));
+        }
+        let text =
+            fs::read(&index).map_err(|_| bad(&single, "is missing, and so is an index of several such files"))?;
+        let placed = header::index(&text).map_err(|e| bad(&index, e))?;
+        let names: BTreeSet<&String> = placed.values().collect();
+        for name in names {
+            self.add(dir.join(name), |tensor, path| match placed.get(tensor) {
+                Some(file) if file == name => Ok(()),
+                _ => Err(bad(path, format!("holds tensor {tensor}, which {} does not place there", index.display()))),
+            })?;
+        }
+        match placed.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
+            Some((tensor, file)) => {
+                Err(bad(&dir.join(file), format!("lacks tensor {tensor}, which the index places there")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads and checks the header of one file. `expected` judges each tensor's name.
+    fn add(&mut self, path: PathBuf, expected: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
+        let failed = |e: std::io::Error| bad(&path, e);
+        let file = File::open(&path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let mut prefix = [0; 8];
+        file.read_exact_at(&mut prefix, 0)
+            .map_err(|_| bad(&path, format!("has {length} bytes: truncated, or not a safetensors file")))?;
+        let mut text = vec![0; header::length(prefix, length).map_err(|e| bad(&path, e))? as usize];
+        file.read_exact_at(&mut text, 8).map_err(failed)?;
+        for header::Entry { name, shape, dtype, offset } in header::tensors(&text, length).map_err(|e| bad(&path, e))? {
+            expected(&name, &path)?;
+            let tensor = Tensor { name: name.clone(), shape, dtype, file: self.files.len(), offset };
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(bad(&path, format!("holds tensor {name}, which another file holds too")));
+            }
+        }
+        self.files.push((path, file));
+        Ok(())
+    }
+
+    /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that models
+    /// of others go by are understood, and buffers without weights are passed over.
+    fn matched(mut self, dir: &Path, plan: &Plan, exact: bool) -> Result<Source> {
+        const FLAGS: &str = "give the flags of the model that was saved";
+        let mut tensors = plan.tensors.clone();
+        let mut missing = Vec::new();
+        for want in &mut tensors.list {
+            // A base model saved without its head has no prefix.
+            let bare = ["transformer.", "model."].iter().find_map(|p| want.name.strip_prefix(p)).filter(|_| !exact);
+            let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
+            let Some(found) = found else {
+                missing.push(want.name.clone());
+                continue;
+            };
+            self.fits(&found, &want.name, &want.shape, exact)?;
+            *want = Tensor { name: std::mem::take(&mut want.name), ..found };
+        }
+        if !missing.is_empty() {
+            let what = format!("no file holds {}, which this model and optimizer have; {FLAGS}", named(&missing));
+            return Err(bad(dir, what));
+        }
+        let mut twin = None;
+        if !exact {
+            self.tensors.retain(|name, _| !is_buffer(name));
+            // With tied embeddings there is no head to ask for; a file may hold one nevertheless, equal to the table.
+            let table = tensors.list.iter().position(|t| TABLES.iter().any(|table| t.name.ends_with(table)));
+            if let (Some(table), Some(head)) = (table, self.tensors.remove(HEAD)) {
+                self.fits(&head, HEAD, &tensors.list[table].shape, exact)?;
+                twin = Some((table, head));
+            }
+        }
+        match self.tensors.values().next() {
+            Some(first) => {
+                let names: Vec<String> = self.tensors.keys().cloned().collect();
+                let what = format!("holds {}, which this model does not have; {FLAGS}", named(&names));
+                Err(bad(&self.files[first.file].0, what))
+            }
+            None => Ok(Source { files: self.files, tensors, twin }),
+        }
+    }
+
+    fn fits(&self, found: &Tensor, name: &str, shape: &[usize], exact: bool) -> Result<()> {
+        let path = &self.files[found.file].0;
+        if found.shape != shape {
+            let what = format!(
+                "tensor {name} has shape {:?}, in this model {shape:?}; give the flags of the model that was saved",
+                found.shape
+            );
+            return Err(bad(path, what));
+        }
+        match found.dtype {
+            Dtype::F32 => Ok(()),
+            Dtype::BF16 | Dtype::F16 if !exact => Ok(()),
+            other => {
+                let read = if exact { "a checkpoint's are F32" } else { "F32, BF16 and F16 are read" };
+                Err(bad(path, format!("tensor {name} is {other:?}; {read}")))
+            }
+        }
+    }
+}
+
+const HEAD: &str = "lm_head.weight";
+/// What a head may be tied to.
+const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
+
+/// Tables that older versions of transformers saved with a model, although they follow from its config.
+fn is_buffer(name: &str) -> bool {
+    const BUFFERS: [&str; 5] =
+        [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
+    BUFFERS.iter().any(|b| name.ends_with(b))
+}
+
+/// "tensor a", or "3 tensors: a, b, c"; of many, the first.
+fn named(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let more = if names.len() > SHOWN { ", ..." } else { "" };
+    let list = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() == 1 { format!("tensor {list}") } else { format!("{} tensors: {list}{more}", names.len()) }
+}

@@ -1,0 +1,73 @@
+//! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a checksum and
+//! synced. Never decides what is written, and never makes a file.
+use super::CHUNK;
+use super::layout::{Plan, checksum};
+use crate::base::{Error, Result};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use safetensors::Dtype;
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(super) struct Writer {
+    plan: Arc<Plan>,
+    /// With the path, and whether this rank wrote into it.
+    files: Vec<(PathBuf, File, bool)>,
+    sums: Vec<u64>,
+    /// [`CHUNK`] bytes of f32 in a half type.
+    narrow: Vec<u16>,
+}
+
+impl Writer {
+    pub fn open(plan: Arc<Plan>, dir: &Path) -> Result<Writer> {
+        let open = |name: &String| {
+            let path = dir.join(name);
+            match OpenOptions::new().write(true).open(&path) {
+                Ok(file) => Ok((path, file, false)),
+                Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Run(format!(
+                    "{} is not there, although rank 0 made it: the directory of checkpoints must be on a file system that \
+                     all hosts share",
+                    path.display()
+                ))),
+                Err(e) => Err(Error::io("open", path, e)),
+            }
+        };
+        let files = plan.files.iter().map(|f| open(&f.name)).collect::<Result<_>>()?;
+        Ok(Writer { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
+    }
+
+    /// `values`: f32 elements of tensor `index` (its place in the plan) from element `at` on; at most [`CHUNK`] bytes.
+    pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
+        let tensor = &self.plan.tensors.list[index];
+        let (path, file, wrote) = &mut self.files[tensor.file];
+        *wrote = true;
+        let bytes = match tensor.dtype {
+            Dtype::F32 => {
+                self.sums[index] = self.sums[index].wrapping_add(checksum(values, at));
+                values
+            }
+            dtype => {
+                let values: &[f32] = bytemuck::cast_slice(values);
+                self.narrow.resize(CHUNK / 4, 0);
+                let narrow = &mut self.narrow[..values.len()];
+                match dtype {
+                    Dtype::BF16 => bytemuck::cast_slice_mut::<u16, bf16>(narrow).convert_from_f32_slice(values),
+                    _ => bytemuck::cast_slice_mut::<u16, f16>(narrow).convert_from_f32_slice(values),
+                }
+                bytemuck::cast_slice(narrow)
+            }
+        };
+        let offset = tensor.offset + (tensor.dtype.bitsize() / 8 * at) as u64;
+        file.write_all_at(bytes, offset).map_err(|e| Error::io("write", &*path, e))
+    }
+
+    /// Everything is on disk. This rank's part of every tensor's checksum.
+    pub fn finish(self) -> Result<Vec<u64>> {
+        for (path, file, _) in self.files.iter().filter(|(_, _, wrote)| *wrote) {
+            file.sync_all().map_err(|e| Error::io("sync", path, e))?;
+        }
+        Ok(self.sums)
+    }
+}
