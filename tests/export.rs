@@ -123,7 +123,7 @@ fn an_index_cannot_lead_out_of_its_directory() {
     fs::write(&index, text.replace("weight_map", "weight_maq")).unwrap();
     assert!(inspect().unwrap_err().contains("no weight_map"));
     fs::write(&index, &text[..50]).unwrap();
-    assert!(inspect().unwrap_err().contains("not JSON"));
+    assert!(inspect().unwrap_err().contains("not an index"));
 }
 
 #[test]
