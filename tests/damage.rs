@@ -143,7 +143,11 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
     let refusals: [(Spec, Rule, &[&str]); 7] = [
         (Spec { vocab: 20, dim: 61, ..spec.clone() }, ADAMW, &["embed_tokens.weight", "[61, 20]", "[20, 61]"]),
         (Spec { ff: 48, ..spec.clone() }, ADAMW, &["gate_proj.weight", "[44, 20]", "[48, 20]"]),
-        (Spec { layers: 5, ..spec.clone() }, ADAMW, &["no file holds 27 tensors: model.layers.4.input_layernorm.weight, model.layers.4.", "..."]),
+        (
+            Spec { layers: 5, ..spec.clone() },
+            ADAMW,
+            &["no file holds 27 tensors: model.layers.4.input_layernorm.weight, model.layers.4.", "..."],
+        ),
         (Spec { layers: 3, ..spec.clone() }, ADAMW, &["holds tensor", "layers.3.", "does not have"]),
         (Spec { tied: true, ..spec.clone() }, ADAMW, &["lm_head.weight", "does not have"]),
         (

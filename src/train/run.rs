@@ -91,7 +91,8 @@ impl<'a> Trainer<'a> {
             Checkpointer::with_files_of(max, device.clone(), group.clone(), spec, &layouts, moments)?;
         let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
         if mesh.rank() == 0 {
-            checkpointer.accompany(Companions::of(spec, source.map(PathBuf::as_path), plan.tokenizer_path())?);
+            let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
+            checkpointer.accompany(Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?);
         }
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
