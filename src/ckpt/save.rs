@@ -39,7 +39,7 @@ pub struct Saved {
 pub(super) enum Behind {
     #[default]
     Nothing,
-    Writing(Job, Publication),
+    Writing(Job, Box<Publication>),
     /// Rank 0 has the thread until its end was told; the others have nothing left to do.
     Publishing(Option<JoinHandle<Result<Saved>>>),
 }
@@ -79,7 +79,7 @@ impl Checkpointer {
             .take(&*self.dev, &publication.plan, share, store, Some(optimizer))
             .and_then(|()| Job::start(snapshot, publication.plan.clone(), publication.dir.clone()));
         let job = self.exchange.agree(&*self.dev, "copy its part of the checkpoint", job);
-        self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, publication);
+        self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, Box::new(publication));
         Ok(earlier)
     }
 
