@@ -1,6 +1,8 @@
 //! Bytes held, by category, with their peak: what a memory plan is checked against. Never allocates buffers itself.
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Category {
@@ -34,6 +36,27 @@ struct Counts {
     total: AtomicUsize,
     peak: AtomicUsize,
     allocations: AtomicUsize,
+    /// How many leases of each category and size are held: what an out-of-memory error lists.
+    held: Mutex<BTreeMap<(usize, usize), usize>>,
+}
+impl Counts {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<(usize, usize), usize>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Live buffers that are alike.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    pub name: &'static str,
+    /// Of one.
+    pub bytes: usize,
+    pub count: usize,
+}
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} x {:.1} MiB {}", self.count, self.bytes as f64 / (1 << 20) as f64, self.name)
+    }
 }
 
 /// Shared by the device and the groups of one rank; clones count together.
@@ -55,6 +78,7 @@ impl Meter {
         c.allocations.fetch_add(1, Relaxed);
         let total = c.total.fetch_add(bytes, Relaxed) + bytes;
         c.peak.fetch_max(total, Relaxed);
+        *c.held().entry((category as usize, bytes)).or_default() += 1;
         Lease { counts: c.clone(), category, bytes }
     }
     pub fn live(&self, category: Category) -> usize {
@@ -66,6 +90,17 @@ impl Meter {
     pub fn peak(&self) -> usize {
         self.0.peak.load(Relaxed)
     }
+    /// Live buffers, those with most bytes in all first.
+    pub fn held(&self) -> Vec<Held> {
+        let named = |(&(category, bytes), &count): (&(usize, usize), &usize)| Held {
+            name: CATEGORIES[category].1,
+            bytes,
+            count,
+        };
+        let mut held: Vec<Held> = self.0.held().iter().map(named).collect();
+        held.sort_by_key(|h| std::cmp::Reverse(h.bytes * h.count));
+        held
+    }
     /// How many buffers were ever allocated: constant across steps, which a test asserts.
     pub fn allocations(&self) -> usize {
         self.0.allocations.load(Relaxed)
@@ -75,5 +110,12 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.counts.live[self.category as usize].fetch_sub(self.bytes, Relaxed);
         self.counts.total.fetch_sub(self.bytes, Relaxed);
+        let (mut held, key) = (self.counts.held(), (self.category as usize, self.bytes));
+        if let Some(count) = held.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&key);
+            }
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! The mesh: ranks arranged along axes, and the group of each axis that a rank belongs to. Never communicates.
-use super::shm::World;
-use super::{Axis, Collective};
+use super::{Axis, Collective, Member};
 use crate::base::{Error, Result};
 use std::sync::Arc;
 
@@ -82,15 +81,15 @@ pub struct Mesh {
     pub tp: Arc<dyn Collective>,
     pub fsdp: Arc<dyn Collective>,
     pub dp: Arc<dyn Collective>,
-    /// To abort with; see [`World`].
-    pub member: World,
+    /// To abort with.
+    pub member: Box<dyn Member>,
 }
 
 impl Mesh {
-    pub fn new(member: World, sizes: MeshSizes) -> Result<Mesh> {
+    pub fn new(member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();
-        let group = |axis| -> Result<Arc<dyn Collective>> { Ok(member.group(axis, sizes.group(axis, rank))?) };
+        let group = |axis| member.group(axis, sizes.group(axis, rank));
         Ok(Mesh {
             sizes,
             coords: sizes.coords(rank),
@@ -101,7 +100,7 @@ impl Mesh {
             tp: group(Axis::Tp)?,
             fsdp: group(Axis::Fsdp)?,
             dp: group(Axis::Dp)?,
-            member,
+            member: Box::new(member),
         })
     }
     pub fn rank(&self) -> usize {

@@ -10,14 +10,18 @@
 pub mod delayed;
 pub mod env;
 pub mod mesh;
+pub mod nccl;
+pub mod operands;
 pub mod recorder;
 pub mod seam;
 pub mod shm;
+pub mod solo;
 
 pub use mesh::{Mesh, MeshSizes};
 
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
+use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduce {
@@ -107,6 +111,35 @@ pub struct CommStats {
     /// twice that for an all-reduce.
     pub bytes: u64,
     pub ops: u64,
+}
+
+/// One rank's membership in the world: where its groups come from, and how ranks learn that one of them failed.
+pub trait Member: Send + Sync {
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
+    /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>>;
+    /// This rank failed: calls of the others into any group end with "rank N failed".
+    fn abort(&self);
+    /// The first rank that aborted, as far as this one knows.
+    fn failed(&self) -> Option<usize>;
+}
+impl<M: Member + ?Sized> Member for Box<M> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+    fn size(&self) -> usize {
+        (**self).size()
+    }
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
+        (**self).group(axis, ranks)
+    }
+    fn abort(&self) {
+        (**self).abort();
+    }
+    fn failed(&self) -> Option<usize> {
+        (**self).failed()
+    }
 }
 
 /// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before anything moves.

@@ -27,9 +27,9 @@ mod sum;
 pub use arena::Arena;
 pub use group::Group;
 
-use super::Axis;
 use super::env::RankEnv;
 use super::mesh::{Mesh, MeshSizes};
+use super::{Axis, Collective, Member};
 use crate::base::{Error, Meter, Result};
 use seat::Seat;
 use std::sync::Arc;
@@ -92,6 +92,23 @@ impl World {
     /// The first rank that called [`World::abort`], if any did.
     pub fn failed(&self) -> Option<usize> {
         self.seat.failed()
+    }
+}
+impl Member for World {
+    fn rank(&self) -> usize {
+        World::rank(self)
+    }
+    fn size(&self) -> usize {
+        World::size(self)
+    }
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
+        Ok(World::group(self, axis, ranks)?)
+    }
+    fn abort(&self) {
+        World::abort(self);
+    }
+    fn failed(&self) -> Option<usize> {
+        World::failed(self)
     }
 }
 impl Drop for World {

@@ -5,6 +5,7 @@
 //! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
 mod activation;
 mod attention;
+pub mod cuda;
 pub mod driver;
 mod element;
 mod embed;
@@ -14,6 +15,7 @@ mod norm;
 mod optim;
 mod rope;
 pub mod sim;
+pub mod telemetry;
 
 pub use driver::{Arg, Driver, Kernel, Shape};
 

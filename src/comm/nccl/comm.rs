@@ -1,0 +1,201 @@
+//! One NCCL communicator: made, asked to enqueue, polled, aborted. Never blocks inside NCCL: communicators are non-blocking, so
+//! every wait is a loop of ours, with a deadline.
+//!
+//! [Note: abort] The handle stands in a lock and is gone once aborted. A call holds the lock only while NCCL has it, not while
+//! it waits for NCCL to come along; so the watching thread can abort at any time, and the call in progress then ends with
+//! the reason. Kernels in flight leave the GPU when their communicator is aborted.
+use super::library::{Config, Handle, IN_PROGRESS, Nccl, SUCCESS, UniqueId};
+use super::rendezvous::ID;
+use crate::base::{Error, Result};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A call that has not come along by then is polled at rest.
+const EAGER: Duration = Duration::from_micros(500);
+const REST: Duration = Duration::from_micros(100);
+/// How long the orderly end may take.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+struct Raw(Handle);
+// SAFETY: NCCL takes a communicator from any thread, one at a time: it is only used under the lock.
+unsafe impl Send for Raw {}
+
+pub(super) struct Comm {
+    pub nccl: Arc<Nccl>,
+    handle: Mutex<Option<Raw>>,
+    failed: OnceLock<String>,
+    timeout: Duration,
+}
+
+/// Rank 0's, for [`Comm::init`].
+pub(super) fn unique_id(nccl: &Nccl) -> Result<[u8; ID]> {
+    let mut id = UniqueId([0; ID]);
+    // SAFETY: writes 128 bytes.
+    match unsafe { (nccl.unique_id)(&mut id) } {
+        SUCCESS => Ok(id.0),
+        code => Err(Error::Run(format!("ncclGetUniqueId: {}", nccl.says(code)))),
+    }
+}
+
+/// Asks `state` until it is no longer in progress.
+fn settle(
+    nccl: &Nccl,
+    timeout: Duration,
+    mut state: impl FnMut() -> std::result::Result<c_int, String>,
+) -> std::result::Result<(), String> {
+    let start = Instant::now();
+    loop {
+        match state()? {
+            SUCCESS => return Ok(()),
+            IN_PROGRESS => {}
+            code => return Err(format!("NCCL: {}", nccl.says(code))),
+        }
+        match start.elapsed() {
+            spent if spent > timeout => return Err(format!("no answer within {timeout:?} from the other ranks")),
+            spent if spent > EAGER => std::thread::sleep(REST),
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+impl Comm {
+    /// Of all ranks; every one calls. The rank's GPU is current on this thread. `stop` says why to give up early.
+    pub(super) fn init(
+        nccl: Arc<Nccl>,
+        id: [u8; ID],
+        rank: usize,
+        size: usize,
+        timeout: Duration,
+        stop: &dyn Fn() -> Option<String>,
+    ) -> Result<Comm> {
+        let (mut handle, mut config) = (std::ptr::null_mut(), Config::non_blocking());
+        let version = nccl.version_text()?;
+        let failed = |what: String| {
+            Error::Run(format!("rank {rank}: NCCL {version}, {size} ranks: {what}; NCCL_DEBUG=INFO says more"))
+        };
+        // SAFETY: the configuration is valid; NCCL writes the handle before it returns.
+        let code = unsafe { (nccl.init)(&mut handle, size as c_int, UniqueId(id), rank as c_int, &mut config) };
+        if !matches!(code, SUCCESS | IN_PROGRESS) || handle.is_null() {
+            return Err(failed(nccl.says(code)));
+        }
+        let comm = Comm::new(nccl, handle, timeout);
+        comm.settled(stop).map_err(|what| {
+            comm.abort(&what);
+            failed(what)
+        })?;
+        Ok(comm)
+    }
+    fn new(nccl: Arc<Nccl>, handle: Handle, timeout: Duration) -> Comm {
+        Comm { nccl, handle: Mutex::new(Some(Raw(handle))), failed: OnceLock::new(), timeout }
+    }
+
+    /// The communicator of those ranks that give the same colour, ordered by key. Every rank of this one calls.
+    pub(super) fn split(&self, color: usize, key: usize, stop: &dyn Fn() -> Option<String>) -> Result<Comm> {
+        let mut config = Config::non_blocking();
+        // Written by a thread of NCCL's when the new communicator is there: it must not move.
+        let mut slot: Box<Handle> = Box::new(std::ptr::null_mut());
+        let new: *mut Handle = &mut *slot;
+        let failed = |what: String| Error::Run(format!("ncclCommSplit: {what}; NCCL_DEBUG=INFO says more"));
+        let started = self.run(|handle, nccl| {
+            // SAFETY: a live communicator; `new` is valid until this communicator has settled, below.
+            unsafe { (nccl.split)(handle, color as c_int, key as c_int, new, &mut config) }
+        });
+        let done = started.and_then(|()| {
+            settle(&self.nccl, self.timeout, || {
+                // SAFETY: NCCL stores a pointer there, at most once.
+                let there = unsafe { new.read_volatile() };
+                Ok(if there.is_null() { IN_PROGRESS } else { SUCCESS })
+            })
+        });
+        if let Err(what) = done {
+            // NCCL may still write there.
+            std::mem::forget(slot);
+            return Err(failed(what));
+        }
+        let comm = Comm::new(self.nccl.clone(), *slot, self.timeout);
+        comm.settled(stop).map_err(|what| {
+            comm.abort(&what);
+            failed(what)
+        })?;
+        Ok(comm)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Raw>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn gone(&self) -> String {
+        self.failed.get().cloned().unwrap_or_else(|| "the communicator is closed".into())
+    }
+    /// What NCCL says of the work so far.
+    fn state(&self) -> std::result::Result<c_int, String> {
+        let guard = self.lock();
+        let Some(Raw(handle)) = &*guard else { return Err(self.gone()) };
+        let mut state = SUCCESS;
+        // SAFETY: a live communicator; writes one int.
+        match unsafe { (self.nccl.async_error)(*handle, &mut state) } {
+            SUCCESS => Ok(state),
+            code => Err(format!("NCCL: {}", self.nccl.says(code))),
+        }
+    }
+    fn settled(&self, stop: &dyn Fn() -> Option<String>) -> std::result::Result<(), String> {
+        settle(&self.nccl, self.timeout, || match stop() {
+            Some(why) => Err(why),
+            None => self.state(),
+        })
+    }
+
+    /// Lets `call` enqueue, and returns when NCCL has: what is recorded in the stream after that comes after it.
+    pub(super) fn run(&self, call: impl FnOnce(Handle, &Nccl) -> c_int) -> std::result::Result<(), String> {
+        let code = match &*self.lock() {
+            Some(Raw(handle)) => call(*handle, &self.nccl),
+            None => return Err(self.gone()),
+        };
+        match code {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => settle(&self.nccl, self.timeout, || self.state()),
+            code => Err(format!("NCCL: {}", self.nccl.says(code))),
+        }
+    }
+    /// With the handle, for registration: `None` once aborted.
+    pub(super) fn with<T>(&self, call: impl FnOnce(Handle, &Nccl) -> T) -> Option<T> {
+        self.lock().as_ref().map(|Raw(handle)| call(*handle, &self.nccl))
+    }
+    /// An error that arose while nobody called.
+    pub(super) fn trouble(&self) -> Option<String> {
+        match self.state() {
+            Ok(SUCCESS | IN_PROGRESS) => None,
+            Ok(code) => Some(format!("NCCL: {}", self.nccl.says(code))),
+            Err(_) if self.failed.get().is_some() => None, // known
+            Err(what) => Some(what),
+        }
+    }
+    pub(super) fn abort(&self, why: &str) {
+        let mut guard = self.lock();
+        let _ = self.failed.set(why.to_string());
+        if let Some(Raw(handle)) = guard.take() {
+            // SAFETY: taken out of the lock: no other call has it, and none will.
+            let _ = unsafe { (self.nccl.abort)(handle) };
+        }
+    }
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failed.get().map(String::as_str)
+    }
+}
+
+impl Drop for Comm {
+    /// Peers may still wait for what this rank has in flight, so the end is agreed on; not for ever.
+    fn drop(&mut self) {
+        let finished = match &*self.lock() {
+            // SAFETY: a live communicator.
+            Some(Raw(handle)) => unsafe { (self.nccl.finalize)(*handle) },
+            None => return,
+        };
+        let finished =
+            matches!(finished, SUCCESS | IN_PROGRESS) && settle(&self.nccl, FAREWELL, || self.state()).is_ok();
+        if let Some(Raw(handle)) = self.lock().take() {
+            // SAFETY: taken out of the lock, ended once.
+            let _ = unsafe { if finished { (self.nccl.destroy)(handle) } else { (self.nccl.abort)(handle) } };
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The NCCL functions that groups use, found in the library when it is first needed. Never panics on a missing symbol.
+//!
+//! Not cudarc's binding: that looks for `libnccl.so` alone, while distributions and Python wheels install `libnccl.so.2`; it
+//! panics where a function is missing; and it holds results in a Rust enum, which a newer library may leave.
+//!
+//! Constants and layouts are those of nccl.h 2.18 to 2.30; the configuration is the 2.17 one, whose size tells later
+//! versions to take their own defaults for what it lacks.
+use crate::base::{Error, Result};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+/// `ncclComm_t`.
+pub type Handle = *mut c_void;
+/// `cudaStream_t`, which is the driver's `CUstream`.
+pub type Stream = *mut c_void;
+
+pub const SUCCESS: c_int = 0;
+pub const IN_PROGRESS: c_int = 7;
+
+/// `ncclRedOp_t`.
+pub const SUM: c_int = 0;
+pub const MAX: c_int = 2;
+
+/// `ncclUniqueId`, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub [u8; 128]);
+
+/// `ncclConfig_t` as of 2.17.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    pub blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+const UNDEFINED: c_int = c_int::MIN;
+impl Config {
+    /// Calls return at once and are polled: what makes a timeout possible.
+    pub fn non_blocking() -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_800,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+/// The oldest version with a splittable, registrable communicator.
+const NEEDED: c_int = 21_901;
+
+macro_rules! functions {
+    ({$($name:ident: $symbol:literal ($($arg:ty),*);)*} optional {$($maybe:ident: $other:literal ($($marg:ty),*);)*}) => {
+        /// One function pointer a call; `None` where the library is older than the call.
+        pub struct Nccl {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> c_int,)*
+            $(pub $maybe: Option<unsafe extern "C" fn($($marg),*) -> c_int>,)*
+            error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+            /// Keeps the pointers valid.
+            _library: Library,
+        }
+        impl Nccl {
+            /// # Safety
+            /// `library` is an NCCL whose functions have the signatures of nccl.h.
+            unsafe fn bind(library: Library) -> std::result::Result<Nccl, libloading::Error> {
+                // SAFETY: the signatures below are those of nccl.h; the pointers live as long as `_library`.
+                unsafe {
+                    Ok(Nccl {
+                        $($name: *library.get($symbol)?,)*
+                        $($maybe: library.get($other).ok().map(|f| *f),)*
+                        error_string: *library.get(b"ncclGetErrorString\0")?,
+                        _library: library,
+                    })
+                }
+            }
+        }
+    };
+}
+functions! {{
+    version: b"ncclGetVersion\0" (*mut c_int);
+    unique_id: b"ncclGetUniqueId\0" (*mut UniqueId);
+    init: b"ncclCommInitRankConfig\0" (*mut Handle, c_int, UniqueId, c_int, *mut Config);
+    split: b"ncclCommSplit\0" (Handle, c_int, c_int, *mut Handle, *mut Config);
+    finalize: b"ncclCommFinalize\0" (Handle);
+    destroy: b"ncclCommDestroy\0" (Handle);
+    abort: b"ncclCommAbort\0" (Handle);
+    async_error: b"ncclCommGetAsyncError\0" (Handle, *mut c_int);
+    all_gather: b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, Handle, Stream);
+    reduce_scatter: b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream);
+    all_reduce: b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream);
+    broadcast: b"ncclBroadcast\0" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream);
+    send: b"ncclSend\0" (*const c_void, usize, c_int, c_int, Handle, Stream);
+    recv: b"ncclRecv\0" (*mut c_void, usize, c_int, c_int, Handle, Stream);
+    group_start: b"ncclGroupStart\0" ();
+    group_end: b"ncclGroupEnd\0" ();
+} optional {
+    mem_alloc: b"ncclMemAlloc\0" (*mut *mut c_void, usize);
+    mem_free: b"ncclMemFree\0" (*mut c_void);
+    register: b"ncclCommRegister\0" (Handle, *mut c_void, usize, *mut *mut c_void);
+    deregister: b"ncclCommDeregister\0" (Handle, *mut c_void);
+}}
+
+impl Nccl {
+    /// Looks in the usual places and in LD_LIBRARY_PATH. An input error where there is none, or one that is too old.
+    pub fn load() -> Result<Arc<Nccl>> {
+        let mut last = String::new();
+        for name in ["libnccl.so.2", "libnccl.so"] {
+            // SAFETY: NCCL's initialisers have no requirements; a library of that name that is none lacks the symbols.
+            match unsafe { Library::new(name).and_then(|library| Nccl::bind(library)) } {
+                Ok(nccl) => return nccl.check_version().map(Arc::new),
+                Err(e) => last = e.to_string(),
+            }
+        }
+        Err(Error::input(format!(
+            "--device cuda with several ranks needs NCCL 2.19 or newer, and libnccl.so.2 was not found ({last}). Install it \
+             (package libnccl2, or pip install nvidia-nccl-cu13) and put its directory in LD_LIBRARY_PATH, or use \
+             --nproc-per-node 1"
+        )))
+    }
+    fn check_version(self) -> Result<Nccl> {
+        let version = self.version_number()?;
+        match version >= NEEDED {
+            true => Ok(self),
+            false => Err(Error::input(format!(
+                "NCCL {} is too old: several CUDA ranks need 2.19 or newer; put a newer libnccl.so.2 in LD_LIBRARY_PATH",
+                dotted(version)
+            ))),
+        }
+    }
+    fn version_number(&self) -> Result<c_int> {
+        let mut version = 0;
+        // SAFETY: writes one int.
+        match unsafe { (self.version)(&mut version) } {
+            SUCCESS => Ok(version),
+            code => Err(Error::Run(format!("ncclGetVersion: {}", self.says(code)))),
+        }
+    }
+    /// "2.28.9".
+    pub fn version_text(&self) -> Result<String> {
+        Ok(dotted(self.version_number()?))
+    }
+    /// What the library calls this result.
+    pub fn says(&self, code: c_int) -> String {
+        // SAFETY: takes any code and returns a constant string.
+        let text = unsafe { (self.error_string)(code) };
+        if text.is_null() {
+            return format!("NCCL result {code}");
+        }
+        // SAFETY: a constant of the library, which is loaded as long as `self` lives.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// 22809 is 2.28.9; before 2.9 it was 2804 for 2.8.4.
+fn dotted(version: c_int) -> String {
+    match version {
+        0..10_000 => format!("{}.{}.{}", version / 1000, version % 1000 / 100, version % 100),
+        _ => format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_has_the_layout_of_nccl_2_17() {
+        assert_eq!((size_of::<Config>(), std::mem::offset_of!(Config, net_name)), (48, 32));
+        let config = Config::non_blocking();
+        assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafebeef, 21800, 0));
+    }
+
+    #[test]
+    fn versions_read_as_people_write_them() {
+        assert_eq!([dotted(2804), dotted(21901), dotted(22809)], ["2.8.4", "2.19.1", "2.28.9"]);
+    }
+
+    /// Where there is no NCCL, one message says what to install; where there is one, it binds.
+    #[test]
+    fn a_machine_without_nccl_is_told_what_to_do() {
+        match Nccl::load() {
+            Ok(nccl) => assert!(nccl.version_text().unwrap().starts_with("2.")),
+            Err(e) => {
+                assert_eq!(e.exit_status(), 2);
+                let text = e.to_string();
+                assert!(text.contains("libnccl.so.2") && text.contains("LD_LIBRARY_PATH"), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Groups of ranks over NCCL, one process a GPU, on one host or many. Never used by CPU ranks, and not needed by a rank that
+//! is alone.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `library` | the functions, found in libnccl.so.2 when it is first needed |
+//! | `rendezvous` | how ranks learn the id of their world |
+//! | `comm` | one communicator: made, split, polled, aborted |
+//! | `slot` | memory that collectives use, registered |
+//! | `group` | the `Collective` |
+//! | `watch` | the thread that ends what hangs |
+//!
+//! Sums run in NCCL's order, not in rank order: the same on every rank, and not the CPU's bits.
+mod comm;
+mod group;
+mod library;
+pub mod rendezvous;
+mod slot;
+mod watch;
+
+use super::env::RankEnv;
+use super::solo::Solo;
+use super::{Axis, Collective, Member, shm};
+use crate::base::{Error, Meter, Result};
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use comm::Comm;
+use group::{Channel, Group};
+use library::Nccl;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use watch::Watch;
+
+/// One rank's membership in a world of GPUs.
+pub struct World {
+    rank: usize,
+    size: usize,
+    cuda: Arc<Cuda>,
+    device: Arc<dyn Device>,
+    meter: Meter,
+    /// `None`: alone.
+    engine: Option<Engine>,
+    /// On one host, started by our own launcher: where ranks tell each other that they failed.
+    host: Option<Arc<shm::World>>,
+}
+
+struct Engine {
+    /// Dropped first: nothing is watched while communicators end.
+    watch: Watch,
+    channels: Mutex<Vec<Arc<Channel>>>,
+}
+
+impl World {
+    /// Returns when all ranks are there. `device` runs on `cuda`.
+    pub fn join(
+        env: &RankEnv,
+        cuda: Arc<Cuda>,
+        device: Arc<dyn Device>,
+        meter: Meter,
+        timeout: Duration,
+    ) -> Result<World> {
+        let options = shm::Options { timeout };
+        let host = match env.arena_fd {
+            Some(_) if env.local_world == env.world => Some(shm::World::join(env, meter.clone(), &options)?),
+            _ => None,
+        };
+        let host = host.map(Arc::new);
+        let (rank, size) = (env.rank, env.world);
+        let engine = match size {
+            1 => None,
+            _ => Some(Engine::start(env, &cuda, host.clone(), timeout)?),
+        };
+        Ok(World { rank, size, cuda, device, meter, engine, host })
+    }
+}
+
+impl Engine {
+    fn start(env: &RankEnv, cuda: &Arc<Cuda>, host: Option<Arc<shm::World>>, timeout: Duration) -> Result<Engine> {
+        let nccl = Nccl::load()?;
+        let id = rendezvous::exchange(env, timeout, || comm::unique_id(&nccl))?;
+        cuda.context().bind_to_thread().map_err(|e| cuda.failed("bind", e))?;
+        let stop = || failed_rank(host.as_deref());
+        let comm = Arc::new(Comm::init(nccl, id, env.rank, env.world, timeout, &stop)?);
+        let channel = Channel { comm, stream: cuda.stream()?, ranks: (0..env.world).collect() };
+        let watch = Watch::start(cuda.clone(), host.clone(), timeout)?;
+        Ok(Engine { watch, channels: Mutex::new(vec![Arc::new(channel)]) })
+    }
+
+    /// The communicator of `ranks`: one that there is, or split off the world's. Every rank of the world makes the same
+    /// calls: which axes have equal groups follows from the sizes of the mesh alone.
+    fn channel(&self, world: &World, ranks: Vec<usize>) -> Result<Arc<Channel>> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = channels.iter().find(|c| c.ranks == ranks) {
+            return Ok(known.clone());
+        }
+        let key = ranks.iter().position(|&r| r == world.rank);
+        let (Some(key), Some(&color), Some(all)) = (key, ranks.first(), channels.first()) else {
+            return Err(Error::op("group", format!("rank {} is not among {ranks:?}", world.rank)));
+        };
+        world.cuda.context().bind_to_thread().map_err(|e| world.cuda.failed("bind", e))?;
+        let comm = Arc::new(all.comm.split(color, key, &|| failed_rank(world.host.as_deref()))?);
+        let channel = Arc::new(Channel { comm, stream: world.cuda.stream()?, ranks });
+        channels.push(channel.clone());
+        Ok(channel)
+    }
+}
+
+/// "rank 3 failed", as far as this rank knows.
+fn failed_rank(host: Option<&shm::World>) -> Option<String> {
+    host.and_then(shm::World::failed).map(|rank| format!("rank {rank} failed"))
+}
+
+impl Member for World {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn size(&self) -> usize {
+        self.size
+    }
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
+        let Some(engine) = self.engine.as_ref().filter(|_| ranks.len() > 1) else {
+            return Ok(Arc::new(Solo::new(self.device.clone(), axis, self.rank)));
+        };
+        let channel = engine.channel(self, ranks)?;
+        let group = Group::new(self.cuda.clone(), channel, axis, self.rank, axis as u64, self.meter.clone())?;
+        let group = Arc::new(group);
+        engine.watch.add(&group);
+        Ok(group)
+    }
+    /// On one host the others learn it at once; elsewhere they see this rank's connections end, or wait out their timeout.
+    fn abort(&self) {
+        if let Some(host) = &self.host {
+            host.abort();
+        }
+        if let Some(engine) = &self.engine {
+            engine.watch.end(&format!("rank {} failed", self.rank));
+        }
+    }
+    fn failed(&self) -> Option<usize> {
+        self.host.as_ref().and_then(|host| host.failed())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort();
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Memory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it moves data
+//! without staging copies. Never fails where that is refused: then it is memory like any other.
+use super::comm::Comm;
+use crate::base::meter::Lease;
+use crate::base::{Category, DType, Error, Result};
+use crate::device::Buf;
+use crate::device::buf::Place;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::driver::Driver;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// NCCL's memory comes in pages of 2 MiB: smaller buffers are not worth one.
+const LEAST: usize = 2 << 20;
+
+/// Memory of NCCL's, or of the device's with its buffer; and its registration.
+struct Slot {
+    /// Deregistered before the memory goes.
+    handle: *mut c_void,
+    memory: Memory,
+    comm: Arc<Comm>,
+    cuda: Arc<Cuda>,
+}
+enum Memory {
+    Nccl(NonNull<u8>, #[allow(dead_code)] Lease),
+    Device(#[allow(dead_code)] Buf),
+}
+// SAFETY: a handle of NCCL's and device memory, used in `drop` alone.
+unsafe impl Send for Slot {}
+unsafe impl Sync for Slot {}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it any more
+        let handle = self.handle;
+        if !handle.is_null() {
+            self.comm.with(|comm, nccl| {
+                // SAFETY: registered with this communicator, deregistered once.
+                nccl.deregister.map(|deregister| unsafe { deregister(comm, handle) })
+            });
+        }
+        if let (Memory::Nccl(memory, _), Some(free), true) = (&self.memory, self.comm.nccl.mem_free, bound) {
+            // SAFETY: from ncclMemAlloc, freed once; the context is current.
+            let _ = unsafe { free(memory.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Zeroed, on the GPU, registered where NCCL does that.
+pub(super) fn alloc(
+    cuda: &Arc<Cuda>,
+    comm: &Arc<Comm>,
+    dtype: DType,
+    len: usize,
+    category: Category,
+    lease: Lease,
+) -> Result<Buf> {
+    let bytes = len * dtype.size();
+    if bytes < LEAST {
+        return cuda.alloc(dtype, len, category, lease);
+    }
+    let (pointer, memory) = match of_nccl(cuda, comm, bytes) {
+        Some(pointer) => (pointer, Memory::Nccl(pointer, lease)),
+        None => {
+            let buf = cuda.alloc(dtype, len, category, lease)?;
+            let pointer = NonNull::new(buf.view().as_ptr().cast_mut());
+            let pointer = pointer.ok_or_else(|| Error::op("alloc", "the driver gave no address"))?;
+            (pointer, Memory::Device(buf))
+        }
+    };
+    let slot = Slot { handle: register(comm, pointer, bytes), memory, comm: comm.clone(), cuda: cuda.clone() };
+    // SAFETY: the memory holds `bytes`, aligned to a page or to 256 bytes, for as long as its owner, the slot, lives.
+    let mut buf = unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, Arc::new(slot)) };
+    cuda.zero(buf.view_mut())?;
+    Ok(buf)
+}
+
+fn of_nccl(cuda: &Cuda, comm: &Comm, bytes: usize) -> Option<NonNull<u8>> {
+    let (alloc, _free) = (comm.nccl.mem_alloc?, comm.nccl.mem_free?);
+    cuda.context().bind_to_thread().ok()?;
+    let mut memory = std::ptr::null_mut();
+    // SAFETY: writes one pointer; the context is current.
+    let code = unsafe { alloc(&mut memory, bytes) };
+    NonNull::new(memory.cast::<u8>()).filter(|_| code == super::library::SUCCESS)
+}
+
+/// Null where it is refused.
+fn register(comm: &Comm, memory: NonNull<u8>, bytes: usize) -> *mut c_void {
+    let register = |handle, nccl: &super::library::Nccl| {
+        let (call, _) = (nccl.register?, nccl.deregister?);
+        let mut registration = std::ptr::null_mut();
+        // SAFETY: a live communicator, memory of that many bytes.
+        let code = unsafe { call(handle, memory.as_ptr().cast(), bytes, &mut registration) };
+        (code == super::library::SUCCESS).then_some(registration)
+    };
+    comm.with(register).flatten().unwrap_or(std::ptr::null_mut())
+}

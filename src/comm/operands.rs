@@ -1,0 +1,79 @@
+//! What operands of a collective must agree on, checked before anything moves: for groups whose engine would read or write
+//! past a buffer that is too short. Never moves anything.
+use super::{Reduce, Tag};
+use crate::base::{DType, Error, Result};
+
+/// The call, for its errors.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// World rank.
+    pub rank: usize,
+    pub op: &'static str,
+    /// "fsdp of 4".
+    pub group: &'a str,
+    /// Ranks in the group.
+    pub size: usize,
+    pub tag: Tag,
+}
+
+impl Call<'_> {
+    pub fn error(&self, what: impl Into<String>) -> Error {
+        let (rank, op, group) = (self.rank, self.op, self.group.to_string());
+        Error::Comm { rank, op, group, unit: self.tag.to_string(), what: what.into() }
+    }
+    fn refuse(&self, unless: bool, what: impl FnOnce() -> String) -> Result<()> {
+        if unless { Ok(()) } else { Err(self.error(what())) }
+    }
+
+    pub fn same(&self, from: DType, into: DType) -> Result<()> {
+        self.refuse(from == into, || format!("from {from} into {into}"))
+    }
+    /// `full` is one shard a rank.
+    pub fn shards(&self, shard: usize, full: usize) -> Result<()> {
+        let n = self.size;
+        self.refuse(shard * n == full, || format!("full has {full} elements, {n} shards of {shard} are {}", n * shard))
+    }
+    pub fn rank(&self, rank: usize) -> Result<()> {
+        self.refuse(rank < self.size, || format!("no rank {rank} in a group of {}", self.size))
+    }
+    /// What sums and maxima are defined for.
+    pub fn reducible(&self, dtype: DType, op: Reduce) -> Result<()> {
+        self.refuse(matches!(dtype, DType::F32 | DType::F64), || format!("{op:?} of {dtype}: f32 or f64 are needed"))
+    }
+    /// A gather may be in place: then the shard is exactly this rank's part. Any other overlap is refused. Addresses in
+    /// bytes; `index` is this rank's place in the group.
+    pub fn overlap(&self, shard: std::ops::Range<usize>, full: std::ops::Range<usize>, index: usize) -> Result<()> {
+        let apart = shard.end <= full.start || full.end <= shard.start;
+        let own = shard.start == full.start + index * shard.len();
+        self.refuse(apart || own || shard.is_empty(), || {
+            "the shard overlaps the full buffer elsewhere than at this rank's place".into()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_both_sizes() {
+        let call = Call { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
+        call.shards(5, 20).unwrap();
+        let text = call.shards(5, 21).unwrap_err().to_string();
+        assert_eq!(text, "rank 3: all_gather on fsdp of 4 (gather 7): full has 21 elements, 4 shards of 5 are 20");
+        call.same(DType::F32, DType::F32).unwrap();
+        assert!(call.same(DType::F32, DType::Bf16).unwrap_err().to_string().ends_with("from f32 into bf16"));
+        assert!(call.rank(4).unwrap_err().to_string().ends_with("no rank 4 in a group of 4"));
+        assert!(call.reducible(DType::U32, Reduce::Sum).is_err());
+        call.reducible(DType::F64, Reduce::Max).unwrap();
+    }
+
+    #[test]
+    fn a_gather_may_be_in_place_and_nowhere_else() {
+        let call = Call { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
+        call.overlap(100..200, 1000..1200, 1).unwrap(); // apart
+        call.overlap(1100..1200, 1000..1200, 1).unwrap(); // its own place
+        assert!(call.overlap(1000..1100, 1000..1200, 1).is_err()); // rank 0's place
+        assert!(call.overlap(950..1050, 1000..1200, 1).is_err());
+    }
+}

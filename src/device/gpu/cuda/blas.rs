@@ -1,0 +1,269 @@
+//! Matrix products by cuBLASLt, f32 accumulation. The algorithm of a shape is asked for once; after that a product is one
+//! call. Never allocates after the first product of a shape.
+//!
+//! cuBLASLt is column-major. A row-major C (m, n) is, read by columns, Cᵀ (n, m) with the same leading dimension, and
+//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag.
+use crate::base::{DType, Error, Result};
+use crate::device::Gemm;
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+
+/// Bytes that products may use among themselves: what NVIDIA advises for Hopper; older GPUs ask for less.
+pub(super) const WORKSPACE: usize = 32 << 20;
+/// Alignment beyond which cuBLASLt asks for nothing better.
+const ALIGNED: u32 = 256;
+
+/// What decides about the algorithm.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    shape: Gemm,
+    inputs: DType,
+    output: DType,
+    /// Of A, B and C, at most [`ALIGNED`].
+    aligned: [u32; 3],
+}
+
+/// Descriptors of one kind of product, with its algorithm.
+struct Product {
+    operation: sys::cublasLtMatmulDesc_t,
+    /// In cuBLASLt's order: our B, our A, C.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// Where a product's operands are.
+pub(super) struct Operands {
+    pub a: CUdeviceptr,
+    pub b: CUdeviceptr,
+    pub c: CUdeviceptr,
+    pub inputs: DType,
+    pub output: DType,
+}
+
+pub(super) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    workspace: CUdeviceptr,
+    /// f32 products through the tensor cores, with 10 bits of mantissa.
+    tf32: bool,
+    products: HashMap<Key, Product>,
+}
+// SAFETY: handles of cuBLASLt, which takes them from any thread; `Blas` is used by one at a time (it stands in a lock).
+unsafe impl Send for Blas {}
+
+impl Blas {
+    /// `workspace` holds [`WORKSPACE`] bytes and outlives this. The context is current on the calling thread.
+    pub(super) fn new(workspace: CUdeviceptr, tf32: bool) -> Result<Blas> {
+        // SAFETY: loads the library, whose initialisers have no requirements.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::input(
+                "--device cuda needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime \
+                 libraries (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in \
+                 LD_LIBRARY_PATH, or use --device cpu",
+            ));
+        }
+        let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
+        Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
+    }
+
+    /// Enqueues `C (+)= op(A) op(B)`. `k` is not 0.
+    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<()> {
+        let aligned = [at.a, at.b, at.c].map(alignment);
+        let key = Key { shape: *shape, inputs: at.inputs, output: at.output, aligned };
+        let product = match self.products.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(Product::choose(self.handle, &key, self.tf32)?),
+        };
+        let (alpha, beta) = (1f32, if shape.accumulate { 1f32 } else { 0.0 });
+        let [first, second, out] = product.layouts;
+        let pointer = |address: CUdeviceptr| address as *const c_void;
+        // SAFETY: the launch layer has checked that A, B and C hold what the shape says; descriptors and workspace live as
+        // long as `self`; alpha and beta are read by the call (host pointer mode); the scale type is f32.
+        let done = unsafe {
+            result::matmul(
+                self.handle,
+                product.operation,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(at.b),
+                first,
+                pointer(at.a),
+                second,
+                pointer(at.c),
+                out,
+                at.c as *mut c_void,
+                out,
+                &product.algorithm,
+                self.workspace as *mut c_void,
+                WORKSPACE,
+                stream.cast(),
+            )
+        };
+        done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        self.products.clear();
+        // SAFETY: made in `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+fn failed(what: &str, e: result::CublasError) -> Error {
+    Error::op("gemm", format!("cuBLASLt: {what}: {e}"))
+}
+
+/// The largest power of two that divides the address, at most [`ALIGNED`].
+fn alignment(address: CUdeviceptr) -> u32 {
+    1 << address.trailing_zeros().min(ALIGNED.trailing_zeros())
+}
+
+fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
+    match dtype {
+        DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
+        DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
+        other => Err(Error::op("gemm", format!("multiplies f32 or bf16, got {other}"))),
+    }
+}
+
+/// A matrix as cuBLASLt sees it: rows, columns and leading dimension by columns, and whether it is transposed.
+type Matrix = (u64, u64, i64, bool);
+
+/// Ours in cuBLASLt's order: B, A, C, read by columns.
+fn by_columns(g: &Gemm) -> [Matrix; 3] {
+    let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
+    // Stored by rows (r, c) is by columns (c, r).
+    let b = if g.tb { (k, n) } else { (n, k) };
+    let a = if g.ta { (m, k) } else { (k, m) };
+    [(b.0, b.1, g.ldb as i64, g.tb), (a.0, a.1, g.lda as i64, g.ta), (n, m, g.ldc as i64, false)]
+}
+
+impl Product {
+    fn choose(handle: sys::cublasLtHandle_t, key: &Key, tf32: bool) -> Result<Product> {
+        let compute = match (key.inputs, tf32) {
+            (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let (inputs, output) = (data_type(key.inputs)?, data_type(key.output)?);
+        let e = |e| failed("descriptors", e);
+        let operation = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(e)?;
+        // From here on `drop` destroys what was made; null descriptors are skipped.
+        let none = std::ptr::null_mut();
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+        let mut product = Product { operation, layouts: [none; 3], algorithm };
+        let [first, second, out] = by_columns(&key.shape);
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let transposed = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
+        for (attribute, matrix) in transposed.into_iter().zip([first, second]) {
+            // CUBLAS_OP_N or CUBLAS_OP_T, four bytes.
+            let flag: i32 = matrix.3.into();
+            // SAFETY: the descriptor was made above; the value has the attribute's size.
+            unsafe { result::set_matmul_desc_attribute(operation, attribute, (&raw const flag).cast(), 4) }
+                .map_err(e)?;
+        }
+        for (slot, (matrix, dtype)) in [(first, inputs), (second, inputs), (out, output)].into_iter().enumerate() {
+            product.layouts[slot] = result::create_matrix_layout(dtype, matrix.0, matrix.1, matrix.2).map_err(e)?;
+        }
+        product.algorithm = product.ask(handle, key)?;
+        Ok(product)
+    }
+
+    fn ask(&self, handle: sys::cublasLtHandle_t, key: &Key) -> Result<sys::cublasLtMatmulAlgo_t> {
+        let e = |e| failed("preferences", e);
+        let preference = Preference(result::create_matmul_pref().map_err(e)?);
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let workspace = WORKSPACE as u64;
+        let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        // SAFETY: made above; the value has the attribute's size of eight bytes.
+        unsafe { result::set_matmul_pref_attribute(preference.0, limit, (&raw const workspace).cast(), 8) }
+            .map_err(e)?;
+        let [a, b, c] = key.aligned;
+        for (attribute, bytes) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+        ] {
+            // SAFETY: as above, four bytes.
+            unsafe { result::set_matmul_pref_attribute(preference.0, attribute, (&raw const bytes).cast(), 4) }
+                .map_err(e)?;
+        }
+        let [first, second, out] = self.layouts;
+        // SAFETY: all descriptors are alive.
+        let found =
+            unsafe { result::get_matmul_algo_heuristic(handle, self.operation, first, second, out, out, preference.0) };
+        let none = |e| failed(&format!("no algorithm for {} into {}, {:?}", key.inputs, key.output, key.shape), e);
+        Ok(found.map_err(none)?.algo)
+    }
+}
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
+            // SAFETY: made in `choose`, destroyed once.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_matmul_desc(self.operation) };
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made in `ask`, destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What cuBLASLt computes, by its definition: D (rows, cols) = op(A) op(B), all by columns.
+    fn by_definition(first: Matrix, a: &[f64], second: Matrix, b: &[f64], out: Matrix, d: &mut [f64]) {
+        let at = |m: Matrix, r: u64, c: u64| {
+            let (r, c) = if m.3 { (c, r) } else { (r, c) };
+            assert!(r < m.0 && c < m.1, "({r}, {c}) of {m:?}");
+            (c as i64 * m.2) as usize + r as usize
+        };
+        let k = if first.3 { first.0 } else { first.1 };
+        for r in 0..out.0 {
+            for c in 0..out.1 {
+                d[at(out, r, c)] = (0..k).map(|i| a[at(first, r, i)] * b[at(second, i, c)]).sum();
+            }
+        }
+    }
+
+    #[test]
+    fn operands_that_change_places_give_the_row_major_product() {
+        let (m, n, k) = (3, 5, 2);
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let (wa, wb) = (if ta { m } else { k }, if tb { k } else { n });
+            let g = Gemm { m, n, k, ta, tb, lda: wa + 1, ldb: wb + 2, ldc: n + 3, accumulate: false };
+            let [la, lb, lc] = g.extents();
+            let a: Vec<f64> = (0..la).map(|i| (i * 7 % 5) as f64).collect();
+            let b: Vec<f64> = (0..lb).map(|i| (i * 3 % 7) as f64).collect();
+            let (mut c, mut want) = (vec![-1.0; lc], vec![-1.0; lc]);
+            for i in 0..m {
+                for j in 0..n {
+                    let x = |p: usize| a[if ta { p * g.lda + i } else { i * g.lda + p }];
+                    let y = |p: usize| b[if tb { j * g.ldb + p } else { p * g.ldb + j }];
+                    want[i * g.ldc + j] = (0..k).map(|p| x(p) * y(p)).sum();
+                }
+            }
+            let [first, second, out] = by_columns(&g);
+            by_definition(first, &b, second, &a, out, &mut c);
+            assert_eq!(c, want, "ta {ta} tb {tb}");
+        }
+    }
+
+    #[test]
+    fn alignment_is_that_of_the_address_up_to_256_bytes() {
+        assert_eq!([0x7f00_0000_0000u64, 0x1010, 0x1002, 0x1101].map(alignment), [256, 16, 2, 1]);
+    }
+}

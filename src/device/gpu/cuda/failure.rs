@@ -1,0 +1,83 @@
+//! What the driver's results mean to a user: one message that names device, operation and remedy. Never asks the driver for
+//! more than the name of a result.
+use crate::base::Error;
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
+
+/// After these the context is lost: every later call fails too, and the process must end.
+fn is_kernel_fault(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+    )
+}
+
+/// `device`: "cuda:0 (NVIDIA H100 80GB HBM3)"; `recent`: the kernels launched last, newest first.
+pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> Error {
+    let name = name(code);
+    if is_kernel_fault(code) {
+        return Error::Run(format!(
+            "{device}: a kernel faulted ({name}), seen in {op}. Launched last, newest first: {recent}. A fault shows late: \
+             run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it is, or under compute-sanitizer to see the \
+             address; the run goes on from its last checkpoint with --resume auto"
+        ));
+    }
+    let remedy = match code {
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => {
+            "the GPU's memory is damaged: take it out of service (nvidia-smi -q -d ECC) and resume on another"
+        }
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            "another process holds the GPU in exclusive mode: see nvidia-smi, or pick another with CUDA_VISIBLE_DEVICES"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "the driver's library and kernel module differ: reboot or reinstall it"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY => "the GPU's fabric manager is not running: start nvidia-fabricmanager",
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            "the driver is too old for this build's kernels: install a newer one"
+        }
+        _ => "see dmesg for NVRM lines",
+    };
+    Error::Run(format!("{device}: {op}: {name}; {remedy}"))
+}
+
+/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; from the number where no driver can be asked.
+pub(super) fn name(code: CUresult) -> String {
+    format!("{code:?}")
+}
+
+/// Keeps the code apart from its text.
+pub(super) fn code(e: DriverError) -> CUresult {
+    e.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_fault_names_device_kernels_and_remedy() {
+        let e = explain("cuda:0 (H100)", "download", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "adamw_bf16, sum_squares");
+        assert_eq!(e.exit_status(), 1);
+        let text = e.to_string();
+        for part in ["cuda:0 (H100)", "ILLEGAL_ADDRESS", "adamw_bf16", "CUDA_LAUNCH_BLOCKING=1", "--resume auto"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn other_failures_say_what_to_do() {
+        let text = |code| explain("cuda:1", "copy", code, "").to_string();
+        assert!(text(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("out of service"));
+        assert!(text(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("CUDA_VISIBLE_DEVICES"));
+        assert!(text(CUresult::CUDA_ERROR_INVALID_VALUE).starts_with("cuda:1: copy: CUDA_ERROR_INVALID_VALUE"));
+    }
+}

@@ -1,0 +1,134 @@
+//! Device memory with an owner, and pinned host memory through which copies to and from pageable memory run. Never decides
+//! what is allocated.
+use crate::base::DType;
+use crate::base::meter::Lease;
+use crate::device::Buf;
+use crate::device::buf::Place;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes of a pinned piece: a copy of that size runs at the bus's rate, while the next piece is filled.
+const PIECE: usize = 4 << 20;
+const PIECES: usize = 4;
+
+type DriverResult<T> = std::result::Result<T, result::DriverError>;
+
+/// An allocation; freed with its last holder.
+struct Owned {
+    address: sys::CUdeviceptr,
+    context: Arc<CudaContext>,
+    _lease: Lease,
+}
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here: the process is ending, or a kernel fault has been reported already.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated in `alloc`, freed once; cuMemFree waits until no work uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Zeroed in the order of `stream`. Aligned to 256 bytes: the driver's own alignment of allocations.
+pub(super) fn alloc(stream: &CudaStream, dtype: DType, len: usize, lease: Lease) -> DriverResult<Buf> {
+    let bytes = (len * dtype.size()).max(1); // no allocation is empty
+    let context = stream.context();
+    context.bind_to_thread()?;
+    // SAFETY: the memory is set below, in the order of the stream that uses it first.
+    let address = unsafe { result::malloc_sync(bytes) }?;
+    let owner = Arc::new(Owned { address, context: context.clone(), _lease: lease });
+    // SAFETY: `address` holds `bytes` and lives as long as `owner`, which the buffer keeps.
+    unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) }?;
+    let pointer =
+        NonNull::new(address as *mut u8).ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+    // SAFETY: the driver aligns allocations to 256 bytes at least, and `owner` keeps them; the pointer is the device's.
+    Ok(unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, owner) })
+}
+
+/// Pinned pieces that take turns. A piece is free when its event has passed.
+pub(super) struct Staging {
+    pieces: Vec<Piece>,
+    next: usize,
+    stream: Arc<CudaStream>,
+}
+struct Piece {
+    memory: NonNull<u8>,
+    done: CudaEvent,
+}
+// SAFETY: pinned host memory, owned by the piece; the driver takes it from any thread.
+unsafe impl Send for Piece {}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let _ = self.done.synchronize(); // a copy may still read it
+        // SAFETY: allocated in `Staging::new`, freed once, after the last copy.
+        let _ = unsafe { result::free_host(self.memory.as_ptr().cast::<c_void>()) };
+    }
+}
+
+impl Staging {
+    pub(super) fn new(stream: &Arc<CudaStream>) -> DriverResult<Staging> {
+        let context = stream.context();
+        context.bind_to_thread()?;
+        let piece = || {
+            let done = context.new_event(None)?;
+            // SAFETY: written before it is read.
+            let memory = unsafe { result::malloc_host(PIECE, 0) }?;
+            let memory = NonNull::new(memory.cast::<u8>());
+            Ok(Piece { memory: memory.ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?, done })
+        };
+        Ok(Staging {
+            pieces: (0..PIECES).map(|_| piece()).collect::<DriverResult<_>>()?,
+            next: 0,
+            stream: stream.clone(),
+        })
+    }
+
+    /// Enqueues; `src` has been read when this returns.
+    pub(super) fn upload(&mut self, src: &[u8], dst: sys::CUdeviceptr) -> DriverResult<()> {
+        self.stream.context().bind_to_thread()?;
+        for (i, part) in src.chunks(PIECE).enumerate() {
+            let piece = &mut self.pieces[self.next % PIECES];
+            self.next += 1;
+            piece.done.synchronize()?;
+            // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone.
+            let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), part.len()) };
+            staged.copy_from_slice(part);
+            let at = dst + (i * PIECE) as sys::CUdeviceptr;
+            // SAFETY: the caller's `dst` holds `src.len()` bytes; the piece is not touched before its event has passed.
+            unsafe { result::memcpy_htod_async(at, staged, self.stream.cu_stream()) }?;
+            piece.done.record(&self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the stream; later pieces travel while earlier ones are copied out.
+    pub(super) fn download(&mut self, src: sys::CUdeviceptr, dst: &mut [u8]) -> DriverResult<()> {
+        self.stream.context().bind_to_thread()?;
+        let (first, total) = (self.next, dst.len());
+        let count = total.div_ceil(PIECE);
+        let mut asked = 0;
+        for (taken, part) in dst.chunks_mut(PIECE).enumerate() {
+            while asked < count.min(taken + PIECES) {
+                let piece = &mut self.pieces[(first + asked) % PIECES];
+                piece.done.synchronize()?;
+                let bytes = PIECE.min(total - asked * PIECE);
+                // SAFETY: as in `upload`; read only after the event below has passed.
+                let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), bytes) };
+                let at = src + (asked * PIECE) as sys::CUdeviceptr;
+                // SAFETY: the caller's `src` holds `dst.len()` bytes.
+                unsafe { result::memcpy_dtoh_async(staged, at, self.stream.cu_stream()) }?;
+                piece.done.record(&self.stream)?;
+                asked += 1;
+            }
+            let piece = &self.pieces[(first + taken) % PIECES];
+            piece.done.synchronize()?;
+            // SAFETY: the copy is over.
+            part.copy_from_slice(unsafe { std::slice::from_raw_parts(piece.memory.as_ptr(), part.len()) });
+        }
+        self.next = first + count;
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+//! A real GPU: the [`Driver`] over cudarc, whose libraries are loaded when a device is made. Never waits but in `download` and
+//! `synchronize`, and takes no memory after it is made but in `alloc` (cuBLASLt's descriptors of a new shape aside).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `machine` | which GPUs there are, and whether they serve |
+//! | `modules` | kernels, compiled by the driver |
+//! | `memory` | device memory, pinned memory |
+//! | `blas` | matrix products |
+//! | `failure` | results of the driver as messages |
+//!
+//! Order: everything of a device runs on its one compute stream; groups of ranks have streams of their own, and order them
+//! against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
+mod blas;
+mod failure;
+mod machine;
+mod memory;
+mod modules;
+
+pub use machine::{Gpu, Machine};
+
+use super::driver::{Arg, Driver, Kernel, Shape};
+use super::kernels::TEXTS;
+use crate::base::meter::Lease;
+use crate::base::{Category, DType, Error, Meter, Result};
+use crate::device::{Buf, Gemm, View, ViewMut};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Parameters of a kernel, at most.
+const PARAMETERS: usize = 32;
+/// Launches that a kernel fault names.
+const RECENT: usize = 8;
+
+/// What is asked of a GPU when it is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Among the ranks of this host.
+    pub local_rank: usize,
+    /// More than one for tests on a machine with fewer GPUs than ranks.
+    pub ranks_per_gpu: usize,
+    /// f32 products through the tensor cores, with 10 bits of mantissa.
+    pub tf32: bool,
+}
+
+/// A rank's GPU. Fields are dropped in their order: what uses the context first.
+pub struct Cuda {
+    blas: Mutex<blas::Blas>,
+    staging: Mutex<memory::Staging>,
+    modules: modules::Modules,
+    _workspace: Buf,
+    compute: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    meter: Meter,
+    ordinal: usize,
+    name: String,
+    arch: u32,
+    multiprocessors: u32,
+    recent: [AtomicUsize; RECENT],
+    launches: AtomicUsize,
+    /// Set by whoever broke off work in flight: what the GPU computed since is not to be used.
+    broken: OnceLock<String>,
+}
+
+impl Cuda {
+    /// The GPU of this rank with every kernel compiled. Refuses what cannot run before it takes any memory.
+    pub fn open(machine: &Machine, options: &Options, meter: &Meter) -> Result<Cuda> {
+        let (ordinal, gpu) = machine.choose(options.local_rank, options.ranks_per_gpu)?;
+        let name = format!(
+            "cuda:{ordinal} ({}, sm_{}, CUDA {}.{})",
+            gpu.name,
+            gpu.arch,
+            machine.cuda / 1000,
+            machine.cuda % 1000 / 10
+        );
+        let failed = |op: &'static str| {
+            let name = name.clone();
+            move |e: DriverError| failure::explain(&name, op, e.0, "none")
+        };
+        let context = CudaContext::new(ordinal).map_err(failed("open"))?;
+        // SAFETY: no slice of cudarc's is ever made: buffers and their order are this module's.
+        unsafe { context.disable_event_tracking() };
+        let compute = context.new_stream().map_err(failed("open a stream"))?;
+        let attribute = |which| context.attribute(which).map_err(failed("ask for an attribute"));
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let modules = modules::Modules::load(&context, TEXTS, gpu.arch, shared)?;
+        let lease = meter.lease(Category::Scratch, blas::WORKSPACE);
+        let workspace =
+            memory::alloc(&compute, DType::U8, blas::WORKSPACE, lease).map_err(failed("alloc a workspace"))?;
+        let blas = blas::Blas::new(workspace.view().as_ptr() as CUdeviceptr, options.tf32)?;
+        let staging = memory::Staging::new(&compute).map_err(failed("alloc pinned memory"))?;
+        Ok(Cuda {
+            blas: Mutex::new(blas),
+            staging: Mutex::new(staging),
+            modules,
+            _workspace: workspace,
+            compute,
+            context,
+            meter: meter.clone(),
+            ordinal,
+            name,
+            arch: gpu.arch,
+            multiprocessors,
+            recent: std::array::from_fn(|_| AtomicUsize::new(usize::MAX)),
+            launches: AtomicUsize::new(0),
+            broken: OnceLock::new(),
+        })
+    }
+
+    /// Of the machine, as the driver counts.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+    /// Bytes: free, and all that the GPU has.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.context.mem_get_info().map_err(|e| self.failed("memory", e))
+    }
+    /// An input error unless `planned` bytes of a rank fit beside those of the ranks that share the GPU. Asked before the
+    /// first allocation of the run.
+    pub fn require(&self, planned: usize, sharing: usize) -> Result<()> {
+        let (free, total) = self.memory()?;
+        fits(&self.name, planned, sharing, free, total)
+    }
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+    /// The stream of the device's operations.
+    pub fn compute(&self) -> &Arc<CudaStream> {
+        &self.compute
+    }
+    /// A stream of its own, ahead of the compute stream where both want the GPU: communication is short and waited for.
+    pub fn stream(&self) -> Result<Arc<CudaStream>> {
+        let failed = |e| self.failed("open a stream", e);
+        self.context.bind_to_thread().map_err(failed)?;
+        let (_, first) = result::stream::get_priority_range().map_err(failed)?;
+        self.context.new_stream_with_priority(first).map_err(failed)
+    }
+    /// An event to order streams by; with `timing`, to measure by too.
+    pub fn event(&self, timing: bool) -> Result<CudaEvent> {
+        use sys::CUevent_flags as Flags;
+        let flags = if timing { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
+        self.context.new_event(Some(flags)).map_err(|e| self.failed("make an event", e))
+    }
+    /// Seconds between two passed events. The driver's first function of that job: its successor came with CUDA 12.8.
+    pub fn seconds(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> i32;
+        // SAFETY: the library is loaded, or there were no events; the signature is that of cuda.h.
+        let elapsed = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") };
+        let elapsed = elapsed.map_err(|e| Error::Run(format!("{}: cuEventElapsedTime: {e}", self.name)))?;
+        let mut ms = 0f32;
+        // SAFETY: writes one float; the events live.
+        match unsafe { elapsed(&mut ms, from.cu_event(), to.cu_event()) } {
+            0 => Ok(f64::from(ms) / 1e3),
+            code => Err(Error::Run(format!("{}: cuEventElapsedTime: CUDA error {code}", self.name))),
+        }
+    }
+    /// `y += x` (f32) on a stream of the caller's.
+    pub fn add_on(&self, stream: &CudaStream, x: View, mut y: ViewMut) -> Result<()> {
+        let (n, block, vector) = (x.len(), 256u32, 4);
+        if n == 0 {
+            return Ok(());
+        }
+        let ctas = n.div_ceil(block as usize * vector).min(8 * self.multiprocessors as usize) as u32;
+        let mut args = [Arg::In(x), Arg::InOut(y.reborrow()), Arg::U64(n as u64)];
+        self.launch_on(stream, Kernel { variant: "add_f32", entry: "add" }, Shape::line(ctas, block), &mut args)
+    }
+    /// What the GPU computed from now on is not to be used: the next download or synchronisation fails with this text.
+    pub fn break_off(&self, why: String) {
+        let _ = self.broken.set(why); // the first reason is the one that counts
+    }
+    /// A result of the driver's as an error that names this device.
+    pub fn failed(&self, op: &str, e: DriverError) -> Error {
+        match failure::code(e) {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.out_of_memory(op),
+            code => failure::explain(&self.name, op, code, &self.recent()),
+        }
+    }
+
+    fn out_of_memory(&self, op: &str) -> Error {
+        let room = result::mem_get_info().unwrap_or((0, 0));
+        out_of_memory(&self.name, op, room, &self.meter)
+    }
+    /// Names of the kernels launched last, newest first.
+    fn recent(&self) -> String {
+        let newest = self.launches.load(Relaxed);
+        let name = |back: usize| {
+            let index = self.recent[newest.wrapping_sub(back) % RECENT].load(Relaxed);
+            self.modules.names.get(index).map(|k| k.variant)
+        };
+        let names: Vec<&str> = (1..=RECENT.min(newest)).filter_map(name).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
+    fn unbroken(&self) -> Result<()> {
+        self.broken.get().map_or(Ok(()), |why| Err(Error::Run(why.clone())))
+    }
+
+    fn launch_on(&self, stream: &CudaStream, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+        let Some(function) = self.modules.get(&kernel) else {
+            return Err(Error::op(
+                kernel.entry,
+                format!(
+                    "{}: kernel variant {} is not in this build, or not for sm_{}",
+                    self.name, kernel.variant, self.arch
+                ),
+            ));
+        };
+        let mut words = [0u64; PARAMETERS];
+        let count = pack(kernel.entry, args, &mut words)?;
+        let mut pointers = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());
+        let newest = self.launches.fetch_add(1, Relaxed);
+        self.recent[newest % RECENT].store(function.index, Relaxed);
+        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+        self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
+        // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
+        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work, since
+        // memory is freed only after the GPU is done with it.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.handle,
+                (gx, gy, gz),
+                (bx, by, bz),
+                shape.shared,
+                stream.cu_stream(),
+                &mut pointers[..count],
+            )
+        };
+        launched.map_err(|e| match failure::code(e) {
+            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::op(
+                kernel.entry,
+                format!(
+                    "{}: variant {} cannot be launched as {shape:?} ({})",
+                    self.name,
+                    kernel.variant,
+                    failure::name(e.0)
+                ),
+            ),
+            _ => self.failed(kernel.variant, e),
+        })
+    }
+}
+
+/// Each argument in a word of its own, in the kernel's order; how many.
+fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Result<usize> {
+    if args.len() > PARAMETERS {
+        return Err(Error::op(op, format!("{} arguments, at most {PARAMETERS}", args.len())));
+    }
+    for (word, arg) in words.iter_mut().zip(args.iter_mut()) {
+        *word = match arg {
+            Arg::In(view) => view.as_ptr() as u64,
+            Arg::InOut(view) | Arg::Out(view) => view.as_mut_ptr() as u64,
+            Arg::Null => 0,
+            // The driver reads four bytes, the low ones here (little-endian, as every host of a GPU).
+            Arg::U32(x) => u64::from(*x),
+            Arg::F32(x) => u64::from(x.to_bits()),
+            Arg::U64(x) => *x,
+        };
+    }
+    Ok(args.len())
+}
+
+/// "12.34 GiB".
+fn gib(bytes: usize) -> String {
+    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
+    let needed = planned.saturating_mul(sharing.max(1));
+    if needed <= free {
+        return Ok(());
+    }
+    let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", gib(planned)) } else { String::new() };
+    Err(Error::input(format!(
+        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use --activation-checkpoint, --precision \
+         bf16, a smaller --batch-size or --max-len, more GPUs, or end what else is on this one (nvidia-smi)",
+        gib(needed),
+        gib(free),
+        gib(total),
+    )))
+}
+
+fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
+    let held: Vec<String> = meter.held().iter().take(12).map(ToString::to_string).collect();
+    Error::Run(format!(
+        "{name}: out of memory in {op}: {} of {} are free. This rank holds {} in {} buffers, largest first: {}. Use \
+         --activation-checkpoint, a smaller --batch-size or --max-len, or more GPUs",
+        gib(free),
+        gib(total),
+        gib(meter.total()),
+        meter.held().iter().map(|h| h.count).sum::<usize>(),
+        held.join(", "),
+    ))
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+fn address(view: View) -> CUdeviceptr {
+    view.as_ptr() as CUdeviceptr
+}
+
+impl Driver for Cuda {
+    fn name(&self) -> String {
+        format!("{}, {} kernel variants", self.name, self.modules.len())
+    }
+    fn arch(&self) -> u32 {
+        self.arch
+    }
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
+        memory::alloc(&self.compute, dtype, len, lease).map_err(|e| {
+            let op = format!("alloc of {} for {category:?}", gib(len * dtype.size()));
+            self.failed(&op, e)
+        })
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        lock(&self.staging).upload(src, address(dst.as_view())).map_err(|e| self.failed("upload", e))
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        lock(&self.staging).download(address(src), dst).map_err(|e| self.failed("download", e))?;
+        self.unbroken()
+    }
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        if src.is_empty() {
+            return Ok(());
+        }
+        let failed = |e| self.failed("copy", e);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: both hold `src.bytes()` bytes of this device (checked by the launch layer).
+        let copied = unsafe {
+            result::memcpy_dtod_async(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream())
+        };
+        copied.map_err(failed)
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        if x.is_empty() {
+            return Ok(());
+        }
+        let failed = |e| self.failed("zero", e);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: `x` holds that many bytes of this device.
+        unsafe { result::memset_d8_async(address(x.as_view()), 0, x.bytes(), self.compute.cu_stream()) }.map_err(failed)
+    }
+    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+        self.launch_on(&self.compute, kernel, shape, args)
+    }
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        if shape.k == 0 {
+            // An empty sum: nothing to add, or zeros.
+            return match (shape.accumulate, shape.ldc == shape.n) {
+                (true, _) => Ok(()),
+                (false, true) => self.zero(c.slice(0..shape.m * shape.n)),
+                (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
+            };
+        }
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
+        let (inputs, output) = (a.dtype(), c.dtype());
+        let operands = blas::Operands { a: address(a), b: address(b), c: address(c.as_view()), inputs, output };
+        lock(&self.blas).gemm(shape, &operands, self.compute.cu_stream())
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;
+        self.unbroken()
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let _ = self.context.synchronize(); // work in flight uses what is dropped now; its failure was reported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_packed_in_order_and_their_number_is_bounded() {
+        let mut words = [9; PARAMETERS];
+        let mut args = [Arg::Null, Arg::U32(7), Arg::U64(1 << 40), Arg::F32(1.0)];
+        assert_eq!(pack("test", &mut args, &mut words).unwrap(), 4);
+        assert_eq!(words[..5], [0, 7, 1 << 40, 0x3f80_0000, 9]);
+        let mut many: Vec<Arg> = (0..=PARAMETERS as u32).map(Arg::U32).collect();
+        assert!(pack("test", &mut many, &mut words).unwrap_err().to_string().contains("33 arguments"));
+    }
+
+    #[test]
+    fn too_little_memory_says_planned_and_free_bytes_before_anything_is_allocated() {
+        fits("cuda:0", 10 << 30, 1, 10 << 30, 80 << 30).unwrap();
+        let e = fits("cuda:0", 10 << 30, 2, 15 << 30, 80 << 30).unwrap_err();
+        assert_eq!(e.exit_status(), 2);
+        let text = e.to_string();
+        assert!(
+            text.contains("needs 20.00 GiB (2 ranks of 10.00 GiB)") && text.contains("15.00 GiB of 80.00 GiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn running_out_of_memory_lists_what_is_held_largest_first() {
+        let meter = Meter::default();
+        let _small = meter.lease(Category::Saved, 1 << 20);
+        let _large = [meter.lease(Category::Slots, 3 << 20), meter.lease(Category::Slots, 3 << 20)];
+        let e = out_of_memory("cuda:0 (H100)", "alloc", (1 << 30, 80 << 30), &meter);
+        assert_eq!(e.exit_status(), 1);
+        let text = e.to_string();
+        assert!(text.contains("in 3 buffers, largest first: 2 x 3.0 MiB slots, 1 x 1.0 MiB saved."), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! The kernels of this build, compiled by the driver for the GPU at hand, found by name at each launch. Never launches.
+//!
+//! All are loaded when the device is made, on several threads: the driver compiles PTX on the thread that asks, and keeps
+//! what it compiled in its cache on disk, so only the first start of a build takes more than a moment.
+use crate::base::{Error, Result};
+use crate::device::gpu::Kernel;
+use crate::device::gpu::kernels::Text;
+use cudarc::driver::{CudaContext, result, sys};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Bytes for what the driver's compiler has to say.
+const LOG: usize = 8 << 10;
+
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub handle: sys::CUfunction,
+    /// Its place in [`Modules::names`].
+    pub index: usize,
+}
+
+pub(super) struct Modules {
+    functions: HashMap<Kernel, Function>,
+    pub names: Vec<Kernel>,
+    modules: Vec<sys::CUmodule>,
+    context: Arc<CudaContext>,
+}
+// SAFETY: handles of the driver, which takes them from any thread; functions live as long as their modules, which are
+// unloaded in `drop` alone.
+unsafe impl Send for Modules {}
+unsafe impl Sync for Modules {}
+
+/// A module on its way from the thread that loaded it.
+struct Loaded {
+    module: sys::CUmodule,
+    entries: Vec<(Kernel, sys::CUfunction)>,
+}
+// SAFETY: as for `Modules`.
+unsafe impl Send for Loaded {}
+
+impl Modules {
+    /// Those of `texts` that run on `arch`. `dynamic` is the most shared memory that a block may ask for, in bytes.
+    pub(super) fn load(context: &Arc<CudaContext>, texts: &'static [Text], arch: u32, dynamic: i32) -> Result<Modules> {
+        let texts: Vec<&'static Text> = texts.iter().filter(|t| runs_on(target(t.ptx), arch)).collect();
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(texts.len()).max(1);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut loaded = Vec::new();
+            while let Some(text) = texts.get(next.fetch_add(1, Relaxed)) {
+                loaded.push(load(context, text, dynamic)?);
+            }
+            Ok(loaded)
+        };
+        let results: Vec<Result<Vec<Loaded>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let panicked = || Err(Error::Run("loading kernels: a thread panicked".into()));
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())).collect()
+        });
+        let mut all = Modules { functions: HashMap::new(), names: vec![], modules: vec![], context: context.clone() };
+        let mut failed = None;
+        for result in results {
+            match result {
+                // Taken in even where another thread failed, so that `drop` unloads them.
+                Ok(loaded) => loaded.into_iter().for_each(|one| all.add(one)),
+                Err(e) => failed = failed.or(Some(e)),
+            }
+        }
+        failed.map_or(Ok(all), Err)
+    }
+    fn add(&mut self, loaded: Loaded) {
+        self.modules.push(loaded.module);
+        for (kernel, handle) in loaded.entries {
+            self.functions.insert(kernel, Function { handle, index: self.names.len() });
+            self.names.push(kernel);
+        }
+    }
+    pub(super) fn get(&self, kernel: &Kernel) -> Option<Function> {
+        self.functions.get(kernel).copied()
+    }
+    pub(super) fn len(&self) -> usize {
+        self.modules.len()
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            for &module in &self.modules {
+                // SAFETY: loaded by `load`, unloaded once; the device synchronises before it is dropped.
+                let _ = unsafe { result::module::unload(module) };
+            }
+        }
+    }
+}
+
+fn load(context: &CudaContext, text: &'static Text, dynamic: i32) -> Result<Loaded> {
+    let failed = |what: String| Error::Run(format!("cuda: kernel {} of kernels/{}: {what}", text.variant, text.file));
+    let of_driver = |e: result::DriverError| failed(super::failure::name(e.0));
+    context.bind_to_thread().map_err(of_driver)?;
+    let ptx = CString::new(plain(text.ptx)).map_err(|e| failed(e.to_string()))?;
+    let module = compile(&ptx).map_err(failed)?;
+    let mut loaded = Loaded { module, entries: Vec::new() };
+    let mut entries = || {
+        for entry in entries(text.ptx) {
+            let name = CString::new(entry).map_err(|e| failed(e.to_string()))?;
+            // SAFETY: the module was loaded above.
+            let handle = unsafe { result::module::get_function(module, name) }.map_err(of_driver)?;
+            allow_shared(handle, dynamic).map_err(of_driver)?;
+            loaded.entries.push((Kernel { variant: text.variant, entry }, handle));
+        }
+        Ok(())
+    };
+    if let Err(e) = entries() {
+        // SAFETY: loaded above; nothing of it is used.
+        let _ = unsafe { result::module::unload(module) };
+        return Err(e);
+    }
+    Ok(loaded)
+}
+
+/// Lets launches ask for all the shared memory that a block may have beyond what the kernel declares.
+fn allow_shared(function: sys::CUfunction, most: i32) -> std::result::Result<(), result::DriverError> {
+    use sys::CUfunction_attribute as Attribute;
+    let declared = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+    let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: a function of a loaded module.
+    let declared = unsafe { result::function::get_function_attribute(function, declared) }?;
+    // SAFETY: as above; the sum stays within the device's limit.
+    unsafe { result::function::set_function_attribute(function, dynamic, (most - declared).max(0)) }
+}
+
+/// The driver's compiler; its words on failure.
+fn compile(ptx: &CStr) -> std::result::Result<sys::CUmodule, String> {
+    let mut module = std::ptr::null_mut();
+    let mut log = vec![0u8; LOG];
+    use sys::CUjit_option as Jit;
+    let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // Option values are passed as pointers: the buffer, and the number of its bytes.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG)];
+    // SAFETY: a terminated text; two options with two values; the log outlives the call.
+    let code = unsafe {
+        sys::cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+    };
+    code.result().map(|()| module).map_err(|e| {
+        let said = CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().trim().to_string()).unwrap_or_default();
+        format!("{}: {said}", super::failure::name(e.0))
+    })
+}
+
+/// Without the expander's `# line "file"` markers, which are for the emulator's reports. Lines stay where they were.
+fn plain(ptx: &str) -> String {
+    let blank = |line| if str::starts_with(line, '#') { "" } else { line };
+    ptx.lines().flat_map(|line| [blank(line), "\n"]).collect()
+}
+
+/// The names behind `.visible .entry`.
+fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
+    ptx.split(".entry").skip(1).filter_map(|rest| {
+        let name = rest.trim_start();
+        Some(&name[..name.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?])
+    })
+}
+
+/// "sm_90a" of `.target sm_90a`.
+fn target(ptx: &str) -> &str {
+    let line = ptx.lines().find_map(|l| l.trim_start().strip_prefix(".target"));
+    line.and_then(|l| l.split([',', ' ', ';']).find(|w| w.starts_with("sm_"))).unwrap_or("sm_80")
+}
+
+/// "sm_80" runs on all from 80 on; "sm_90a" on 90 alone.
+fn runs_on(target: &str, arch: u32) -> bool {
+    let number = target.trim_start_matches("sm_");
+    match number.strip_suffix(['a', 'f']) {
+        Some(only) => only.parse() == Ok(arch),
+        None => number.parse().is_ok_and(|least: u32| arch >= least),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::gpu::kernels::TEXTS;
+
+    #[test]
+    fn variants_are_loaded_where_their_target_runs() {
+        assert_eq!(target("// a\n.version 8.0\n.target sm_90a\n"), "sm_90a");
+        assert_eq!(target(".target sm_80, texmode_independent"), "sm_80");
+        assert!(runs_on("sm_80", 80) && runs_on("sm_80", 120) && !runs_on("sm_90", 80));
+        assert!(runs_on("sm_90a", 90) && !runs_on("sm_90a", 100) && !runs_on("sm_90a", 80));
+    }
+
+    #[test]
+    fn every_text_of_the_build_has_a_target_and_entries_and_loses_its_markers() {
+        for text in TEXTS {
+            assert!(text.ptx.contains(".target"), "{}", text.variant);
+            let found: Vec<&str> = entries(text.ptx).collect();
+            assert!(!found.is_empty() && found.iter().all(|e| !e.is_empty()), "{}: {found:?}", text.variant);
+            let plain = plain(text.ptx);
+            assert!(!plain.lines().any(|l| l.starts_with('#')), "{}", text.variant);
+            assert_eq!(plain.lines().count(), text.ptx.lines().count());
+            for entry in found {
+                assert!(plain.contains(&format!(".entry {entry}")), "{}: {entry}", text.variant);
+            }
+        }
+    }
+}
