@@ -19,12 +19,15 @@ const MULTIPROCESSORS: u32 = 1;
 
 pub struct Sim {
     /// In the order of [`TEXTS`]; parsed when first launched.
-    kernels: Vec<OnceLock<std::result::Result<Vec<emulate::Kernel>, String>>>,
+    kernels: Vec<OnceLock<Entries>>,
     /// Of the warps' turns; see [`Launch::schedule`].
     schedule: u64,
     gemm: Mutex<gemm::Scratch>,
     tally: Mutex<Tally>,
 }
+
+/// The entries of a variant, or why it does not parse.
+type Entries = std::result::Result<Vec<emulate::Kernel>, String>;
 
 /// What has run so far.
 #[derive(Clone, Copy, Default, Debug)]
@@ -44,6 +47,13 @@ impl Sim {
     pub fn with_schedule(schedule: u64) -> Sim {
         let kernels = std::iter::repeat_with(OnceLock::new).take(TEXTS.len()).collect();
         Sim { kernels, schedule, gemm: Mutex::default(), tally: Mutex::default() }
+    }
+    /// With another text for a variant: a test's own kernel, right or wrong.
+    pub fn replace(mut self, variant: &str, file: &str, ptx: &str) -> Result<Sim> {
+        let index = TEXTS.iter().position(|text| text.variant == variant);
+        let index = index.ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
+        self.kernels[index] = OnceLock::from(parse(file, ptx).map_err(|e| e.to_string()));
+        Ok(self)
     }
     pub fn tally(&self) -> Tally {
         *self.tally.lock().unwrap_or_else(PoisonError::into_inner)
