@@ -2,16 +2,17 @@
 //! tiny models. `tests/golden/make.py` made the files.
 #[path = "common/plain.rs"]
 mod plain;
+#[path = "common/tensors.rs"]
+mod tensors;
 
-use flatshard::base::{Category, DType, dtype::Float};
+use flatshard::base::{Category, DType};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{AdamW, Buf, Device, LIMBS};
 use flatshard::nn::{Activation, Arch, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
-use half::bf16;
 use plain::{Docs, Plain, device, distance};
-use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::HashMap;
+use tensors::Tensors;
 
 fn spec(arch: Arch) -> Spec {
     let llama = Spec {
@@ -53,24 +54,7 @@ impl Golden {
         let name = if arch == Arch::Llama { "llama" } else { "gpt" };
         let path = |extension| format!("{}/tests/golden/{name}.{extension}", env!("CARGO_MANIFEST_DIR"));
         let values: Value = serde_json::from_slice(&std::fs::read(path("json")).unwrap()).unwrap();
-        let bytes = std::fs::read(path("safetensors")).unwrap();
-        let (mut tensors, mut integers) = (HashMap::new(), HashMap::new());
-        for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().iter() {
-            let words = || tensor.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
-            let floats: Vec<f32> = match tensor.dtype() {
-                Dtype::BF16 => {
-                    let halves = tensor.data().chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]));
-                    halves.map(Float::to_f32).collect()
-                }
-                Dtype::F32 => words().map(f32::from_le_bytes).collect(),
-                Dtype::I32 => {
-                    integers.insert(name.to_string(), words().map(i32::from_le_bytes).collect::<Vec<_>>());
-                    continue;
-                }
-                other => panic!("{name} is {other:?}"),
-            };
-            tensors.insert(name.to_string(), floats);
-        }
+        let Tensors { floats: tensors, integers } = Tensors::read(path("safetensors").as_ref());
         Golden {
             tokens: integers["tokens"].iter().map(|&t| t as u32).collect(),
             targets: integers["targets"].clone(),

@@ -45,21 +45,21 @@ def randomize(model):
         p.data = torch.normal(mean, deviation, p.shape).bfloat16().float()
 
 
-def targets_of(tokens):
+def targets_of(tokens, lengths=LENGTHS):
     """What each position predicts: the next token of its document, none for its last."""
-    return torch.cat([torch.cat([d[1:], torch.tensor([-100])]) for d in tokens.split(LENGTHS)])
+    return torch.cat([torch.cat([d[1:], torch.tensor([-100])]) for d in tokens.split(lengths)])
 
 
-def forward(model, tokens, targets):
+def forward(model, tokens, targets, lengths=LENGTHS):
     """Logits of all documents, and the mean loss over the targets that are not ignored."""
-    logits = torch.cat([model(d[None]).logits[0] for d in tokens.split(LENGTHS)]).float()
+    logits = torch.cat([model(d[None]).logits[0] for d in tokens.split(lengths)]).float()
     count = (targets != -100).sum()
     return logits, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100) / count
 
 
-def gradients(model, tokens, targets):
+def gradients(model, tokens, targets, lengths=LENGTHS):
     model.zero_grad()
-    logits, loss = forward(model, tokens, targets)
+    logits, loss = forward(model, tokens, targets, lengths)
     loss.backward()
     return logits.detach(), loss.item(), {name: p.grad.float().clone() for name, p in model.named_parameters()}
 

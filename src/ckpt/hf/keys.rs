@@ -16,6 +16,7 @@ const HARMLESS: &[&str] = &[
     "begin_suppress_tokens",
     "bos_token_id",
     "cache_implementation",
+    "chunk_size_feed_forward",
     "cls_token_id",
     "decoder_start_token_id",
     "diversity_penalty",

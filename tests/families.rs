@@ -1,0 +1,196 @@
+//! Every model family against Hugging Face transformers: logits, loss, every gradient and greedy tokens of tiny models whose
+//! windows, softcaps and rotary scalings matter, on one rank and on three whose number divides nothing. Documents are packed
+//! here and went through transformers one by one. `tests/golden/families.py` made the files.
+mod common;
+#[path = "common/plain.rs"]
+mod plain;
+#[path = "common/tensors.rs"]
+mod tensors;
+
+use common::{SGD, ddp, fsdp, ranks, sharded, whole};
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::hf;
+use flatshard::data::MicroBatch;
+use flatshard::nn::{Decoder, Micro, Scaling, Spec, Tuning, WorkspaceOptions};
+use flatshard::strategy::{Engine, EngineOptions, Sampling, Step, Strategy};
+use plain::{Docs, Plain, device, distance};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tensors::Tensors;
+
+const CASES: [&str; 10] =
+    ["llama3", "llama_linear", "llama_dynamic", "llama_yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"];
+
+/// Measured: logits 6e-7, gradients 3e-6 of their lengths at most.
+const TOLERANCE: f64 = 1e-5;
+
+/// What transformers said.
+struct Golden {
+    name: &'static str,
+    spec: Spec,
+    loss: f64,
+    lengths: Vec<usize>,
+    tensors: Tensors,
+}
+
+impl Golden {
+    fn read(name: &'static str) -> Golden {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(name);
+        let values: Value = serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+        let lengths: Vec<usize> =
+            values["lengths"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let mut spec = hf::parse(values["config"].to_string().as_bytes()).unwrap();
+        spec.dropout = 0.0;
+        if let Some(Scaling::Dynamic { .. }) = spec.rope.map(|rope| rope.scaling) {
+            spec.max_len = lengths[0]; // its base is that of the longest sequence
+        }
+        let tensors = Tensors::read(&path.with_extension("safetensors"));
+        Golden { name, spec, loss: values["loss"].as_f64().unwrap(), lengths, tensors }
+    }
+    fn weight(&self, name: &str) -> &[f32] {
+        &self.tensors.floats[&format!("weight.{name}")]
+    }
+    fn unsigned(&self, name: &str) -> Vec<u32> {
+        self.tensors.integers[name].iter().map(|&t| t as u32).collect()
+    }
+    fn loss_tokens(&self) -> u64 {
+        self.tensors.integers["targets"].iter().filter(|&&t| t != -100).count() as u64
+    }
+    /// Every tensor's gradient within the tolerance.
+    fn check_grads(&self, grads: &BTreeMap<String, Vec<f32>>, what: &str) {
+        let theirs = self.tensors.floats.keys().filter(|name| name.starts_with("grad."));
+        assert_eq!(theirs.count(), grads.len(), "{}: tensors", self.name);
+        for (name, grad) in grads {
+            let want = &self.tensors.floats[&format!("grad.{name}")];
+            let error = distance(grad, want);
+            assert!(error < TOLERANCE, "{} {what}: gradient of {name}: {error:.1e}", self.name);
+        }
+    }
+    /// The documents that fall to a rank of `world`, packed.
+    fn batch(&self, rank: usize, world: usize) -> MicroBatch {
+        let (tokens, targets) = (self.unsigned("tokens"), &self.tensors.integers["targets"]);
+        let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        let mut start = 0;
+        for (i, &n) in self.lengths.iter().enumerate() {
+            if i % world == rank {
+                batch.tokens.extend(&tokens[start..start + n]);
+                batch.targets.extend(&targets[start..start + n]);
+                batch.positions.extend(0..n as u32);
+                batch.cu_seqlens.push(batch.tokens.len() as u32);
+            }
+            start += n;
+        }
+        batch
+    }
+}
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    for golden in CASES.map(Golden::read) {
+        let (dev, decoder) = (device(), Decoder::new(golden.spec.clone()).unwrap());
+        let mut store = Plain::new(&dev, &decoder, DType::F32, |segment, i| {
+            assert_eq!(golden.weight(&segment.name).len(), segment.len(), "{}", segment.name);
+            golden.weight(&segment.name)[i]
+        });
+        let (tokens, n) = (golden.unsigned("tokens"), golden.lengths.iter().sum());
+        let docs = Docs::new(&dev, &tokens, &golden.tensors.integers["targets"], &golden.lengths);
+        for checkpoint in [false, true] {
+            let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint, train: true };
+            let mut ws = decoder.workspace(&dev, &options).unwrap();
+            let micro = Micro { loss_scale: 1.0 / golden.loss_tokens() as f32, dropout_key: 0 };
+            store.zero_grads(&dev);
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &micro).unwrap();
+            let loss = ws.take_loss(&dev).unwrap() / golden.loss_tokens() as f64;
+            assert!((loss / golden.loss - 1.0).abs() < 1e-6, "{}: loss {loss}, theirs {}", golden.name, golden.loss);
+            let grads = store.segments().map(|(layer, s)| (s.name.clone(), store.grad(layer, s).to_vec())).collect();
+            golden.check_grads(&grads, "on one rank");
+
+            let mut logits = vec![0f32; n * golden.spec.vocab];
+            for (row, logits) in logits.chunks_exact_mut(golden.spec.vocab).enumerate() {
+                decoder.next_token_logits(&dev, &mut store, &docs.batch(), &mut ws, row, logits).unwrap();
+            }
+            let error = distance(&logits, &golden.tensors.floats["logits"]);
+            assert!(error < TOLERANCE, "{}: logits: {error:.1e}", golden.name);
+        }
+    }
+}
+
+/// An engine with transformers' weights.
+fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> Result<Engine> {
+    let options = EngineOptions {
+        spec: golden.spec.clone(),
+        tuning: Tuning::default(),
+        strategy,
+        rule: SGD,
+        grad_clip: 0.0,
+        tokens: golden.lengths.iter().sum(),
+        checkpoint: false,
+        seed: 1,
+    };
+    let mut engine = Engine::new(rank.device.clone(), rank.group, &options)?;
+    let (store, _) = engine.state();
+    store.for_each_piece(&mut |mut piece| {
+        let mut values = vec![0f32; piece.layout.len];
+        for segment in &piece.layout.segments {
+            values[segment.range()].copy_from_slice(golden.weight(&segment.name));
+        }
+        values.resize(values.len().max(piece.start + piece.master.len()), 0.0);
+        let owned = &values[piece.start..piece.start + piece.master.len()];
+        rank.device.upload(bytemuck::cast_slice(owned), piece.master.reborrow())
+    })?;
+    store.weights_changed()?;
+    Ok(engine)
+}
+
+/// The parts of the reduced gradient that a rank owns, as [`common::fragments`] has those of the weights.
+fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
+    let (dev, mut fragments) = (engine.device().clone(), Vec::new());
+    engine.state().0.for_each_piece(&mut |piece| {
+        let mut values = vec![0f32; piece.master.len()];
+        let Some(grad) = piece.grad else { return Ok(()) };
+        dev.download(grad, bytemuck::cast_slice_mut(&mut values))?;
+        let owned = piece.start..piece.start + values.len();
+        for segment in &piece.layout.segments {
+            let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
+            if from < to {
+                let part = values[from - owned.start..to - owned.start].to_vec();
+                fragments.push((segment.name.clone(), from - segment.start, part));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(fragments)
+}
+
+#[test]
+fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
+    for golden in CASES.map(Golden::read) {
+        for (world, strategy) in [(1, fsdp(sharded())), (3, fsdp(sharded())), (3, ddp(DType::F32))] {
+            let results = ranks(world, |rank| {
+                let index = rank.rank;
+                let mut engine = engine(rank, &golden, strategy.clone())?;
+                let (prompt, greedy) = (golden.unsigned("prompt"), golden.unsigned("greedy"));
+                let said = engine.generate(&prompt, greedy.len(), &Sampling { temperature: 0.0, seed: 1 })?;
+                assert_eq!(said, greedy, "{} on {world} ranks: greedy tokens", golden.name);
+                let step = Step { number: 1, lr: 0.0, tokens: golden.loss_tokens() };
+                let report = engine.train_step(&[golden.batch(index, world)], &step)?;
+                Ok((report.loss, gradient_fragments(&mut engine)?))
+            });
+            let (losses, fragments): (Vec<f64>, Vec<_>) = results.into_iter().unzip();
+            assert!((losses[0] / golden.loss - 1.0).abs() < 1e-6, "{}: loss {}", golden.name, losses[0]);
+            golden.check_grads(&whole(&golden.spec, &fragments), &format!("on {world} ranks"));
+        }
+    }
+}
+
+/// What we write for a model is read back as it, and holds to what transformers' file said.
+#[test]
+fn configurations_come_back() {
+    for golden in CASES.map(Golden::read) {
+        let spec = hf::parse(hf::config(&golden.spec).as_bytes()).unwrap();
+        let max_len = golden.spec.max_len; // with dynamic scaling the file keeps the model's own
+        assert_eq!(Spec { max_len, dropout: 0.0, ..spec }, golden.spec, "{}", golden.name);
+    }
+}

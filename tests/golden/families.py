@@ -1,0 +1,115 @@
+"""Golden values of every model family from Hugging Face transformers for tests/families.rs. To make them again:
+python families.py
+
+For each case a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
+and every gradient of a batch of documents that go through the model one by one, and tokens of greedy generation. What a
+case is about must matter: with the keys of `without` instead, logits are others.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from make import gradients, randomize, relative, targets_of
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 29
+LENGTHS = [17, 1, 9, 4]  # tokens of each document
+NEW = 10  # tokens generated
+ORIGINAL = 8  # length before rotary scaling: the first documents are longer
+SIZES = dict(vocab_size=VOCAB, hidden_size=18, intermediate_size=22, num_attention_heads=4, num_key_value_heads=2, head_dim=10,
+             num_hidden_layers=2, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
+             bos_token_id=None, eos_token_id=None, pad_token_id=None)
+# The hidden size must divide by the heads in these classes, although head_dim is given.
+DIVIDED = dict(hidden_size=20)
+
+
+def rope(kind, theta=100.0, **more):
+    return dict(rope_type=kind, rope_theta=theta, **more)
+
+
+PLAIN = dict(rope_parameters=rope("default"))
+LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=ORIGINAL)
+YARN = rope("yarn", factor=4.0, beta_fast=4.0, original_max_position_embeddings=ORIGINAL)
+GEMMA3_ROPES = dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 20.0))
+
+CASES = {
+    "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
+    "llama_linear": ("llama", dict(**DIVIDED, rope_parameters=rope("linear", factor=3.0), tie_word_embeddings=True), PLAIN),
+    # Longer than the model's own length, and all alike: the base depends on the longest sequence so far.
+    "llama_dynamic": ("llama", dict(**DIVIDED, max_position_embeddings=ORIGINAL, rope_parameters=rope("dynamic", factor=2.0)),
+                      PLAIN),
+    "llama_yarn": ("llama", dict(**DIVIDED, rope_parameters=YARN), PLAIN),
+    "mistral": ("mistral", dict(sliding_window=5), dict(sliding_window=None)),
+    "qwen2": ("qwen2", dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=4, max_window_layers=1,
+                            tie_word_embeddings=True), dict(use_sliding_window=False)),
+    "qwen3": ("qwen3", dict(rope_parameters=rope("yarn", factor=2.0, attention_factor=1.3, beta_slow=0.5, truncate=False,
+                                                 original_max_position_embeddings=ORIGINAL)), PLAIN),
+    "gemma2": ("gemma2", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, query_pre_attn_scalar=3,
+                              attn_logit_softcapping=1.5, final_logit_softcapping=2.0, tie_word_embeddings=True),
+               dict(attn_logit_softcapping=None)),
+    "gemma3": ("gemma3_text", dict(**DIVIDED, num_hidden_layers=4, sliding_window=4, query_pre_attn_scalar=7,
+                                   layer_types=["sliding_attention"] * 3 + ["full_attention"], rope_parameters=GEMMA3_ROPES,
+                                   tie_word_embeddings=True),
+               dict(rope_parameters=dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 50.0)))),
+    "gpt2": ("gpt2", dict(vocab_size=VOCAB, n_embd=18, n_layer=2, n_head=3, n_inner=22, n_positions=32, embd_pdrop=0.0,
+                          attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None),
+             dict(scale_attn_weights=False)),
+}
+
+
+def build(model_type, keys):
+    sizes = {} if model_type == "gpt2" else SIZES
+    config = AutoConfig.for_model(model_type, **(sizes | keys))
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+def greedy(model, prompt, count):
+    """Without a cache: the whole sequence each time. No step may hang on a rounding error."""
+    tokens = prompt.clone()
+    for _ in range(count):
+        with torch.no_grad():
+            top = model(tokens[None], use_cache=False).logits[0, -1].topk(2)
+        assert top.values[0] - top.values[1] > 1e-4, top
+        tokens = torch.cat([tokens, top.indices[:1]])
+    settings = dict(max_new_tokens=count, do_sample=False, use_cache=False, eos_token_id=None, pad_token_id=0)
+    theirs = model.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **settings)[0]
+    assert torch.equal(tokens, theirs), (tokens, theirs)
+    return tokens[len(prompt):]
+
+
+def main():
+    out = Path(__file__).parent / "families"
+    out.mkdir(exist_ok=True)
+    for seed, (name, (model_type, keys, without)) in enumerate(CASES.items()):
+        torch.manual_seed(100 + seed)
+        model = build(model_type, keys)
+        randomize(model)
+        lengths = [14, 14, 14] if name == "llama_dynamic" else LENGTHS
+        tokens = torch.randint(VOCAB, (sum(lengths),))
+        targets = targets_of(tokens, lengths)
+        targets[[2, 20]] = -100
+        logits, loss, grads = gradients(model, tokens, targets, lengths)
+
+        other = build(model_type, keys | without)
+        other.load_state_dict(model.state_dict())
+        changed = relative(gradients(other, tokens, targets, lengths)[0], logits)
+        assert changed > 0.003, f"{name}: what it is about changes logits by {changed:.1e} only"
+
+        prompt, count = (tokens[:14], 1) if name == "llama_dynamic" else (tokens[:6], NEW)
+        said = greedy(model, prompt, count)
+        tensors = {f"weight.{n}": p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}
+        tensors |= {f"grad.{n}": g.contiguous() for n, g in grads.items()}
+        tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int(), "prompt": prompt.int(),
+                    "greedy": said.int()}
+        save_file(tensors, out / f"{name}.safetensors")
+        golden = dict(lengths=lengths, loss=loss, config=json.loads(model.config.to_json_string(use_diff=False)),
+                      made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
+        (out / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
+        print(f"{name}: loss {loss:.4f}, without: {changed:.1e}, greedy {said.tolist()}")
+
+
+if __name__ == "__main__":
+    main()
