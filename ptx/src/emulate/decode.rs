@@ -1,6 +1,7 @@
 //! A mnemonic and its operands to an operation that can be executed. A form that is not listed is an error: a modifier
 //! that was skipped would be a wrong answer without a word.
-use super::kernel::{Operand, Register, Special};
+use super::decode_hopper::{Hopper, hopper};
+use super::kernel::{Operand, PARAMETER_BASE, Register, Special};
 use super::lane::{LaneFn, lane_op};
 
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,27 @@ pub struct Address {
 pub enum Space {
     Global,
     Shared,
+    /// Whichever the address lies in.
+    Generic,
+}
+/// What an access orders besides itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Relaxed at least: meets other strong accesses without a race.
+    pub strong: bool,
+    pub acquire: bool,
+    pub release: bool,
+    /// Among the CTA's threads alone.
+    pub cta: bool,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// `fence.acq_rel`, `fence.sc`, `membar`; whether among the CTA's threads alone.
+    Order { cta: bool },
+    /// `fence.proxy.async`
+    Proxy,
+    /// `fence.mbarrier_init`
+    MbarrierInit,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
@@ -64,12 +86,14 @@ pub enum Op {
     },
     /// `bytes` is the size of one element; there is a register for each.
     Load {
+        order: Order,
         space: Space,
         bytes: usize,
         to: Vec<Option<Register>>,
         address: Address,
     },
     Store {
+        order: Order,
         space: Space,
         bytes: usize,
         from: Vec<Source>,
@@ -77,6 +101,7 @@ pub enum Op {
     },
     /// `function` of the old value and the operands is stored; the old value goes to `to`.
     Atomic {
+        order: Order,
         space: Space,
         bytes: usize,
         function: LaneFn,
@@ -91,9 +116,20 @@ pub enum Op {
         id: Source,
         threads: Option<Source>,
     },
+    BarrierArrive {
+        id: Source,
+        threads: Source,
+    },
     WarpBarrier {
         mask: Source,
     },
+    /// `elect.sync`: the lowest lane of the mask.
+    Elect {
+        to: Option<Register>,
+        chosen: Register,
+        mask: Source,
+    },
+    Fence(Fence),
     Shuffle {
         how: Shuffle,
         to: Register,
@@ -134,44 +170,48 @@ pub enum Op {
         b: Vec<Source>,
         c: Vec<Source>,
     },
+    /// What sm_90 brought.
+    Hopper(Hopper),
 }
 
-type Result<T> = std::result::Result<T, String>;
+pub type Result<T> = std::result::Result<T, String>;
 
-fn source(operand: &Operand) -> Result<Source> {
+pub fn source(operand: &Operand) -> Result<Source> {
     match operand {
         Operand::Register(register) => Ok(Source::Register(*register)),
         Operand::Immediate(value) => Ok(Source::Immediate(*value)),
+        Operand::Parameter(offset) => Ok(Source::Immediate(PARAMETER_BASE + *offset as u64)),
         other => Err(format!("a register or a number expected, found {other:?}")),
     }
 }
-fn register(operand: &Operand) -> Result<Register> {
+pub fn register(operand: &Operand) -> Result<Register> {
     match operand {
         Operand::Register(register) => Ok(*register),
         other => Err(format!("a register expected, found {other:?}")),
     }
 }
-fn target(operand: &Operand) -> Result<Option<Register>> {
+pub fn target(operand: &Operand) -> Result<Option<Register>> {
     if *operand == Operand::Nothing { Ok(None) } else { register(operand).map(Some) }
 }
-fn address(operand: &Operand) -> Result<Address> {
+pub fn address(operand: &Operand) -> Result<Address> {
     match operand {
         Operand::Memory(base, offset) => Ok(Address { base: source(base)?, offset: *offset }),
         other => Err(format!("[address] expected, found {other:?}")),
     }
 }
-fn number(operand: &Operand) -> Result<u64> {
+pub fn number(operand: &Operand) -> Result<u64> {
     match operand {
         Operand::Immediate(value) => Ok(*value),
         other => Err(format!("a number expected, found {other:?}")),
     }
 }
 /// The elements of `{a, b}`, or the operand alone.
-fn list(operand: &Operand) -> &[Operand] {
+pub fn list(operand: &Operand) -> &[Operand] {
     if let Operand::List(list) = operand { list } else { std::slice::from_ref(operand) }
 }
 fn bytes(kind: &str) -> Option<usize> {
     match kind {
+        "b8" | "u8" => Some(1),
         "b16" | "u16" => Some(2),
         "b32" | "u32" | "s32" | "f32" => Some(4),
         "b64" | "u64" | "s64" | "f64" => Some(8),
@@ -189,6 +229,9 @@ fn space(name: &str) -> Option<Space> {
 pub fn decode(mnemonic: &str, operands: &[Operand]) -> Result<Op> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
     let decoded = match parts[0] {
+        "mbarrier" | "wgmma" | "setmaxnreg" => hopper(&parts, operands)?.map(Op::Hopper),
+        "cp" if parts.get(2) == Some(&"bulk") => hopper(&parts, operands)?.map(Op::Hopper),
+        "barrier" if parts.get(1) == Some(&"cluster") => hopper(&parts, operands)?.map(Op::Hopper),
         "ld" | "st" | "atom" | "red" | "cp" => memory(&parts, operands)?,
         "ldmatrix" | "mma" => matrix(&parts, operands)?,
         _ => other(&parts, operands)?,
@@ -218,6 +261,20 @@ fn other(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
         (["bar", "sync"] | ["barrier", "sync", "aligned"], [id, threads]) => {
             Op::Barrier { id: source(id)?, threads: Some(source(threads)?) }
         }
+        (["bar", "arrive"] | ["barrier", "arrive", "aligned"], [id, threads]) => {
+            Op::BarrierArrive { id: source(id)?, threads: source(threads)? }
+        }
+        (["elect", "sync"], [to, mask]) if list(to).len() == 2 => {
+            Op::Elect { to: target(&list(to)[0])?, chosen: register(&list(to)[1])?, mask: source(mask)? }
+        }
+        (["fence", "acq_rel" | "sc", scope @ ("cta" | "cluster" | "gpu" | "sys")], []) => {
+            Op::Fence(Fence::Order { cta: *scope == "cta" })
+        }
+        (["membar", scope @ ("cta" | "gl" | "sys")], []) => Op::Fence(Fence::Order { cta: *scope == "cta" }),
+        (["fence", "proxy", "async"] | ["fence", "proxy", "async", "global" | "shared::cta" | "shared::cluster"], []) => {
+            Op::Fence(Fence::Proxy)
+        }
+        (["fence", "mbarrier_init", "release", "cluster"], []) => Op::Fence(Fence::MbarrierInit),
         (["bar", "warp", "sync"], [mask]) => Op::WarpBarrier { mask: source(mask)? },
         (["shfl", "sync", how, "b32"], [to, from, lane, clamp, mask]) => {
             let how = match *how {
@@ -264,30 +321,29 @@ fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
     let hint = |p: &&str| matches!(*p, "nc" | "L1::no_allocate" | "L2::128B" | "cs" | "cg" | "ca" | "lu");
     let plain: Vec<&str> =
         if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };
+    let (order, plain) = ordering(&plain);
     let op = match (&plain[..], operands) {
         (["ld", "param", kind], [to, Operand::Memory(base, offset)]) => {
             let Operand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
             let Some(bytes) = bytes(kind) else { return Ok(None) };
             Op::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
         }
-        (["ld", space_name, shape @ ..], [to, from]) => {
-            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(to).len())) else {
-                return Ok(None);
-            };
+        (["ld", shape @ ..], [to, from]) if !order.release => {
+            let (space, shape) = spaced(shape);
+            let Some(bytes) = element(shape, list(to).len()) else { return Ok(None) };
             let to = list(to).iter().map(target).collect::<Result<_>>()?;
-            Op::Load { space, bytes, to, address: address(from)? }
+            Op::Load { order, space, bytes, to, address: address(from)? }
         }
-        (["st", space_name, shape @ ..], [to, from]) => {
-            let (Some(space), Some(bytes)) = (space(space_name), element(shape, list(from).len())) else {
-                return Ok(None);
-            };
+        (["st", shape @ ..], [to, from]) if !order.acquire => {
+            let (space, shape) = spaced(shape);
+            let Some(bytes) = element(shape, list(from).len()) else { return Ok(None) };
             let from = list(from).iter().map(source).collect::<Result<_>>()?;
-            Op::Store { space, bytes, from, address: address(to)? }
+            Op::Store { order, space, bytes, from, address: address(to)? }
         }
         (["red", space_name, how, kind], [at, from]) => match atomic(space_name, how, kind) {
             Some((space, bytes, function)) if *how != "cas" => {
                 let from = [source(from)?, Source::Immediate(0)];
-                Op::Atomic { space, bytes, function, to: None, address: address(at)?, from }
+                Op::Atomic { order, space, bytes, function, to: None, address: address(at)?, from }
             }
             _ => return Ok(None),
         },
@@ -295,7 +351,7 @@ fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
             Some((space, bytes, function)) if from.len() == 1 + (*how == "cas") as usize => {
                 let second = from.get(1).map_or(Ok(Source::Immediate(0)), source)?;
                 let from = [source(&from[0])?, second];
-                Op::Atomic { space, bytes, function, to: target(to)?, address: address(at)?, from }
+                Op::Atomic { order, space, bytes, function, to: target(to)?, address: address(at)?, from }
             }
             _ => return Ok(None),
         },
@@ -315,6 +371,29 @@ fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
         _ => return Ok(None),
     };
     Ok(Some(op))
+}
+
+/// What an access orders, and its mnemonic without that. An atomic is relaxed and of the device if it does not say.
+fn ordering<'a>(parts: &[&'a str]) -> (Order, Vec<&'a str>) {
+    let mut order = Order { strong: matches!(parts[0], "atom" | "red"), ..Order::default() };
+    let mut rest = parts.to_vec();
+    if let Some(semantics @ ("relaxed" | "acquire" | "release" | "acq_rel")) = rest.get(1).copied() {
+        order.strong = true;
+        order.acquire = matches!(semantics, "acquire" | "acq_rel");
+        order.release = matches!(semantics, "release" | "acq_rel");
+        rest.remove(1);
+    }
+    if order.strong && let Some(scope @ ("cta" | "cluster" | "gpu" | "sys")) = rest.get(1).copied() {
+        order.cta = scope == "cta";
+        rest.remove(1);
+    }
+    (order, rest)
+}
+fn spaced<'a, 'b>(parts: &'b [&'a str]) -> (Space, &'b [&'a str]) {
+    match parts.first().and_then(|name| space(name)) {
+        Some(space) => (space, &parts[1..]),
+        None => (Space::Generic, parts),
+    }
 }
 
 fn matrix(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {

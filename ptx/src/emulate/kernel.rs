@@ -4,6 +4,10 @@ use super::lex::Place;
 
 /// Where the first shared byte lies: not 0, so that a zero address is no shared memory.
 pub const SHARED_BASE: u64 = 1024;
+/// Where the parameter buffer lies as generic memory: below every allocation, above shared memory.
+pub const PARAMETER_BASE: u64 = 1 << 35;
+/// Registers of a multiprocessor.
+const REGISTERS: u32 = 65536;
 /// An index into a warp's registers. Predicates, 32 and 64 bits share one file of 64-bit slots.
 pub type Register = usize;
 
@@ -15,6 +19,8 @@ pub enum Special {
     Nctaid(usize),
     Lane,
     Warp,
+    /// What is the same for every thread.
+    Constant(u32),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +36,8 @@ pub enum Operand {
     Label(usize),
     /// `[base + offset]`
     Memory(Box<Operand>, i64),
+    /// `[map, {x, y}]`: a tensor map and coordinates.
+    Tensor(Box<Operand>, Vec<Operand>),
     /// `{a, b}`
     List(Vec<Operand>),
     /// `_`
@@ -61,12 +69,20 @@ pub struct Kernel {
     pub shared: Vec<Field>,
     /// `.maxntid`, or `.reqntid`, as a product.
     pub max_threads: Option<u32>,
+    /// `.maxnreg` and `.minnctapersm`: what `setmaxnreg` starts from.
+    pub max_registers: Option<u32>,
+    pub min_ctas: u32,
     /// The block has exactly so many threads.
     pub exact_threads: bool,
     pub(super) files: Vec<String>,
 }
 
 impl Kernel {
+    /// Registers that each of `threads` has when it starts, in the hardware's units of 8.
+    pub fn registers_a_thread(&self, threads: usize) -> u32 {
+        let most = REGISTERS / (self.min_ctas * threads.max(1) as u32) / 8 * 8;
+        self.max_registers.unwrap_or(most).min(most).min(255)
+    }
     /// "file:line" of an instruction.
     pub fn place(&self, pc: usize) -> String {
         let place = self.instructions[pc].place;

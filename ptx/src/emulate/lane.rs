@@ -75,7 +75,9 @@ fn unary(parts: &[&str]) -> Option<LaneFn> {
         ["mov", "b16" | "u16" | "s16"] => |a, _, _| a as u16 as u64,
         ["mov", "b32" | "u32" | "s32" | "f32"] => |a, _, _| u(a) as u64,
         ["mov", "b64" | "u64" | "s64" | "f64" | "pred"] => |a, _, _| a,
-        ["cvta", "to", "global" | "shared", "u64"] => |a, _, _| a,
+        // Shared memory and parameters lie in the generic space where they lie in their own.
+        ["cvta", "to", "global" | "shared" | "param", "u64"] => |a, _, _| a,
+        ["cvta", "global" | "shared" | "param", "u64"] => |a, _, _| a,
         ["not", "b32"] => |a, _, _| !u(a) as u64,
         ["not", "b64"] => |a, _, _| !a,
         ["not", "pred"] => |a, _, _| a ^ 1,

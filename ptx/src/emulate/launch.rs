@@ -5,12 +5,17 @@ use super::machine::{Cta, Machine, Stop};
 use super::memory::Memory;
 use super::report::{Counts, Finding, Kind, Report};
 use super::shadow::Shadow;
+use super::sync_ops::release;
+use super::tensor::MAP_BYTES;
 use super::warp::{LANES, State, Warp};
+use std::collections::{BTreeMap, HashMap};
 
 /// CTAs that are resident at a time, as on a multiprocessor.
 const RESIDENT: usize = 4;
 /// Warp instructions of one launch: far more than a test should take, a second or two.
 const MOST: u64 = 1 << 24;
+/// One copy in flight lands every so many turns, where the schedule is drawn.
+const LANDING: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Argument {
@@ -18,11 +23,14 @@ pub enum Argument {
     U64(u64),
     U32(u32),
     F32(f32),
+    /// As [`TensorMap::encode`](super::TensorMap::encode) gives it.
+    TensorMap([u8; MAP_BYTES]),
 }
 
 impl Argument {
     fn bytes(self) -> Vec<u8> {
         match self {
+            Argument::TensorMap(bytes) => bytes.to_vec(),
             Argument::Pointer(value) | Argument::U64(value) => value.to_le_bytes().to_vec(),
             Argument::U32(value) => value.to_le_bytes().to_vec(),
             Argument::F32(value) => value.to_le_bytes().to_vec(),
@@ -74,6 +82,7 @@ impl Launch<'_> {
             block: self.block,
             report: Report::default(),
             counts: Counts::default(),
+            releases: HashMap::new(),
         };
         if let Some(open) = machine.shared.iter_mut().find(|f| f.bytes == 0) {
             open.bytes = self.dynamic_shared;
@@ -118,9 +127,20 @@ impl Launch<'_> {
         let shared = machine.shared.last().map_or(0, |f| f.offset + f.bytes);
         let [x, y, _] = self.grid;
         let index = [id % x, id / x % y, id / x / y];
-        let cta = Cta { id, index, shared: vec![0xFF; shared], shadow: Shadow::new(shared, false) };
+        let cta = Cta {
+            id,
+            index,
+            shared: vec![0xFF; shared],
+            shadow: Shadow::new(shared, false),
+            arrivals: vec![],
+            mbarriers: BTreeMap::new(),
+            flights: vec![],
+            agents: 0,
+            spare_registers: 0,
+            progress: 0,
+        };
         let threads = self.threads();
-        Resident { cta, warps: (0..threads.div_ceil(LANES)).map(|w| Warp::new(self.kernel, w, threads)).collect() }
+        Resident { cta, warps: (0..threads.div_ceil(LANES)).map(|w| Warp::new(self.kernel, id, w, threads)).collect() }
     }
     fn schedule(&self, machine: &mut Machine) -> Result<(), Stop> {
         let mut draw = Draw(self.schedule);
@@ -141,7 +161,17 @@ impl Launch<'_> {
             }
             let turn = if self.schedule == 0 { 0 } else { draw.below(residents.len()) };
             let resident = &mut residents[turn];
-            let ready: Vec<usize> = resident.warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
+            let Resident { cta, warps } = resident;
+            if !cta.flights.is_empty() && self.schedule != 0 && draw.below(LANDING) == 0 {
+                machine.land(cta, warps.len(), draw.below(cta.flights.len()));
+            }
+            wake(cta, warps);
+            let ready: Vec<usize> = warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
+            if ready.is_empty() && !cta.flights.is_empty() {
+                // As late as can be: nobody can go on without it.
+                machine.land(cta, warps.len(), draw.below(cta.flights.len()));
+                continue;
+            }
             if ready.is_empty() {
                 return Err(self.deadlock(machine, resident));
             }
@@ -149,13 +179,21 @@ impl Launch<'_> {
                 0 => (ready[0], 4096),
                 _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
             };
-            machine.run(&mut resident.cta, &mut resident.warps[next], fuel)?;
+            machine.run(cta, &mut warps[next], fuel)?;
             if machine.counts.instructions > MOST {
                 return Err(self.blame(machine, Kind::Endless, format!("more than {MOST} warp instructions")));
             }
-            release(&mut resident.warps);
-            if resident.warps.iter().all(|w| w.state == State::Done) {
+            if warps[next].state == State::Done {
+                machine.finish_bulk(cta, &mut warps[next]);
+            }
+            release(cta, warps);
+            if warps.iter().all(|w| w.state == State::Done) {
+                machine.finish_flights(cta);
+                machine.finish_wgmma(cta, warps);
                 residents.swap_remove(turn);
+            } else if self.schedule == 0 && warps[next].state == State::Ready {
+                // It may spin on what another CTA has to do.
+                residents.rotate_left(1);
             }
         }
     }
@@ -164,33 +202,24 @@ impl Launch<'_> {
             State::Waiting { barrier, pc, .. } => {
                 Some(format!("warp {} at barrier {barrier} ({})", w.id, self.kernel.place(pc)))
             }
+            State::Polling { pc } => Some(format!("warp {} waiting ({})", w.id, self.kernel.place(pc))),
             _ => None,
         });
-        let what = format!("cta {}: {}", resident.cta.id, waits.collect::<Vec<_>>().join(", "));
+        let mbarriers = resident.cta.mbarriers.iter().map(|(offset, barrier)| {
+            let array = machine.shared.iter().rfind(|f| f.offset <= *offset);
+            let name = array.map_or(String::new(), |f| format!("{}+{}", f.name, offset - f.offset));
+            format!("mbarrier {name}: {}", barrier.state())
+        });
+        let what = waits.chain(mbarriers).collect::<Vec<_>>().join(", ");
+        let what = format!("cta {}: {what}", resident.cta.id);
         self.blame(machine, Kind::Deadlock, what)
     }
 }
 
-/// Opens every barrier at which all are: what they did before is now before what each of them does next.
-fn release(warps: &mut [Warp]) {
-    for first in 0..warps.len() {
-        let State::Waiting { barrier, threads, .. } = warps[first].state else { continue };
-        let here = |w: &Warp| matches!(w.state, State::Waiting { barrier: b, .. } if b == barrier);
-        let waiting = warps.iter().filter(|w| here(w)).count();
-        let needed = match threads {
-            Some(threads) => threads.div_ceil(LANES as u64) as usize,
-            None => warps.iter().filter(|w| w.state != State::Done).count(),
-        };
-        if waiting < needed {
-            continue;
-        }
-        let mut joined = vec![0; warps.len()];
-        for warp in warps.iter().filter(|w| here(w)) {
-            joined.iter_mut().zip(&warp.clocks).for_each(|(all, &own)| *all = own.max(*all));
-        }
-        for warp in warps.iter_mut().filter(|w| here(w)) {
-            warp.clocks.copy_from_slice(&joined);
-            warp.clocks[warp.id] += 1;
+/// A phase has completed, or registers are free: whoever waits looks again.
+fn wake(cta: &mut Cta, warps: &mut [Warp]) {
+    if std::mem::take(&mut cta.progress) > 0 {
+        for warp in warps.iter_mut().filter(|w| matches!(w.state, State::Polling { .. })) {
             warp.state = State::Ready;
         }
     }

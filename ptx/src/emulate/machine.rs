@@ -1,11 +1,16 @@
 //! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches. Memory
 //! and synchronising instructions are in memory_ops.rs, matrix_ops.rs and sync_ops.rs. Never schedules warps.
+use super::bulk::Flight;
+use super::clock::View;
 use super::decode::{Op, Source};
 use super::kernel::{Field, Kernel, Special};
+use super::mbarrier::Mbarrier;
 use super::memory::Memory;
 use super::report::{Counts, Finding, Kind, Report, Thread};
 use super::shadow::Shadow;
+use super::sync_ops::Arrival;
 use super::warp::{Group, LANES, State, Warp, lanes};
+use std::collections::{BTreeMap, HashMap};
 
 /// The launch cannot go on; why is in the report.
 pub struct Stop;
@@ -17,6 +22,18 @@ pub struct Cta {
     pub index: [u32; 3],
     pub shared: Vec<u8>,
     pub shadow: Shadow,
+    /// Warps at named barriers that have gone on.
+    pub arrivals: Vec<Arrival>,
+    /// By offset in shared memory.
+    pub mbarriers: BTreeMap<usize, Mbarrier>,
+    /// Bulk copies on their way to shared memory.
+    pub flights: Vec<Flight>,
+    /// The time of what acts beside the warps.
+    pub agents: u32,
+    /// Registers that `setmaxnreg` has given back.
+    pub spare_registers: u32,
+    /// Events since the last look that may let a polling warp go on.
+    pub progress: u64,
 }
 
 pub struct Machine<'a, 'm> {
@@ -32,6 +49,8 @@ pub struct Machine<'a, 'm> {
     pub block: [u32; 3],
     pub report: Report,
     pub counts: Counts,
+    /// What releases have told, by address, and CTA where the scope was that.
+    pub releases: HashMap<(u64, Option<u32>), View>,
 }
 
 /// Where execution is: for findings.
@@ -61,7 +80,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
     /// A source's values; lanes of the mask must have been written.
-    pub fn read(&mut self, warp: &Warp, source: Source, mask: u32, at: At) -> [u64; LANES] {
+    pub fn read(&mut self, warp: &mut Warp, source: Source, mask: u32, at: At) -> [u64; LANES] {
         let register = match source {
             Source::Immediate(value) => return [value; LANES],
             Source::Register(register) => register,
@@ -73,28 +92,30 @@ impl Machine<'_, '_> {
                 format!("register {} was never written (lanes {missing:#010x})", self.kernel.registers[register]);
             self.find(Kind::Uninitialised, At { lane: Some(lane), ..at }, what);
         }
+        warp.flying.touch(register);
         warp.registers[register]
     }
     /// The lanes of a group that execute its instruction: those whose guard is 1.
-    fn active(&mut self, warp: &Warp, group: Group, at: At) -> u32 {
+    fn active(&mut self, warp: &mut Warp, group: Group, at: At) -> u32 {
         let Some((guard, negated)) = self.kernel.instructions[group.pc].guard else { return group.mask };
         let values = self.read(warp, Source::Register(guard), group.mask, at);
         lanes(group.mask).filter(|&lane| (values[lane] != 0) != negated).fold(0, |mask, lane| mask | 1 << lane)
     }
     /// Lanes that must execute the instruction together with `active`.
-    fn needed(&mut self, warp: &Warp, pc: usize, active: u32, at: At) -> u32 {
+    fn needed(&mut self, warp: &mut Warp, pc: usize, active: u32, at: At) -> u32 {
         match self.kernel.instructions[pc].op {
-            Op::Barrier { .. } => warp.live(),
+            Op::Barrier { .. } | Op::BarrierArrive { .. } => warp.live(),
             // Undefined without all 32, even where some have returned.
             Op::LoadMatrix { .. } | Op::Mma { .. } => u32::MAX,
-            Op::WarpBarrier { mask } | Op::Shuffle { mask, .. } | Op::Vote { mask, .. } => {
+            Op::Hopper(ref op) => if op.aligned() { u32::MAX } else { 0 },
+            Op::WarpBarrier { mask } | Op::Elect { mask, .. } | Op::Shuffle { mask, .. } | Op::Vote { mask, .. } => {
                 self.read(warp, mask, active, at)[active.trailing_zeros() as usize % LANES] as u32 & warp.live()
             }
             _ => 0,
         }
     }
     fn step(&mut self, cta: &mut Cta, warp: &mut Warp) -> Step {
-        let mut blocked = None;
+        let (mut blocked, mut polling) = (None, None);
         for index in 0..warp.groups.len() {
             let group = warp.groups[index];
             let at = At { pc: group.pc, cta: cta.id, warp: warp.id, lane: None };
@@ -109,10 +130,22 @@ impl Machine<'_, '_> {
                 _ => self.needed(warp, group.pc, active, at) & !active,
             };
             if missing == 0 {
+                if let Op::Hopper(op) = &self.kernel.instructions[group.pc].op
+                    && self.must_wait(cta, warp, active, op, at)?
+                {
+                    polling.get_or_insert(group.pc);
+                    continue;
+                }
                 self.counts.instructions += 1;
-                return self.execute(cta, warp, index, active, at);
+                self.execute(cta, warp, index, active, at)?;
+                self.check_flying(warp, at);
+                return Ok(());
             }
             blocked.get_or_insert((at, active, missing));
+        }
+        if let Some(pc) = polling {
+            warp.state = State::Polling { pc };
+            return Ok(());
         }
         let Some((at, active, missing)) = blocked else { return Ok(()) };
         let lane = Some(active.trailing_zeros() as usize);
@@ -166,7 +199,9 @@ impl Machine<'_, '_> {
             op @ (Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. }) => self.memory(cta, warp, active, op, at)?,
             op @ (Op::CopyAsync { .. } | Op::CopyCommit | Op::CopyWait(_)) => self.copy(cta, warp, active, op, at)?,
             op @ (Op::LoadMatrix { .. } | Op::Mma { .. }) => self.matrix(cta, warp, active, op, at)?,
-            op => self.synchronise(warp, active, op, at)?,
+            Op::Hopper(op) => self.hopper(cta, warp, active, op, at)?,
+            Op::Fence(fence) => self.fence(cta, warp, active, *fence),
+            op => self.synchronise(cta, warp, active, op, at)?,
         }
         warp.advance(group, 0, None);
         Ok(())
@@ -181,6 +216,7 @@ impl Machine<'_, '_> {
             Special::Nctaid(axis) => self.grid[axis],
             Special::Lane => lane as u32,
             Special::Warp => warp as u32,
+            Special::Constant(value) => value,
         }
     }
 }

@@ -4,7 +4,7 @@ use super::decode::{Address, MmaType, Op, Source, Space};
 use super::lane::{from_bf16, from_f16};
 use super::machine::{At, Cta, Machine, Step, little_endian};
 use super::memory_ops::Touch;
-use super::shadow::Access;
+use super::shadow::{Access, Proxy};
 use super::warp::{LANES, Warp};
 
 /// Rows of A, columns of B.
@@ -23,7 +23,7 @@ impl MmaType {
     fn packed(self) -> usize {
         if self == MmaType::Tf32 { 1 } else { 2 }
     }
-    fn value(self, register: u64, element: usize) -> f64 {
+    pub fn value(self, register: u64, element: usize) -> f64 {
         let half = register >> (16 * element);
         match self {
             MmaType::Bf16 => from_bf16(half) as f64,
@@ -66,8 +66,9 @@ impl Machine<'_, '_> {
             let mut matrix = [[0u64; ROWS]; ROWS];
             for (r, row) in matrix.iter_mut().enumerate() {
                 let lane = ROWS * i + r;
-                let touch = Touch { space: Space::Shared, address: addresses[lane], bytes: ROW, access: Access::Read };
-                let bytes = self.touch_as(cta, warp, lane, true, touch, at)?;
+                let (address, access, proxy) = (addresses[lane], Access::Read, Proxy::Generic);
+                let touch = Touch { space: Space::Shared, address, bytes: ROW, access, proxy };
+                let bytes = self.touch_as(cta, warp, lane, u32::MAX, touch, at)?;
                 for (element, bytes) in row.iter_mut().zip(bytes.chunks(2)) {
                     *element = little_endian(bytes);
                 }

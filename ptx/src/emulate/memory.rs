@@ -86,6 +86,11 @@ impl<'m> Memory<'m> {
     pub fn filled(&self) -> Result<(), String> {
         self.allocations.iter().try_for_each(Allocation::filled)
     }
+    /// So many bytes from an address on, if an allocation has them.
+    pub(super) fn bytes(&self, address: u64, bytes: usize) -> Option<&[u8]> {
+        let (index, start) = self.find(address, 1).ok()?;
+        self.allocations[index].data.bytes().get(start..start + bytes)
+    }
     /// Allocation and offset of an aligned access.
     pub(super) fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
         let index = (address >> RANGE).checked_sub(1).ok_or(Outside::Nowhere)? as usize;

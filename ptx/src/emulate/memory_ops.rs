@@ -1,10 +1,11 @@
 //! Loads, stores, atomics and asynchronous copies: every byte's address is checked, judged by its shadow, and counted.
-use super::decode::{Address, Op, Source, Space};
+use super::clock::{Epoch, View};
+use super::decode::{Address, Op, Order, Source, Space};
 use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::{Allocation, Data, Outside};
 use super::report::{Kind, Thread};
-use super::shadow::{Access, CELL, SEVERAL, Trouble, Who};
+use super::shadow::{Access, Proxy, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
 use std::ops::Range;
 
@@ -20,26 +21,34 @@ pub(super) struct Touch {
     pub address: u64,
     pub bytes: usize,
     pub access: Access,
+    pub proxy: Proxy,
 }
+/// Generic addresses below this are shared memory.
+const SHARED_END: u64 = 1 << 32;
+/// Bytes that cp.async takes at a time: it can be told to copy any even number.
+const PIECE: usize = 2;
 
 impl Machine<'_, '_> {
-    pub(super) fn addresses(&mut self, warp: &Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
+    pub(super) fn addresses(&mut self, warp: &mut Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
         let base = self.read(warp, address.base, active, at);
         base.map(|base| base.wrapping_add_signed(address.offset))
     }
     pub(super) fn memory(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
         match op {
-            Op::Load { space, bytes, to, address } => {
+            Op::Load { order, space, bytes, to, address } => {
+                let access = if order.strong { Access::Atomic } else { Access::Read };
                 let total = bytes * to.len();
                 let addresses = self.addresses(warp, *address, active, at);
                 self.count(*space, &addresses, active, total);
                 let mut values = vec![[0; LANES]; to.len()];
                 for lane in lanes(active) {
-                    let touch = Touch { space: *space, address: addresses[lane], bytes: total, access: Access::Read };
+                    let (address, proxy) = (addresses[lane], Proxy::Generic);
+                    let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     for (values, element) in values.iter_mut().zip(data.chunks(*bytes)) {
                         values[lane] = little_endian(element);
                     }
+                    self.ordered(cta, warp, lane, *order, address, false);
                 }
                 for (to, values) in to.iter().zip(&values) {
                     if let Some(to) = to {
@@ -47,31 +56,38 @@ impl Machine<'_, '_> {
                     }
                 }
             }
-            Op::Store { space, bytes, from, address } => {
+            Op::Store { order, space, bytes, from, address } => {
+                let access = if order.strong { Access::Atomic } else { Access::Write };
                 let total = bytes * from.len();
                 let addresses = self.addresses(warp, *address, active, at);
                 self.count(*space, &addresses, active, total);
                 let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
                 for lane in lanes(active) {
-                    let touch = Touch { space: *space, address: addresses[lane], bytes: total, access: Access::Write };
+                    let (address, proxy) = (addresses[lane], Proxy::Generic);
+                    self.ordered(cta, warp, lane, *order, address, true);
+                    let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     for (element, values) in data.chunks_mut(*bytes).zip(&values) {
                         element.copy_from_slice(&values[lane].to_le_bytes()[..*bytes]);
                     }
                 }
             }
-            Op::Atomic { space, bytes, function, to, address, from } => {
+            Op::Atomic { order, space, bytes, function, to, address, from } => {
                 let addresses = self.addresses(warp, *address, active, at);
                 self.count(*space, &addresses, active, *bytes);
                 let [a, b] = from.map(|source| self.read(warp, source, active, at));
                 let mut old = [0; LANES];
                 for lane in lanes(active) {
-                    let touch =
-                        Touch { space: *space, address: addresses[lane], bytes: *bytes, access: Access::Atomic };
+                    let (address, bytes, access) = (addresses[lane], *bytes, Access::Atomic);
+                    self.ordered(cta, warp, lane, *order, address, true);
+                    if to.is_some() {
+                        self.ordered(cta, warp, lane, *order, address, false);
+                    }
+                    let touch = Touch { space: *space, address, bytes, access, proxy: Proxy::Generic };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     old[lane] = little_endian(data);
                     let new = function(old[lane], a[lane], b[lane]);
-                    data.copy_from_slice(&new.to_le_bytes()[..*bytes]);
+                    data.copy_from_slice(&new.to_le_bytes()[..bytes]);
                 }
                 if let Some(to) = to {
                     warp.set(*to, active, &old);
@@ -92,18 +108,19 @@ impl Machine<'_, '_> {
             for lane in lanes(active) {
                 let mut data = vec![0; *bytes];
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
-                if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % CELL != 0 {
+                if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % PIECE != 0 {
                     let what = format!("copies {wanted} bytes, as a part of {bytes}, from address {:#x}", from[lane]);
                     self.find(Kind::Misaligned, At { lane: Some(lane), ..at }, what);
                     return Err(Stop);
                 }
                 // A partial copy reads no byte beyond its part.
-                for (i, piece) in data[..wanted].chunks_mut(CELL).enumerate() {
-                    let address = from[lane] + (CELL * i) as u64;
-                    let touch = Touch { space: Space::Global, address, bytes: CELL, access: Access::Read };
+                for (i, piece) in data[..wanted].chunks_mut(PIECE).enumerate() {
+                    let address = from[lane] + (PIECE * i) as u64;
+                    let touch = Touch { space: Space::Global, address, bytes: PIECE, access: Access::Read, proxy: Proxy::Generic };
                     piece.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
                 }
-                let touch = Touch { space: Space::Shared, address: to[lane], bytes: *bytes, access: Access::Write };
+                let (address, access) = (to[lane], Access::Write);
+                let touch = Touch { space: Space::Shared, address, bytes: *bytes, access, proxy: Proxy::Generic };
                 self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
                 let to = (to[lane] - SHARED_BASE) as usize;
                 cta.shadow.depart(to, *bytes);
@@ -124,14 +141,41 @@ impl Machine<'_, '_> {
             }
             for Copy { to, data } in landed {
                 cta.shared[to..to + data.len()].copy_from_slice(&data);
-                let who = Who { cta: cta.id, warp: warp.id, lane, pc: at.pc, clocks: &warp.clocks };
-                cta.shadow.land(to, data.len(), &who);
+                let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
+                cta.shadow.land(to, data.len(), who.epoch());
             }
         }
         Ok(())
     }
+    /// What a strong access tells others of, before a write, or learns of, after a read: see [`Fences`](super::warp::Fences).
+    fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: Order, address: u64, write: bool) {
+        if !order.strong {
+            return;
+        }
+        let (mine, scopes) = (1 << lane, [None, Some(cta.id)]);
+        // What the device may know, the CTA may; not the other way round.
+        let scopes = &scopes[order.cta as usize..];
+        if write {
+            let fenced = warp.order.passed.as_ref().filter(|(mask, _)| mask & mine != 0).map(|(_, view)| view.clone());
+            let told = if order.release { Some(warp.release(mine, cta.id)) } else { fenced };
+            if let Some(view) = told {
+                for scope in scopes {
+                    let known = self.releases.entry((address, *scope)).or_insert_with(|| View::new(cta.id, warp.warps));
+                    known.join(&view);
+                }
+            }
+            return;
+        }
+        for scope in scopes {
+            let Some(view) = self.releases.get(&(address, *scope)) else { continue };
+            match order.acquire {
+                true => warp.acquire(mine, view),
+                false => warp.order.met.get_or_insert_with(|| View::new(cta.id, warp.warps)).join(view),
+            }
+        }
+    }
     /// Checks one lane's access and gives its bytes.
-    fn touch<'b>(
+    pub(super) fn touch<'b>(
         &'b mut self,
         cta: &'b mut Cta,
         warp: &Warp,
@@ -139,43 +183,38 @@ impl Machine<'_, '_> {
         touch: Touch,
         at: At,
     ) -> Result<&'b mut [u8], Stop> {
-        self.touch_as(cta, warp, lane, false, touch, at)
+        self.touch_as(cta, warp, lane, 1 << lane, touch, at)
     }
-    /// The same; with `whole`, what the lane addresses goes to the whole warp, so what one lane wrote before must be
-    /// ordered for all of them.
+    /// The same for what one lane addresses and all of `lanes` receive: what any of them wrote must be ordered for all.
     pub(super) fn touch_as<'b>(
         &'b mut self,
         cta: &'b mut Cta,
         warp: &Warp,
         lane: usize,
-        whole: bool,
+        lanes: u32,
         touch: Touch,
         at: At,
     ) -> Result<&'b mut [u8], Stop> {
         let at = At { lane: Some(lane), ..at };
-        let Touch { space, address, bytes, access } = touch;
-        let lane = if whole { SEVERAL as usize } else { lane };
-        let who = Who { cta: cta.id, warp: warp.id, lane, pc: at.pc, clocks: &warp.clocks };
-        match space {
-            Space::Shared => {
-                let (name, base, offset) = self.find_shared(address, bytes, at)?;
-                let trouble = cta.shadow.access(base + offset, bytes, access, &who);
-                self.judge(trouble, access, &format!("shared '{name}'"), offset, bytes, at);
-                Ok(&mut cta.shared[base + offset..base + offset + bytes])
+        let Touch { space, address, bytes, access, proxy } = touch;
+        let who = Who { cta: cta.id, warp, lanes, pc: at.pc, proxy };
+        if located(space, address) == Space::Shared {
+            let (name, base, offset) = self.find_shared(address, bytes, at)?;
+            if let Some(trouble) = cta.shadow.access(base + offset, bytes, access, &who) {
+                self.judge(Some(trouble), access, &format!("shared '{name}'"), offset, bytes, at);
             }
-            Space::Global => {
-                let (index, offset) = self.find_global(address, bytes, at)?;
-                let allocation = &mut self.memory.allocations[index];
-                if let Some(trouble) = allocation.shadow.access(offset, bytes, access, &who) {
-                    let name = format!("'{}'", allocation.name);
-                    self.judge(Some(trouble), access, &name, offset, bytes, at);
-                }
-                self.bytes(index, access, offset..offset + bytes, at)
-            }
+            return Ok(&mut cta.shared[base + offset..base + offset + bytes]);
         }
+        let (index, offset) = self.find_global(address, bytes, at)?;
+        let allocation = &mut self.memory.allocations[index];
+        if let Some(trouble) = allocation.shadow.access(offset, bytes, access, &who) {
+            let name = format!("'{}'", allocation.name);
+            self.judge(Some(trouble), access, &name, offset, bytes, at);
+        }
+        self.bytes(index, access, offset..offset + bytes, at)
     }
     /// Of global memory. What is lent to be read comes as a copy.
-    fn bytes(&mut self, index: usize, access: Access, range: Range<usize>, at: At) -> Result<&mut [u8], Stop> {
+    pub(super) fn bytes(&mut self, index: usize, access: Access, range: Range<usize>, at: At) -> Result<&mut [u8], Stop> {
         let Allocation { name, data, .. } = &self.memory.allocations[index];
         if access != Access::Read && matches!(data, Data::Read(_)) {
             let what = format!("bytes {}..{} of '{name}', which the launch may only read", range.start, range.end);
@@ -192,7 +231,7 @@ impl Machine<'_, '_> {
             }
         }
     }
-    fn find_global(&mut self, address: u64, bytes: usize, at: At) -> Result<(usize, usize), Stop> {
+    pub(super) fn find_global(&mut self, address: u64, bytes: usize, at: At) -> Result<(usize, usize), Stop> {
         let (kind, what) = match self.memory.find(address, bytes) {
             Ok(found) => return Ok(found),
             Err(Outside::Nowhere) => (Kind::OutOfBounds, format!("address {address:#x} is in no allocation")),
@@ -211,7 +250,7 @@ impl Machine<'_, '_> {
         Err(Stop)
     }
     /// The array's name, its offset and the offset within it.
-    fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(String, usize, usize), Stop> {
+    pub(super) fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(String, usize, usize), Stop> {
         let offset = address.wrapping_sub(SHARED_BASE);
         let inside = |f: &&super::kernel::Field| {
             let end = offset.checked_add(bytes as u64);
@@ -236,7 +275,7 @@ impl Machine<'_, '_> {
         }
         Ok((name, base, within))
     }
-    fn judge(&mut self, trouble: Option<Trouble>, access: Access, name: &str, offset: usize, bytes: usize, at: At) {
+    pub(super) fn judge(&mut self, trouble: Option<Trouble>, access: Access, name: &str, offset: usize, bytes: usize, at: At) {
         let verb = |access| match access {
             Access::Read => "read",
             Access::Write => "write",
@@ -247,24 +286,38 @@ impl Machine<'_, '_> {
             None => return,
             Some(Trouble::Unwritten) => (Kind::Uninitialised, format!("{here}, which nothing has written")),
             Some(Trouble::InFlight) => (Kind::InFlight, format!("{here}, to which an asynchronous copy is in flight")),
-            Some(Trouble::Race(other, e)) => {
-                let lane = Some(e.lane as u32).filter(|&lane| lane < LANES as u32);
-                let thread = Thread { cta: e.cta, warp: e.warp as u32, lane };
+            Some(Trouble::Held) => (Kind::InFlight, format!("{here}, which a bulk copy or a wgmma still reads")),
+            Some(Trouble::Race(Access::Write, e)) if e.warp as usize == self.warps() => {
                 let place = self.kernel.place(e.pc as usize);
+                (Kind::InFlight, format!("{here}, to which {place} copies; its mbarrier has not been waited for"))
+            }
+            Some(Trouble::Race(other, e)) => {
+                let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
                 (Kind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
+            }
+            Some(Trouble::Unshown(e)) => {
+                let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
+                let what = format!("{here} by the asynchronous proxy: no fence.proxy.async after the write by {thread} at {place}");
+                (Kind::Proxy, what)
             }
         };
         self.find(kind, at, what);
     }
+    fn warps(&self) -> usize {
+        self.block.iter().map(|&n| n as usize).product::<usize>().div_ceil(LANES)
+    }
+    fn thread(&self, e: &Epoch) -> Thread {
+        let lane = (e.lanes.count_ones() == 1).then_some(e.lanes.trailing_zeros());
+        Thread { cta: e.cta, warp: e.warp as u32, lane }
+    }
+    pub(super) fn count_sectors(&mut self, mut sectors: Vec<u64>) {
+        sectors.sort_unstable();
+        sectors.dedup();
+        self.counts.global_sectors += sectors.len() as u64;
+    }
     /// Sectors of global memory; passes of shared memory beyond the least.
     pub(super) fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
-        match space {
-            Space::Global => {
-                let mut sectors: Vec<u64> = lanes(active).map(|lane| addresses[lane] / SECTOR).collect();
-                sectors.sort_unstable();
-                sectors.dedup();
-                self.counts.global_sectors += sectors.len() as u64;
-            }
+        match located(space, addresses[active.trailing_zeros() as usize % LANES]) {
             Space::Shared => {
                 // 8 bytes a lane go by half warps, 16 by quarters: 32 words each time.
                 let together = LANES / bytes.div_ceil(4);
@@ -280,6 +333,16 @@ impl Machine<'_, '_> {
                     self.counts.bank_conflicts += banks.iter().max().unwrap_or(&0).saturating_sub(1);
                 }
             }
+            _ => self.count_sectors(lanes(active).map(|lane| addresses[lane] / SECTOR).collect()),
         }
+    }
+}
+
+/// Generic addresses tell their space.
+fn located(space: Space, address: u64) -> Space {
+    match space {
+        Space::Generic if address < SHARED_END => Space::Shared,
+        Space::Generic => Space::Global,
+        known => known,
     }
 }

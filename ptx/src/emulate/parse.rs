@@ -119,6 +119,8 @@ impl Parser<'_> {
             registers: vec![],
             shared: self.dynamic.iter().cloned().collect(),
             max_threads: None,
+            max_registers: None,
+            min_ctas: 1,
             exact_threads: false,
             files: self.files.to_vec(),
         };
@@ -145,7 +147,8 @@ impl Parser<'_> {
                     body.kernel.max_threads = Some(product as u32);
                     body.kernel.exact_threads = directive == ".reqntid";
                 }
-                ".minnctapersm" | ".maxnreg" => {}
+                ".minnctapersm" => body.kernel.min_ctas = product.max(1) as u32,
+                ".maxnreg" => body.kernel.max_registers = Some(product as u32),
                 other => return Err(format!("'{other}' is not modelled")),
             }
         }
@@ -281,6 +284,11 @@ impl Parser<'_> {
             }
             Token::Mark('[') => {
                 let base = self.operand(body)?;
+                if self.eat(',') {
+                    let Operand::List(at) = self.operand(body)? else { return Err("{coordinates} expected".into()) };
+                    self.want(']')?;
+                    return Ok(Operand::Tensor(Box::new(base), at));
+                }
                 let mut offset = 0i64;
                 while !self.eat(']') {
                     let sign = if self.eat('-') { -1 } else { 1 };
@@ -336,7 +344,7 @@ impl Parser<'_> {
 fn bits(name: &str) -> Result<usize> {
     match name {
         "pred" => Ok(1),
-        "b8" => Ok(8),
+        "b8" | "u8" | "s8" => Ok(8),
         "b16" | "u16" | "s16" | "f16" | "bf16" => Ok(16),
         "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Ok(32),
         "b64" | "u64" | "s64" | "f64" => Ok(64),
@@ -354,6 +362,9 @@ fn special(name: &str) -> Option<Special> {
         ("%nctaid", Some(axis)) => Special::Nctaid(axis),
         ("%laneid", None) => Special::Lane,
         ("%warpid", None) => Special::Warp,
+        // A CTA is a cluster of one.
+        ("%cluster_ctarank", None) => Special::Constant(0),
+        ("%cluster_nctarank", None) => Special::Constant(1),
         _ => return None,
     })
 }

@@ -9,6 +9,12 @@ pub enum Kind {
     Uninitialised,
     /// An asynchronous copy's destination is touched before its wait.
     InFlight,
+    /// Written by threads, read by a bulk copy or a wgmma, and no `fence.proxy.async` between.
+    Proxy,
+    /// A wgmma's registers are touched without `wgmma.fence` before it, or in flight, before `wgmma.wait_group`.
+    Wgmma,
+    /// A barrier or mbarrier is used against its phase or count.
+    Phase,
     OutOfBounds,
     /// Memory is written that the launch was lent to read.
     ReadOnly,
@@ -29,6 +35,9 @@ impl Kind {
             Kind::Race => "race",
             Kind::Uninitialised => "uninitialised read",
             Kind::InFlight => "missing wait",
+            Kind::Proxy => "missing proxy fence",
+            Kind::Wgmma => "wgmma registers",
+            Kind::Phase => "phase",
             Kind::OutOfBounds => "out of bounds",
             Kind::ReadOnly => "read only",
             Kind::Misaligned => "misaligned",

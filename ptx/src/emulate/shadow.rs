@@ -1,56 +1,62 @@
-//! What happened to each piece of memory, and whether something orders it before what happens now: races by vector
-//! clocks, in the manner of FastTrack (Flanagan & Freund 2009). Never sees the data.
+//! What happened to each piece of memory, and whether something orders it before what happens now. Order itself is
+//! clock.rs's (see [Note: clocks] there). Never sees the data.
 //!
-//! [Note: clocks] Each warp has a clock, and a view of the other warps' clocks that barriers join. An access carries the
-//! clock of its warp; it happened before the present one if the present warp's view has reached it. Lanes of one warp are
-//! ordered by their own program, and among each other only when `bar.warp.sync` or a barrier advances the warp's clock:
-//! a shuffle orders no memory. CTAs are never ordered within a launch, which is why nothing but atomics may meet there.
-//! So a race between executed accesses shows under every schedule: order is judged by clocks, not by what ran first.
+//! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighbouring
+//! bytes of two lanes are no race, and tiles cost little.
+use super::clock::Epoch;
+use super::warp::Warp;
 
-/// Bytes that share a record: bf16 neighbours written by two lanes are no race.
-pub const CELL: usize = 2;
-/// In place of a lane: several lanes of one warp, at one clock.
-pub const SEVERAL: u16 = 32;
+const PAGE: usize = 256;
+/// Bytes of a record before anything finer was touched; a power of two.
+const COARSE: usize = 16;
 
-/// An access: who, when, and by which instruction.
+/// How an access reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Epoch {
-    pub cta: u32,
-    pub clock: u32,
-    pub pc: u32,
-    pub warp: u16,
-    pub lane: u16,
+pub enum Proxy {
+    Generic,
+    Async,
 }
 
-/// The accessing thread and its warp's view.
+/// The accessing lanes; several where one instruction acts for all of them.
 #[derive(Clone, Copy)]
 pub struct Who<'a> {
     pub cta: u32,
-    pub warp: usize,
-    pub lane: usize,
+    pub warp: &'a Warp,
+    pub lanes: u32,
     pub pc: usize,
-    pub clocks: &'a [u32],
+    pub proxy: Proxy,
+}
+
+enum Order {
+    Before,
+    /// Ordered, but a proxy fence is missing.
+    Unshown,
+    None,
 }
 
 impl Who<'_> {
-    fn epoch(&self) -> Epoch {
-        let clock = self.clocks[self.warp];
-        Epoch { cta: self.cta, clock, pc: self.pc as u32, warp: self.warp as u16, lane: self.lane as u16 }
+    pub fn epoch(&self) -> Epoch {
+        let Who { cta, warp, lanes, pc, .. } = *self;
+        Epoch { cta, clock: warp.time, pc: pc as u32, warp: warp.id as u16, lanes }
     }
     /// Whether `e` happened before this access, or is this thread's own.
     fn follows(&self, e: &Epoch) -> bool {
-        let warp = e.warp as usize;
-        e.cta == self.cta
-            && if warp == self.warp {
-                e.lane as usize == self.lane && e.lane != SEVERAL || e.clock < self.clocks[warp]
-            } else {
-                e.clock <= self.clocks[warp]
-            }
+        let own = e.cta == self.cta && e.warp as usize == self.warp.id && e.lanes == self.lanes && e.lanes.count_ones() == 1;
+        own || self.warp.views.all(self.lanes, |view| view.knows(e))
+    }
+    /// The same of a write, which the proxy must see as well.
+    fn sees(&self, e: &Epoch) -> Order {
+        let foreign = self.proxy == Proxy::Async && (e.warp as usize) < self.warp.warps;
+        match self.follows(e) {
+            false => Order::None,
+            true if foreign && !self.warp.views.all(self.lanes, |view| view.shows(e)) => Order::Unshown,
+            true => Order::Before,
+        }
     }
 }
 
 /// Accesses that none of the others has overtaken.
-#[derive(Default)]
+#[derive(Clone, Default)]
 enum Accesses {
     #[default]
     None,
@@ -59,6 +65,9 @@ enum Accesses {
 }
 
 impl Accesses {
+    /// CTAs of which a record is kept: a write that none of them comes before is a race with one at least.
+    const CTAS: usize = 4;
+
     fn slice(&self) -> &[Epoch] {
         match self {
             Accesses::None => &[],
@@ -69,21 +78,20 @@ impl Accesses {
     fn unordered(&self, who: &Who) -> Option<Epoch> {
         self.slice().iter().find(|e| !who.follows(e)).copied()
     }
-    fn add(&mut self, who: &Who) {
-        let mut new = who.epoch();
+    /// `new` is known to all who know of what `who` does from now on.
+    fn add(&mut self, mut new: Epoch, who: &Who) {
         match self {
             Accesses::None => *self = Accesses::One(new),
+            Accesses::One(old) if same_step(old, &new) => old.lanes |= new.lanes,
             Accesses::One(old) if who.follows(old) => *old = new,
-            Accesses::One(old) if same_step(old, &new) => old.lane = SEVERAL,
             Accesses::One(old) => *self = Accesses::Many(vec![*old, new]),
             Accesses::Many(epochs) => {
-                // Two CTAs: whatever plain write comes is a race with one of them.
-                if epochs.iter().any(|e| e.cta != epochs[0].cta) {
+                if epochs.len() >= Self::CTAS && epochs.iter().all(|e| e.cta != new.cta) {
                     return;
                 }
                 epochs.retain(|e| {
                     if same_step(e, &new) {
-                        new.lane = SEVERAL;
+                        new.lanes |= e.lanes;
                     }
                     !same_step(e, &new) && !who.follows(e)
                 });
@@ -96,14 +104,16 @@ fn same_step(a: &Epoch, b: &Epoch) -> bool {
     (a.cta, a.warp, a.clock) == (b.cta, b.warp, b.clock)
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Cell {
     write: Option<Epoch>,
     reads: Accesses,
     atomics: Accesses,
     written: bool,
-    /// An asynchronous copy has been issued for it and not been waited for.
+    /// An asynchronous copy has been issued for it and has not landed.
     in_flight: bool,
+    /// Asynchronous reads that nobody has waited for.
+    held: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,58 +128,125 @@ pub enum Access {
 pub enum Trouble {
     Unwritten,
     InFlight,
+    /// Written while a bulk copy or a wgmma still reads it.
+    Held,
     /// With an earlier access of that kind.
     Race(Access, Epoch),
+    /// The asynchronous proxy may not see this write.
+    Unshown(Epoch),
+}
+
+#[derive(Default)]
+struct Page {
+    /// Bytes of a record.
+    grain: usize,
+    /// None until something touches the page: then all alike.
+    cells: Vec<Cell>,
+    written: bool,
+}
+
+impl Page {
+    fn split(&mut self, grain: usize) {
+        if self.cells.is_empty() {
+            let cell = Cell { written: self.written, ..Cell::default() };
+            (self.grain, self.cells) = (grain, vec![cell; PAGE / grain]);
+        } else if grain < self.grain {
+            let times = self.grain / grain;
+            self.cells = self.cells.iter().flat_map(|cell| std::iter::repeat_n(cell, times).cloned()).collect();
+            self.grain = grain;
+        }
+    }
 }
 
 #[derive(Default)]
 pub struct Shadow {
-    cells: Vec<Cell>,
+    pages: Vec<Page>,
+    bytes: usize,
 }
 
 impl Shadow {
     pub fn new(bytes: usize, written: bool) -> Shadow {
-        let cell = || Cell { written, ..Cell::default() };
-        Shadow { cells: std::iter::repeat_with(cell).take(bytes.div_ceil(CELL)).collect() }
+        let page = || Page { grain: COARSE, cells: vec![], written };
+        Shadow { pages: std::iter::repeat_with(page).take(bytes.div_ceil(PAGE)).collect(), bytes }
     }
-    fn cells(&mut self, offset: usize, bytes: usize) -> &mut [Cell] {
-        &mut self.cells[offset / CELL..(offset + bytes).div_ceil(CELL)]
+    fn each(&mut self, offset: usize, bytes: usize, mut act: impl FnMut(&mut Cell)) {
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let page = &mut self.pages[at / PAGE];
+            let (first, start) = (at / PAGE * PAGE, at % PAGE);
+            let stop = (end - first).min(PAGE);
+            page.split(COARSE.min(1 << (start | stop | COARSE).trailing_zeros()));
+            page.cells[start / page.grain..stop / page.grain].iter_mut().for_each(&mut act);
+            at = first + stop;
+        }
     }
     /// The end of a launch orders everything.
     pub fn forget(&mut self) {
-        for cell in &mut self.cells {
-            *cell = Cell { written: cell.written, ..Cell::default() };
+        for page in &mut self.pages {
+            let all = |written| page.cells.iter().all(|cell| cell.written == written);
+            match (page.cells.is_empty(), all(true), all(false)) {
+                (true, ..) => {}
+                (_, written, unwritten) if written || unwritten => (page.cells, page.written) = (vec![], written),
+                _ => page.cells.iter_mut().for_each(|c| *c = Cell { written: c.written, ..Cell::default() }),
+            }
         }
     }
-    /// Bytes from the first that nothing has written.
+    /// The first byte that nothing has written.
     pub fn unwritten(&self) -> Option<usize> {
-        self.cells.iter().position(|c| !c.written).map(|cell| cell * CELL)
+        let first = |(index, page): (usize, &Page)| {
+            let cell = match page.cells.is_empty() {
+                true => (!page.written).then_some(0),
+                false => page.cells.iter().position(|cell| !cell.written),
+            };
+            cell.map(|cell| index * PAGE + cell * page.grain).filter(|byte| *byte < self.bytes)
+        };
+        self.pages.iter().enumerate().find_map(first)
     }
     /// Judges and records an access; the first trouble counts.
     pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Who) -> Option<Trouble> {
-        let mut trouble = None;
-        for cell in self.cells(offset, bytes) {
-            trouble = trouble.or_else(|| cell.judge(kind, who));
+        let (mut trouble, new) = (None, who.epoch());
+        self.each(offset, bytes, |cell| {
+            if trouble.is_none() {
+                trouble = cell.judge(kind, who);
+            }
             match kind {
-                Access::Read => cell.reads.add(who),
-                Access::Atomic => cell.atomics.add(who),
+                Access::Read => cell.reads.add(new, who),
+                Access::Atomic => cell.atomics.add(new, who),
                 Access::Write => {
-                    *cell =
-                        Cell { write: Some(who.epoch()), written: true, in_flight: cell.in_flight, ..Cell::default() }
+                    let Cell { in_flight, held, .. } = *cell;
+                    *cell = Cell { write: Some(new), written: true, in_flight, held, ..Cell::default() };
                 }
             }
-        }
+        });
         trouble
     }
     /// A copy has been issued: until it has landed nobody may touch its destination.
     pub fn depart(&mut self, offset: usize, bytes: usize) {
-        self.cells(offset, bytes).iter_mut().for_each(|cell| cell.in_flight = true);
+        self.each(offset, bytes, |cell| cell.in_flight = true);
     }
-    /// The copy is there, for the thread that waited for it: to others it is a write of now.
-    pub fn land(&mut self, offset: usize, bytes: usize, who: &Who) {
-        for cell in self.cells(offset, bytes) {
-            *cell = Cell { write: Some(who.epoch()), written: true, ..Cell::default() };
-        }
+    /// The copy is there: a write of `by`, which others have to be told of.
+    pub fn land(&mut self, offset: usize, bytes: usize, by: Epoch) {
+        self.each(offset, bytes, |cell| {
+            *cell = Cell { write: Some(by), written: true, held: cell.held, ..Cell::default() }
+        });
+    }
+    /// An asynchronous read begins: judged now, and nobody may write until [`Shadow::let_go`].
+    pub fn hold(&mut self, offset: usize, bytes: usize, who: &Who) -> Option<Trouble> {
+        let mut trouble = None;
+        self.each(offset, bytes, |cell| {
+            if trouble.is_none() {
+                trouble = cell.judge(Access::Read, who);
+            }
+            cell.held += 1;
+        });
+        trouble
+    }
+    /// The read is over, for `who` has waited: a read of `by`.
+    pub fn let_go(&mut self, offset: usize, bytes: usize, by: Epoch, who: &Who) {
+        self.each(offset, bytes, |cell| {
+            cell.held = cell.held.saturating_sub(1);
+            cell.reads.add(by, who);
+        });
     }
 }
 
@@ -178,10 +255,17 @@ impl Cell {
         if self.in_flight {
             return Some(Trouble::InFlight);
         }
+        if kind != Access::Read && self.held > 0 {
+            return Some(Trouble::Held);
+        }
         if kind != Access::Write && !self.written {
             return Some(Trouble::Unwritten);
         }
-        let write = self.write.filter(|e| !who.follows(e)).map(|e| Trouble::Race(Access::Write, e));
+        let write = self.write.and_then(|e| match who.sees(&e) {
+            Order::Before => None,
+            Order::Unshown => Some(Trouble::Unshown(e)),
+            Order::None => Some(Trouble::Race(Access::Write, e)),
+        });
         let read = || self.reads.unordered(who).map(|e| Trouble::Race(Access::Read, e));
         let atomic = || self.atomics.unordered(who).map(|e| Trouble::Race(Access::Atomic, e));
         match kind {

@@ -1,7 +1,10 @@
 //! One warp's state: registers, the groups that its lanes have diverged into, its view of other warps' clocks. Never
 //! executes anything.
+use super::bulk::Bulk;
+use super::clock::{Epoch, View, Views};
 use super::kernel::Kernel;
-use std::collections::VecDeque;
+use super::wgmma::Flying;
+use std::collections::{BTreeMap, VecDeque};
 
 pub const LANES: usize = 32;
 
@@ -15,6 +18,10 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Ready,
+    /// Nothing to do until an mbarrier's phase or registers become free: at that instruction.
+    Polling {
+        pc: usize,
+    },
     /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
     Waiting {
         barrier: u64,
@@ -44,10 +51,32 @@ pub struct Warp {
     pub registers: Vec<[u64; LANES]>,
     /// Lanes in which each register holds something.
     pub written: Vec<u32>,
-    /// See [Note: clocks] in shadow.rs.
-    pub clocks: Vec<u32>,
+    /// Warps of the CTA.
+    pub warps: usize,
+    /// See [Note: clocks] in clock.rs. Starts at 1: nothing is known of it to others.
+    pub time: u32,
+    pub views: Views,
+    pub order: Fences,
+    /// What `barrier.cluster.arrive` has told, until the wait.
+    pub cluster: Option<View>,
     pub state: State,
     pub copies: [Copies; LANES],
+    /// Bulk stores, by lane.
+    pub bulk: BTreeMap<usize, Bulk>,
+    /// Waits that have failed once: see [Note: waiting] in mbarrier.rs.
+    pub polled: Vec<(u64, u32)>,
+    pub flying: Flying,
+    /// Registers a thread, as `setmaxnreg` left them.
+    pub budget: u32,
+}
+
+/// What fences and relaxed accesses order together: a release is a fence and a write, an acquire a read and a fence.
+#[derive(Default)]
+pub struct Fences {
+    /// What the last fence of these lanes may tell.
+    pub passed: Option<(u32, View)>,
+    /// What relaxed reads have met, not yet ordered by a fence.
+    pub met: Option<View>,
 }
 
 /// The lanes of a mask.
@@ -57,25 +86,44 @@ pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 
 impl Warp {
     /// Warp `id` of a CTA of `threads`; registers hold a value that is hardly ever right.
-    pub fn new(kernel: &Kernel, id: usize, threads: usize) -> Warp {
+    pub fn new(kernel: &Kernel, cta: u32, id: usize, threads: usize) -> Warp {
         let here = (threads - id * LANES).min(LANES);
-        let mut clocks = vec![0; threads.div_ceil(LANES)];
-        clocks[id] = 1;
+        let warps = threads.div_ceil(LANES);
         Warp {
             id,
             groups: vec![Group { pc: 0, mask: u32::MAX >> (LANES - here) }],
             registers: vec![[0xDEAD_BEEF_DEAD_BEEF; LANES]; kernel.registers.len()],
             written: vec![0; kernel.registers.len()],
-            clocks,
+            warps,
+            time: 1,
+            views: Views::Same(View::new(cta, warps)),
+            order: Fences::default(),
+            cluster: None,
             state: State::Ready,
             copies: Default::default(),
+            bulk: BTreeMap::new(),
+            polled: vec![],
+            flying: Flying::new(kernel.registers.len()),
+            budget: kernel.registers_a_thread(threads),
         }
     }
     /// Lanes that have not returned.
     pub fn live(&self) -> u32 {
         self.groups.iter().fold(0, |all, group| all | group.mask)
     }
+    /// What these lanes have done until now, and know, for others to acquire: their time goes on.
+    pub fn release(&mut self, mask: u32, cta: u32) -> View {
+        let mut view = self.views.joined(mask);
+        view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask });
+        self.time += 1;
+        view
+    }
+    pub fn acquire(&mut self, mask: u32, view: &View) {
+        let live = self.live();
+        self.views.change(mask, live, |known| known.join(view));
+    }
     pub fn set(&mut self, register: usize, mask: u32, values: &[u64; LANES]) {
+        self.flying.touch(register);
         for lane in lanes(mask) {
             self.registers[register][lane] = values[lane];
         }

@@ -1,0 +1,239 @@
+//! Bulk copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited for in
+//! groups. As late as the hardware may: what is on its way to shared memory lands when the scheduler says, what leaves is
+//! read and written at the wait. Never executes anything else.
+use super::clock::Agent;
+use super::decode::{Address, Source, Space};
+use super::decode_hopper::Hopper;
+use super::kernel::{PARAMETER_BASE, SHARED_BASE};
+use super::mbarrier::Mbarrier;
+use super::machine::{At, Cta, Machine, Step, Stop};
+use super::memory_ops::Touch;
+use super::report::Kind;
+use super::shadow::{Access, Proxy, Who};
+use super::tensor::{MAP_BYTES, Piece, TensorMap};
+use super::warp::{Warp, lanes};
+use std::collections::VecDeque;
+
+/// A copy on its way to shared memory: pieces with their offsets there, and the mbarrier that counts them.
+pub struct Flight {
+    pieces: Vec<(usize, Vec<u8>)>,
+    bytes: usize,
+    barrier: usize,
+    pc: usize,
+}
+
+/// A copy on its way out of shared memory.
+pub struct Leaving {
+    /// Offset in shared memory, address in global memory, bytes.
+    pieces: Vec<(usize, Option<u64>, usize)>,
+    /// Once it has been read.
+    data: Option<Vec<Vec<u8>>>,
+    pub pc: usize,
+}
+
+/// One lane's copies out: not yet committed, and the committed groups, oldest first.
+#[derive(Default)]
+pub struct Bulk {
+    pub open: Vec<Leaving>,
+    pub groups: VecDeque<Vec<Leaving>>,
+}
+
+impl Bulk {
+    /// A copy whose shared memory may still be read.
+    pub fn unread(&self) -> Option<&Leaving> {
+        self.groups.iter().flatten().chain(&self.open).find(|leaving| leaving.data.is_none())
+    }
+}
+
+impl Machine<'_, '_> {
+    pub(super) fn bulk(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: At) -> Step {
+        for lane in lanes(active) {
+            let at = At { lane: Some(lane), ..at };
+            match op {
+                Hopper::BulkLoad { to, from, bytes, barrier } => {
+                    let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
+                    let pieces = self.plain(from, to, bytes, at)?;
+                    let pieces = pieces.map(|i| (Some(from + i), to + i, 16)).collect();
+                    self.depart(cta, warp, lane, pieces, barrier, at)?;
+                }
+                Hopper::TensorLoad { to, map, at: corner, barrier } => {
+                    let [to, barrier] = [*to, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let (map, pieces) = self.boxed(warp, lane, *map, corner, to, at)?;
+                    let place = |p: Piece| (p.global, map.swizzle.apply(to + p.at as u64), p.bytes);
+                    self.depart(cta, warp, lane, pieces.into_iter().map(place).collect(), barrier, at)?;
+                }
+                Hopper::BulkStore { to, from, bytes } => {
+                    let [to, from] = [*to, *from].map(|a| self.address(warp, a, lane, at));
+                    let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
+                    let pieces = self.plain(from, to, bytes, at)?;
+                    self.leave(cta, warp, lane, pieces.map(|i| (from + i, Some(to + i), 16)).collect(), at)?;
+                }
+                Hopper::TensorStore { map, at: corner, from } => {
+                    let from = self.address(warp, *from, lane, at);
+                    let (map, pieces) = self.boxed(warp, lane, *map, corner, from, at)?;
+                    let place = |p: Piece| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
+                    self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), at)?;
+                }
+                Hopper::BulkCommit => {
+                    let bulk = warp.bulk.entry(lane).or_default();
+                    bulk.groups.push_back(std::mem::take(&mut bulk.open));
+                }
+                Hopper::BulkWait { left, read } => self.bulk_wait(cta, warp, lane, *left as usize, *read, at),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+    fn address(&mut self, warp: &mut Warp, address: Address, lane: usize, at: At) -> u64 {
+        self.value(warp, address.base, lane, at).wrapping_add_signed(address.offset)
+    }
+    /// Offsets of the 16-byte pieces of a plain bulk copy.
+    fn plain(&mut self, from: u64, to: u64, bytes: u64, at: At) -> Result<impl Iterator<Item = u64> + use<>, Stop> {
+        if [from, to, bytes].iter().any(|n| !n.is_multiple_of(16)) {
+            let what = format!("bulk copy of {bytes} bytes from {from:#x} to {to:#x}: all are multiples of 16");
+            self.find(Kind::Misaligned, at, what);
+            return Err(Stop);
+        }
+        Ok((0..bytes).step_by(16))
+    }
+    /// The tensor map at an address and the box at these coordinates.
+    fn boxed(&mut self, warp: &mut Warp, lane: usize, map: Source, corner: &[Source], shared: u64, at: At) -> Result<(TensorMap, Vec<Piece>), Stop> {
+        let address = self.value(warp, map, lane, at);
+        let offset = address.wrapping_sub(PARAMETER_BASE) as usize;
+        let bytes = match offset < self.arguments.len() {
+            true => self.arguments.get(offset..offset + MAP_BYTES),
+            false => self.memory.bytes(address, MAP_BYTES),
+        };
+        let Some(map) = bytes.and_then(TensorMap::decode) else {
+            self.find(Kind::OutOfBounds, at, format!("there is no tensor map at {address:#x}"));
+            return Err(Stop);
+        };
+        let corner: Vec<i64> = corner.iter().map(|&x| self.value(warp, x, lane, at) as u32 as i32 as i64).collect();
+        if corner.len() != map.sizes.len() {
+            let what = format!("{} coordinates for a map of {} dimensions", corner.len(), map.sizes.len());
+            self.find(Kind::Launch, at, what);
+            return Err(Stop);
+        }
+        let wanted = map.swizzle.pattern().max(128);
+        if !shared.is_multiple_of(wanted as u64) {
+            let what = format!("a box with {:?} at shared address {shared:#x}: aligned to {wanted} bytes", map.swizzle);
+            self.find(Kind::Misaligned, at, what);
+            return Err(Stop);
+        }
+        let pieces = map.pieces(&corner);
+        Ok((map, pieces))
+    }
+    /// Global address, or zeros; shared address; bytes. The data are taken now, and land later.
+    fn depart(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, pieces: Vec<(Option<u64>, u64, usize)>, barrier: u64, at: At) -> Step {
+        let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
+        self.check_shown(cta, warp, lane, barrier, at);
+        let mut flight = Flight { pieces: vec![], bytes: 0, barrier, pc: at.pc };
+        let mut sectors: Vec<u64> = vec![];
+        for (global, shared, bytes) in pieces {
+            let mut data = vec![0; bytes];
+            if let Some(address) = global {
+                let touch = Touch { space: Space::Global, address, bytes, access: Access::Read, proxy: Proxy::Async };
+                data.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
+                sectors.push(address / 32);
+            }
+            let touch = Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy: Proxy::Async };
+            self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
+            let offset = (shared - SHARED_BASE) as usize;
+            cta.shadow.depart(offset, bytes);
+            flight.bytes += bytes;
+            flight.pieces.push((offset, data));
+        }
+        self.count_sectors(sectors);
+        cta.flights.push(flight);
+        Ok(())
+    }
+    /// One copy arrives: its bytes are there for whoever waits for the mbarrier.
+    pub(super) fn land(&mut self, cta: &mut Cta, warps: usize, index: usize) {
+        let Flight { pieces, bytes, barrier, pc } = cta.flights.swap_remove(index);
+        let by = self.agent(cta, Agent::CopyEngine, warps, pc);
+        for (offset, data) in pieces {
+            cta.shared[offset..offset + data.len()].copy_from_slice(&data);
+            cta.shadow.land(offset, data.len(), by);
+        }
+        cta.complete(barrier, bytes, &by);
+    }
+    /// Shared address; global address, or nowhere; bytes.
+    fn leave(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, pieces: Vec<(u64, Option<u64>, usize)>, at: At) -> Step {
+        let mut leaving = Leaving { pieces: vec![], data: None, pc: at.pc };
+        let mut sectors: Vec<u64> = vec![];
+        for (shared, global, bytes) in pieces {
+            let (name, base, offset) = self.find_shared(shared, bytes, at)?;
+            let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
+            let trouble = cta.shadow.hold(base + offset, bytes, &who);
+            self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, bytes, at);
+            if let Some(address) = global {
+                let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy: Proxy::Async };
+                self.touch(cta, warp, lane, touch, at)?;
+                let (index, start) = self.find_global(address, bytes, at)?;
+                self.memory.allocations[index].shadow.depart(start, bytes);
+                sectors.push(address / 32);
+            }
+            leaving.pieces.push((base + offset, global, bytes));
+        }
+        self.count_sectors(sectors);
+        warp.bulk.entry(lane).or_default().open.push(leaving);
+        Ok(())
+    }
+    fn bulk_wait(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, left: usize, read: bool, at: At) {
+        let Some(mut bulk) = warp.bulk.remove(&lane) else { return };
+        let done = bulk.groups.len().saturating_sub(left);
+        for leaving in bulk.groups.iter_mut().take(done).flatten() {
+            self.read_leaving(cta, warp, lane, leaving, at);
+        }
+        if !read {
+            for leaving in bulk.groups.drain(..done).flatten() {
+                self.write_leaving(cta, warp, lane, leaving, at);
+            }
+        }
+        warp.bulk.insert(lane, bulk);
+    }
+    fn read_leaving(&mut self, cta: &mut Cta, warp: &Warp, lane: usize, leaving: &mut Leaving, at: At) {
+        if leaving.data.is_some() {
+            return;
+        }
+        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
+        leaving.data = Some(leaving.pieces.iter().map(|(from, _, n)| cta.shared[*from..from + n].to_vec()).collect());
+        for (from, _, bytes) in &leaving.pieces {
+            cta.shadow.let_go(*from, *bytes, who.epoch(), &who);
+        }
+    }
+    fn write_leaving(&mut self, cta: &Cta, warp: &Warp, lane: usize, leaving: Leaving, at: At) {
+        let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async }.epoch();
+        for ((_, to, bytes), data) in leaving.pieces.iter().zip(leaving.data.iter().flatten()) {
+            let Some(Ok((index, start))) = to.map(|to| self.memory.find(to, *bytes)) else { continue };
+            if let Ok(to) = self.bytes(index, Access::Write, start..start + bytes, at) {
+                to.copy_from_slice(data);
+            }
+            self.memory.allocations[index].shadow.land(start, *bytes, by);
+        }
+    }
+    /// A warp has returned: its copies out must have read their shared memory, which is gone with the CTA; the rest of
+    /// the way they find alone.
+    pub(super) fn finish_bulk(&mut self, cta: &Cta, warp: &mut Warp) {
+        for (lane, bulk) in std::mem::take(&mut warp.bulk) {
+            if let Some(leaving) = bulk.unread() {
+                let at = At { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
+                let what = "the thread ends while this copy may still read shared memory: cp.async.bulk.wait_group.read";
+                self.find(Kind::InFlight, at, what.into());
+            }
+            for leaving in bulk.groups.into_iter().flatten().chain(bulk.open) {
+                let at = At { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
+                self.write_leaving(cta, warp, lane, leaving, at);
+            }
+        }
+    }
+    /// The CTA ends: nothing may be on its way to its memory, or happen to have arrived without a wait.
+    pub(super) fn finish_flights(&mut self, cta: &Cta) {
+        let landed = cta.mbarriers.values().filter_map(Mbarrier::unwaited);
+        if let Some(pc) = cta.flights.iter().map(|flight| flight.pc).chain(landed).next() {
+            let at = At { pc, cta: cta.id, warp: 0, lane: None };
+            self.find(Kind::InFlight, at, "the CTA ends and nothing has waited for this copy to its shared memory".into());
+        }
+    }
+}

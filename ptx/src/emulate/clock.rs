@@ -1,0 +1,161 @@
+//! Who knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never sees memory.
+//!
+//! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the lanes
+//! that made it; it happened before another if the other's *view* has reached that time for each of those lanes. Barriers,
+//! mbarriers, `bar.warp.sync`, and releases that are acquired join views; a shuffle orders no memory. So a race between
+//! executed accesses shows under every schedule: order is judged by clocks, not by what ran first. After FastTrack
+//! (Flanagan & Freund 2009).
+//!
+//! Bulk copies and wgmma work through the *asynchronous proxy*: what a thread wrote is visible there only after a
+//! `fence.proxy.async` on the way. So a view has a second part: what was known when such a fence was passed.
+use super::warp::{LANES, lanes};
+
+/// An event: who, when, and by which instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    pub cta: u32,
+    pub clock: u32,
+    pub pc: u32,
+    /// One past the last warp stands for [agents](Agent).
+    pub warp: u16,
+    pub lanes: u32,
+}
+
+/// What acts beside the warps, as a lane of the warp one past the last.
+#[derive(Clone, Copy)]
+pub enum Agent {
+    CopyEngine,
+    /// Of a warpgroup.
+    TensorCore(usize),
+}
+
+impl Agent {
+    pub fn epoch(self, cta: u32, warps: usize, clock: u32, pc: usize) -> Epoch {
+        let lane = match self {
+            Agent::CopyEngine => 0,
+            Agent::TensorCore(group) => 1 + group,
+        };
+        Epoch { cta, clock, pc: pc as u32, warp: warps as u16, lanes: 1 << lane }
+    }
+}
+
+/// The latest known time of every thread and agent of a CTA, and of threads of other CTAs where something told of them.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    cta: u32,
+    seen: Vec<u32>,
+    /// What a proxy fence has made visible to the asynchronous proxy.
+    shown: Vec<u32>,
+    others: Vec<(u32, Vec<u32>)>,
+}
+
+fn highest(to: &mut Vec<u32>, from: &[u32]) {
+    if to.len() < from.len() {
+        to.resize(from.len(), 0);
+    }
+    to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.max(*to));
+}
+fn reaches(clocks: &[u32], e: &Epoch) -> bool {
+    let first = e.warp as usize * LANES;
+    lanes(e.lanes).all(|lane| clocks.get(first + lane).is_some_and(|&clock| e.clock <= clock))
+}
+
+impl View {
+    pub fn new(cta: u32, warps: usize) -> View {
+        View { cta, seen: vec![0; (warps + 1) * LANES], shown: vec![0; (warps + 1) * LANES], others: vec![] }
+    }
+    pub fn join(&mut self, other: &View) {
+        if other.cta == self.cta {
+            highest(&mut self.seen, &other.seen);
+            highest(&mut self.shown, &other.shown);
+        } else {
+            self.of(other.cta, &other.seen);
+        }
+        for (cta, clocks) in &other.others {
+            self.of(*cta, clocks);
+        }
+    }
+    fn of(&mut self, cta: u32, clocks: &[u32]) {
+        if cta == self.cta {
+            return highest(&mut self.seen, clocks);
+        }
+        match self.others.iter_mut().find(|(other, _)| *other == cta) {
+            Some((_, known)) => highest(known, clocks),
+            None => self.others.push((cta, clocks.to_vec())),
+        }
+    }
+    /// An event is known from now on.
+    pub fn note(&mut self, e: &Epoch) {
+        for lane in lanes(e.lanes) {
+            let known = &mut self.seen[e.warp as usize * LANES + lane];
+            *known = e.clock.max(*known);
+        }
+    }
+    pub fn knows(&self, e: &Epoch) -> bool {
+        if e.cta == self.cta {
+            return reaches(&self.seen, e);
+        }
+        self.others.iter().any(|(cta, clocks)| *cta == e.cta && reaches(clocks, e))
+    }
+    /// Known when a proxy fence was passed. Other CTAs are not held to it.
+    pub fn shows(&self, e: &Epoch) -> bool {
+        if e.cta == self.cta { reaches(&self.shown, e) } else { self.knows(e) }
+    }
+    pub fn show(&mut self) {
+        highest(&mut self.shown, &self.seen);
+    }
+}
+
+/// The views of a warp's lanes: one for all, until some learn what others do not.
+#[derive(Clone, Debug)]
+pub enum Views {
+    Same(View),
+    Each(Vec<View>),
+}
+
+impl Views {
+    pub fn of(&self, lane: usize) -> &View {
+        match self {
+            Views::Same(view) => view,
+            Views::Each(views) => &views[lane],
+        }
+    }
+    /// What any of these lanes knows.
+    pub fn joined(&self, mask: u32) -> View {
+        match self {
+            Views::Same(view) => view.clone(),
+            Views::Each(views) => {
+                let mut all = lanes(mask).map(|lane| &views[lane]);
+                let mut joined = all.next().cloned().unwrap_or_default();
+                all.for_each(|view| joined.join(view));
+                joined
+            }
+        }
+    }
+    /// Changes what these lanes know; `live` are the lanes that have not returned.
+    pub fn change(&mut self, mask: u32, live: u32, mut change: impl FnMut(&mut View)) {
+        if let Views::Same(view) = self {
+            if live & !mask == 0 {
+                return change(view);
+            }
+            *self = Views::Each(vec![view.clone(); LANES]);
+        }
+        if let Views::Each(views) = self {
+            lanes(mask).for_each(|lane| change(&mut views[lane]));
+        }
+    }
+    /// From now on these lanes know exactly this.
+    pub fn set(&mut self, mask: u32, live: u32, view: &View) {
+        match live & !mask {
+            0 => *self = Views::Same(view.clone()),
+            _ => self.change(mask, live, |old| old.clone_from(view)),
+        }
+    }
+    /// Whether the event is known to all these lanes.
+    pub fn all(&self, mask: u32, known: impl Fn(&View) -> bool) -> bool {
+        match self {
+            Views::Same(view) => known(view),
+            Views::Each(views) => lanes(mask).all(|lane| known(&views[lane])),
+        }
+    }
+}

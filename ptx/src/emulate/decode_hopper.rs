@@ -1,0 +1,234 @@
+//! The instructions that came with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers. As in
+//! decode.rs, a form that is not listed is refused.
+use super::decode::{Address, MmaType, Result, Source, address, list, number, register, source, target};
+use super::kernel::{Operand, Register};
+
+pub enum Hopper {
+    MbarrierInit {
+        at: Address,
+        count: Source,
+    },
+    MbarrierInvalidate {
+        at: Address,
+    },
+    /// `expect`: bytes that are to come before the phase completes. `to` receives the phase.
+    Arrive {
+        to: Option<Register>,
+        at: Address,
+        count: Source,
+        expect: Option<Source>,
+    },
+    ExpectTx {
+        at: Address,
+        bytes: Source,
+    },
+    /// `try_wait` and `test_wait`: for the phase that `arrive` gave, or for the parity of one.
+    Wait {
+        to: Register,
+        at: Address,
+        phase: Source,
+        parity: bool,
+    },
+    BulkLoad {
+        to: Address,
+        from: Address,
+        bytes: Source,
+        barrier: Address,
+    },
+    BulkStore {
+        to: Address,
+        from: Address,
+        bytes: Source,
+    },
+    TensorLoad {
+        to: Address,
+        map: Source,
+        at: Vec<Source>,
+        barrier: Address,
+    },
+    TensorStore {
+        map: Source,
+        at: Vec<Source>,
+        from: Address,
+    },
+    BulkCommit,
+    /// Until at most `left` groups are on their way; with `read`, until their shared memory has been read.
+    BulkWait {
+        left: u64,
+        read: bool,
+    },
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait(u64),
+    Wgmma(Wgmma),
+    Registers {
+        count: u64,
+        more: bool,
+    },
+    ClusterArrive,
+    ClusterWait,
+}
+
+/// `wgmma.mma_async` m64nNk16 with an f32 accumulator.
+pub struct Wgmma {
+    pub kind: MmaType,
+    pub n: usize,
+    pub to: Vec<Register>,
+    pub a: Left,
+    /// Descriptor of B.
+    pub b: Source,
+    /// Whether D is added to.
+    pub keep: Source,
+    pub negate: [bool; 2],
+    /// B, and A from shared memory, stand with M or N contiguous rather than K.
+    pub transposed: [bool; 2],
+}
+pub enum Left {
+    Registers(Vec<Register>),
+    Descriptor(Source),
+}
+
+impl Hopper {
+    /// Undefined without all 32 lanes.
+    pub fn aligned(&self) -> bool {
+        use Hopper::*;
+        matches!(
+            self,
+            WgmmaFence | WgmmaCommit | WgmmaWait(_) | Wgmma(_) | Registers { .. } | ClusterArrive | ClusterWait
+        )
+    }
+}
+
+pub fn hopper(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+    match parts[0] {
+        "mbarrier" => mbarrier(parts, operands),
+        "cp" => bulk(parts, operands),
+        "wgmma" => wgmma(parts, operands),
+        _ => others(parts, operands),
+    }
+}
+
+fn mbarrier(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+    // The defaults, spelt out: release or acquire, among the CTA's threads; `relaxed` is how expect_tx is.
+    let implied = |p: &&str| matches!(*p, "release" | "acquire" | "relaxed" | "cta" | "cluster");
+    let plain: Vec<&str> = parts.iter().copied().filter(|p| !implied(p)).collect();
+    let [_, what @ .., "shared" | "shared::cta", "b64"] = &plain[..] else { return Ok(None) };
+    Ok(Some(match (what, operands) {
+        (["init"], [at, count]) => Hopper::MbarrierInit { at: address(at)?, count: source(count)? },
+        (["inval"], [at]) => Hopper::MbarrierInvalidate { at: address(at)? },
+        (["arrive"], [to, at, count @ ..]) if count.len() < 2 => {
+            let count = count.first().map_or(Ok(Source::Immediate(1)), source)?;
+            Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: None }
+        }
+        (["arrive", "expect_tx"], [to, at, bytes]) => {
+            let count = Source::Immediate(1);
+            Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: Some(source(bytes)?) }
+        }
+        (["expect_tx"], [at, bytes]) => Hopper::ExpectTx { at: address(at)?, bytes: source(bytes)? },
+        (["try_wait" | "test_wait", parity @ ..], [to, at, phase, hint @ ..])
+            if matches!(parity, [] | ["parity"]) && hint.len() <= (what[0] == "try_wait") as usize =>
+        {
+            let parity = !parity.is_empty();
+            Hopper::Wait { to: register(to)?, at: address(at)?, phase: source(phase)?, parity }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn bulk(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+    const DONE: &str = "mbarrier::complete_tx::bytes";
+    // A cache hint takes an operand of its own, last.
+    let (parts, operands) = match (parts, operands) {
+        ([parts @ .., "L2::cache_hint"], [operands @ .., _]) => (parts, operands),
+        _ => (parts, operands),
+    };
+    let coordinates = |dimensions: &str, operand: &Operand| -> Result<Option<(Source, Vec<Source>)>> {
+        let Operand::Tensor(map, at) = operand else { return Err("[map, {coordinates}] expected".into()) };
+        let at: Vec<Source> = at.iter().map(source).collect::<Result<_>>()?;
+        Ok((dimensions == format!("{}d", at.len())).then_some((source(map)?, at)))
+    };
+    Ok(Some(match (&parts[3..], operands) {
+        (["commit_group"], []) => Hopper::BulkCommit,
+        (["wait_group"], [left]) => Hopper::BulkWait { left: number(left)?, read: false },
+        (["wait_group", "read"], [left]) => Hopper::BulkWait { left: number(left)?, read: true },
+        (["shared::cluster" | "shared::cta", "global", DONE], [to, from, bytes, barrier]) => Hopper::BulkLoad {
+            to: address(to)?,
+            from: address(from)?,
+            bytes: source(bytes)?,
+            barrier: address(barrier)?,
+        },
+        (["global", "shared::cta", "bulk_group"], [to, from, bytes]) => {
+            Hopper::BulkStore { to: address(to)?, from: address(from)?, bytes: source(bytes)? }
+        }
+        (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", DONE], [to, from, barrier])
+        | (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", "tile", DONE], [to, from, barrier]) => {
+            let Some((map, at)) = coordinates(dimensions, from)? else { return Ok(None) };
+            Hopper::TensorLoad { to: address(to)?, map, at, barrier: address(barrier)? }
+        }
+        (["tensor", dimensions, "global", "shared::cta", "bulk_group"], [to, from])
+        | (["tensor", dimensions, "global", "shared::cta", "tile", "bulk_group"], [to, from]) => {
+            let Some((map, at)) = coordinates(dimensions, to)? else { return Ok(None) };
+            Hopper::TensorStore { map, at, from: address(from)? }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn wgmma(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+    let [_, what, "sync", "aligned", shape @ ..] = parts else { return Ok(None) };
+    match (*what, shape, operands) {
+        ("fence", [], []) => Ok(Some(Hopper::WgmmaFence)),
+        ("commit_group", [], []) => Ok(Some(Hopper::WgmmaCommit)),
+        ("wait_group", [], [left]) => Ok(Some(Hopper::WgmmaWait(number(left)?))),
+        ("mma_async", [shape, "f32", left, right], [to, a, b, keep, flags @ ..]) if left == right => {
+            let kind = match *left {
+                "bf16" => MmaType::Bf16,
+                "f16" => MmaType::F16,
+                _ => return Ok(None),
+            };
+            let n = shape.strip_prefix("m64n").and_then(|s| s.strip_suffix("k16")).and_then(|n| n.parse().ok());
+            let Some(n) = n.filter(|n: &usize| (8..=256).contains(n) && n.is_multiple_of(8)) else { return Ok(None) };
+            let registers = |operand: &Operand| list(operand).iter().map(register).collect::<Result<Vec<_>>>();
+            let to = registers(to)?;
+            let a = match a {
+                Operand::List(_) => Left::Registers(registers(a)?),
+                descriptor => Left::Descriptor(source(descriptor)?),
+            };
+            let flags: Vec<i64> = flags.iter().map(|f| number(f).map(|f| f as i64)).collect::<Result<_>>()?;
+            let transposed = match (&a, &flags[..]) {
+                (Left::Registers(a), [_, _, b]) if a.len() == 4 => [0, *b],
+                (Left::Descriptor(_), [_, _, a, b]) => [*a, *b],
+                _ => return Ok(None),
+            };
+            let scales = [flags[0], flags[1]];
+            if to.len() != n / 2 || scales.iter().any(|s| s.abs() != 1) || transposed.iter().any(|t| *t & !1 != 0) {
+                return Ok(None);
+            }
+            let (b, keep) = (source(b)?, source(keep)?);
+            let (negate, transposed) = (scales.map(|s| s < 0), transposed.map(|t| t == 1));
+            Ok(Some(Hopper::Wgmma(Wgmma { kind, n, to, a, b, keep, negate, transposed })))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn others(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+    Ok(Some(match (parts, operands) {
+        (["setmaxnreg", how @ ("inc" | "dec"), "sync", "aligned", "u32"], [count]) => {
+            let count = number(count)?;
+            if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
+                return Err(format!("setmaxnreg takes a multiple of 8 from 24 to 256, not {count}"));
+            }
+            Hopper::Registers { count, more: *how == "inc" }
+        }
+        (["barrier", "cluster", "arrive"] | ["barrier", "cluster", "arrive", "aligned"], []) => Hopper::ClusterArrive,
+        (["barrier", "cluster", "arrive", "release"] | ["barrier", "cluster", "arrive", "release", "aligned"], []) => {
+            Hopper::ClusterArrive
+        }
+        (["barrier", "cluster", "wait"] | ["barrier", "cluster", "wait", "aligned"], []) => Hopper::ClusterWait,
+        (["barrier", "cluster", "wait", "acquire"] | ["barrier", "cluster", "wait", "acquire", "aligned"], []) => {
+            Hopper::ClusterWait
+        }
+        _ => return Ok(None),
+    }))
+}

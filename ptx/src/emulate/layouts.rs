@@ -1,0 +1,105 @@
+//! How the tensor cores and the copy engine order bytes and elements, one function each, written from the PTX ISA manual
+//! (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical layouts as in
+//! CUTLASS's mma_sm90_desc.hpp). To be proven on a GPU once: kernels/probe_*.ptx run there and here and are compared bit for
+//! bit (`scripts/gpu_check.sh`; the emulator's answers: tests/probes.rs).
+//!
+//! | what                                      | here                    | probe                    |
+//! |-------------------------------------------|-------------------------|--------------------------|
+//! | mma m16n8k16, m16n8k8 fragments           | matrix_ops.rs, multiply | probe_mma.ptx            |
+//! | ldmatrix, ldmatrix.trans                  | matrix_ops.rs           | probe_ldmatrix.ptx       |
+//! | wgmma accumulator, A from registers       | [`accumulator`], [`fragment`] | probe_wgmma.ptx    |
+//! | wgmma descriptors, swizzles, transposes   | [`Matrix::row`]         | probe_wgmma.ptx          |
+//! | swizzles of tensor copies, zero fill      | [`Swizzle::apply`]      | probe_tensor.ptx         |
+
+/// Exchange of 16-byte pieces within a pattern, so that neither rows nor columns fall on few banks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swizzle {
+    None,
+    B32,
+    B64,
+    B128,
+}
+
+impl Swizzle {
+    pub fn from_bits(bits: u64) -> Option<Swizzle> {
+        [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128].get(bits as usize).copied()
+    }
+    /// Bytes of a row of the pattern, eight of which it has.
+    pub fn row(self) -> usize {
+        match self {
+            Swizzle::None => 16,
+            Swizzle::B32 => 32,
+            Swizzle::B64 => 64,
+            Swizzle::B128 => 128,
+        }
+    }
+    /// Bytes after which the pattern comes again: what it must be aligned to.
+    pub fn pattern(self) -> usize {
+        8 * self.row()
+    }
+    /// Where the byte at an address of the plain layout lies: bits 4.. are exclusive-ored with as many from bit 7 on.
+    pub fn apply(self, address: u64) -> u64 {
+        let mask = self.row() as u64 / 16 - 1;
+        address ^ (address >> 7 & mask) << 4
+    }
+}
+
+/// Row and column of element `e` of a lane's accumulator registers in its warp's 16 rows.
+pub fn accumulator(lane: usize, e: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (e / 2 % 2), 8 * (e / 4) + 2 * (lane % 4) + e % 2)
+}
+/// Row and depth of the two elements of register `i` of four that hold A; the second is one deeper.
+pub fn fragment(lane: usize, i: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2))
+}
+
+/// A matrix in shared memory as a descriptor tells of it; elements are 16-bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    pub start: u64,
+    /// Bytes, "leading" and "stride" dimension offset.
+    leading: u64,
+    stride: u64,
+    pub swizzle: Swizzle,
+    /// M or N contiguous, not K.
+    transposed: bool,
+}
+
+impl Matrix {
+    /// Bits 0-13 start, 16-29 leading and 32-45 stride offset, each in 16 bytes; 49-51 base offset; 62-63 swizzle.
+    pub fn new(descriptor: u64, transposed: bool) -> Result<Matrix, String> {
+        let field = |bit: u32| (descriptor >> bit & 0x3fff) << 4;
+        let swizzle = match descriptor >> 62 {
+            0 => Swizzle::None,
+            1 => Swizzle::B128,
+            2 => Swizzle::B64,
+            _ => Swizzle::B32,
+        };
+        let matrix = Matrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed };
+        if descriptor & 0x3fff_c000_c000_c000 != 0 {
+            return Err(format!("descriptor {descriptor:#018x} has bits that are not modelled (a base offset among them)"));
+        }
+        // Advancing along K goes by pieces of a row of the pattern, or by whole patterns.
+        if swizzle != Swizzle::None && matrix.start % swizzle.pattern() as u64 >= swizzle.row() as u64 {
+            let (start, pattern) = (matrix.start, swizzle.pattern());
+            return Err(format!("a matrix with {swizzle:?} starts at {start:#x}, not on a pattern of {pattern} bytes"));
+        }
+        Ok(matrix)
+    }
+    /// Address of the 16 bytes that hold eight neighbours: K-major, of row `i` the elements from depth `8 j`;
+    /// transposed, of depth `i` the rows from `8 j`.
+    pub fn row(&self, i: usize, j: usize) -> u64 {
+        let (group, within, j) = ((i / 8) as u64, (i % 8) as u64, j as u64);
+        let (row, wide) = (self.swizzle.row() as u64, self.swizzle.row() as u64 / 16);
+        let plain = match (self.swizzle, self.transposed) {
+            // Core matrices of 8 rows of 16 bytes: next to one another by `leading` along K, by `stride` along M or N ..
+            (Swizzle::None, false) => group * self.stride + within * 16 + j * self.leading,
+            // .. and the other way round.
+            (Swizzle::None, true) => group * self.leading + within * 16 + j * self.stride,
+            // A row of the pattern holds at least the 16 elements of K.
+            (_, false) => group * self.stride + within * row + j * 16,
+            (_, true) => group * self.stride + within * row + j % wide * 16 + j / wide * self.leading,
+        };
+        self.swizzle.apply(self.start + plain)
+    }
+}
