@@ -5,8 +5,8 @@ use super::clock::Agent;
 use super::decode::{Address, Source, Space};
 use super::decode_hopper::Hopper;
 use super::kernel::{PARAMETER_BASE, SHARED_BASE};
-use super::mbarrier::Mbarrier;
 use super::machine::{At, Cta, Machine, Step, Stop};
+use super::mbarrier::Mbarrier;
 use super::memory_ops::Touch;
 use super::report::Kind;
 use super::shadow::{Access, Proxy, Who};
@@ -98,7 +98,15 @@ impl Machine<'_, '_> {
         Ok((0..bytes).step_by(16))
     }
     /// The tensor map at an address and the box at these coordinates.
-    fn boxed(&mut self, warp: &mut Warp, lane: usize, map: Source, corner: &[Source], shared: u64, at: At) -> Result<(TensorMap, Vec<Piece>), Stop> {
+    fn boxed(
+        &mut self,
+        warp: &mut Warp,
+        lane: usize,
+        map: Source,
+        corner: &[Source],
+        shared: u64,
+        at: At,
+    ) -> Result<(TensorMap, Vec<Piece>), Stop> {
         let address = self.value(warp, map, lane, at);
         let offset = address.wrapping_sub(PARAMETER_BASE) as usize;
         let bytes = match offset < self.arguments.len() {
@@ -125,7 +133,15 @@ impl Machine<'_, '_> {
         Ok((map, pieces))
     }
     /// Global address, or zeros; shared address; bytes. The data are taken now, and land later.
-    fn depart(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, pieces: Vec<(Option<u64>, u64, usize)>, barrier: u64, at: At) -> Step {
+    fn depart(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        lane: usize,
+        pieces: Vec<(Option<u64>, u64, usize)>,
+        barrier: u64,
+        at: At,
+    ) -> Step {
         let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
         self.check_shown(cta, warp, lane, barrier, at);
         let mut flight = Flight { pieces: vec![], bytes: 0, barrier, pc: at.pc };
@@ -137,7 +153,8 @@ impl Machine<'_, '_> {
                 data.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
                 sectors.push(address / 32);
             }
-            let touch = Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy: Proxy::Async };
+            let touch =
+                Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy: Proxy::Async };
             self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
             let offset = (shared - SHARED_BASE) as usize;
             cta.shadow.depart(offset, bytes);
@@ -159,7 +176,14 @@ impl Machine<'_, '_> {
         cta.complete(barrier, bytes, &by);
     }
     /// Shared address; global address, or nowhere; bytes.
-    fn leave(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, pieces: Vec<(u64, Option<u64>, usize)>, at: At) -> Step {
+    fn leave(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        lane: usize,
+        pieces: Vec<(u64, Option<u64>, usize)>,
+        at: At,
+    ) -> Step {
         let mut leaving = Leaving { pieces: vec![], data: None, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (shared, global, bytes) in pieces {
@@ -219,7 +243,8 @@ impl Machine<'_, '_> {
         for (lane, bulk) in std::mem::take(&mut warp.bulk) {
             if let Some(leaving) = bulk.unread() {
                 let at = At { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
-                let what = "the thread ends while this copy may still read shared memory: cp.async.bulk.wait_group.read";
+                let what =
+                    "the thread ends while this copy may still read shared memory: cp.async.bulk.wait_group.read";
                 self.find(Kind::InFlight, at, what.into());
             }
             for leaving in bulk.groups.into_iter().flatten().chain(bulk.open) {
@@ -233,7 +258,11 @@ impl Machine<'_, '_> {
         let landed = cta.mbarriers.values().filter_map(Mbarrier::unwaited);
         if let Some(pc) = cta.flights.iter().map(|flight| flight.pc).chain(landed).next() {
             let at = At { pc, cta: cta.id, warp: 0, lane: None };
-            self.find(Kind::InFlight, at, "the CTA ends and nothing has waited for this copy to its shared memory".into());
+            self.find(
+                Kind::InFlight,
+                at,
+                "the CTA ends and nothing has waited for this copy to its shared memory".into(),
+            );
         }
     }
 }

@@ -77,7 +77,9 @@ impl Matrix {
         };
         let matrix = Matrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed };
         if descriptor & 0x3fff_c000_c000_c000 != 0 {
-            return Err(format!("descriptor {descriptor:#018x} has bits that are not modelled (a base offset among them)"));
+            return Err(format!(
+                "descriptor {descriptor:#018x} has bits that are not modelled (a base offset among them)"
+            ));
         }
         // Advancing along K goes by pieces of a row of the pattern, or by whole patterns.
         if swizzle != Swizzle::None && matrix.start % swizzle.pattern() as u64 >= swizzle.row() as u64 {

@@ -107,7 +107,7 @@ impl Machine<'_, '_> {
             Op::Barrier { .. } | Op::BarrierArrive { .. } => warp.live(),
             // Undefined without all 32, even where some have returned.
             Op::LoadMatrix { .. } | Op::Mma { .. } => u32::MAX,
-            Op::Hopper(ref op) => if op.aligned() { u32::MAX } else { 0 },
+            Op::Hopper(ref op) if op.aligned() => u32::MAX,
             Op::WarpBarrier { mask } | Op::Elect { mask, .. } | Op::Shuffle { mask, .. } | Op::Vote { mask, .. } => {
                 self.read(warp, mask, active, at)[active.trailing_zeros() as usize % LANES] as u32 & warp.live()
             }

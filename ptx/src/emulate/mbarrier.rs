@@ -74,8 +74,16 @@ impl Cta {
 
 impl Machine<'_, '_> {
     /// Offset in shared memory of the mbarrier that a lane names; it must have been initialised.
-    pub(super) fn mbarrier(&mut self, cta: &mut Cta, warp: &Warp, lane: usize, address: u64, at: At) -> Result<usize, Stop> {
-        let touch = Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Atomic, proxy: Proxy::Generic };
+    pub(super) fn mbarrier(
+        &mut self,
+        cta: &mut Cta,
+        warp: &Warp,
+        lane: usize,
+        address: u64,
+        at: At,
+    ) -> Result<usize, Stop> {
+        let touch =
+            Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Atomic, proxy: Proxy::Generic };
         let known = address.wrapping_sub(SHARED_BASE) as usize;
         if !cta.mbarriers.contains_key(&known) {
             let what = format!("no mbarrier has been initialised at shared address {address:#x}");
@@ -90,7 +98,8 @@ impl Machine<'_, '_> {
         let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
         if !barrier.shown && !warp.views.of(lane).shows(&barrier.init) {
             let place = self.kernel.place(barrier.init.pc as usize);
-            let what = format!("counts on an mbarrier whose initialisation at {place} has passed no fence.mbarrier_init");
+            let what =
+                format!("counts on an mbarrier whose initialisation at {place} has passed no fence.mbarrier_init");
             self.find(Kind::Proxy, At { lane: Some(lane), ..at }, what);
         }
     }
@@ -107,7 +116,14 @@ impl Machine<'_, '_> {
         by
     }
     /// Whether the instruction cannot go on yet.
-    pub(super) fn must_wait(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: At) -> Result<bool, Stop> {
+    pub(super) fn must_wait(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        active: u32,
+        op: &Hopper,
+        at: At,
+    ) -> Result<bool, Stop> {
         match op {
             _ if active == 0 => Ok(false),
             Hopper::Wait { at: address, phase, parity, .. } => {
@@ -172,7 +188,13 @@ impl Machine<'_, '_> {
                 let counts = self.read(warp, *count, active, at);
                 for (address, mask) in self.by_address(warp, *address, active, at) {
                     let lane = mask.trailing_zeros() as usize;
-                    let touch = Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Write, proxy: Proxy::Generic };
+                    let touch = Touch {
+                        space: Space::Shared,
+                        address,
+                        bytes: BYTES,
+                        access: Access::Write,
+                        proxy: Proxy::Generic,
+                    };
                     for lane in lanes(mask) {
                         self.touch(cta, warp, lane, touch, at)?;
                     }
@@ -184,13 +206,30 @@ impl Machine<'_, '_> {
                     let init = Who { cta: cta.id, warp, lanes: mask, pc: at.pc, proxy: Proxy::Generic }.epoch();
                     let view = View::new(cta.id, warp.warps);
                     let (gathered, opened, seen) = (view.clone(), view, HashMap::new());
-                    let new = Mbarrier { count, pending: count, bytes: 0, phase: 0, gathered, opened, init, shown: false, seen, landed: None };
+                    let new = Mbarrier {
+                        count,
+                        pending: count,
+                        bytes: 0,
+                        phase: 0,
+                        gathered,
+                        opened,
+                        init,
+                        shown: false,
+                        seen,
+                        landed: None,
+                    };
                     cta.mbarriers.insert((address - SHARED_BASE) as usize, new);
                 }
             }
             Hopper::MbarrierInvalidate { at: address } => {
                 for (address, mask) in self.by_address(warp, *address, active, at) {
-                    let touch = Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Write, proxy: Proxy::Generic };
+                    let touch = Touch {
+                        space: Space::Shared,
+                        address,
+                        bytes: BYTES,
+                        access: Access::Write,
+                        proxy: Proxy::Generic,
+                    };
                     self.touch(cta, warp, mask.trailing_zeros() as usize, touch, at)?;
                     cta.mbarriers.remove(&(address.wrapping_sub(SHARED_BASE) as usize));
                 }
@@ -212,7 +251,8 @@ impl Machine<'_, '_> {
                         barrier.pending = barrier.pending.saturating_sub(counts[lane] as u32 as u64);
                         cta.progress += barrier.settle() as u64;
                         if wrong {
-                            let what = format!("arrives {} times at the mbarrier at {address:#x}: {state}", counts[lane]);
+                            let what =
+                                format!("arrives {} times at the mbarrier at {address:#x}: {state}", counts[lane]);
                             self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
                             return Err(Stop);
                         }
@@ -223,7 +263,8 @@ impl Machine<'_, '_> {
                 }
             }
             Hopper::ExpectTx { at: address, bytes } => {
-                let (addresses, bytes) = (self.addresses(warp, *address, active, at), self.read(warp, *bytes, active, at));
+                let (addresses, bytes) =
+                    (self.addresses(warp, *address, active, at), self.read(warp, *bytes, active, at));
                 for lane in lanes(active) {
                     let offset = self.mbarrier(cta, warp, lane, addresses[lane], at)?;
                     if let Some(barrier) = cta.mbarriers.get_mut(&offset) {

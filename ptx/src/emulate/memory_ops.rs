@@ -116,7 +116,13 @@ impl Machine<'_, '_> {
                 // A partial copy reads no byte beyond its part.
                 for (i, piece) in data[..wanted].chunks_mut(PIECE).enumerate() {
                     let address = from[lane] + (PIECE * i) as u64;
-                    let touch = Touch { space: Space::Global, address, bytes: PIECE, access: Access::Read, proxy: Proxy::Generic };
+                    let touch = Touch {
+                        space: Space::Global,
+                        address,
+                        bytes: PIECE,
+                        access: Access::Read,
+                        proxy: Proxy::Generic,
+                    };
                     piece.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
                 }
                 let (address, access) = (to[lane], Access::Write);
@@ -214,7 +220,13 @@ impl Machine<'_, '_> {
         self.bytes(index, access, offset..offset + bytes, at)
     }
     /// Of global memory. What is lent to be read comes as a copy.
-    pub(super) fn bytes(&mut self, index: usize, access: Access, range: Range<usize>, at: At) -> Result<&mut [u8], Stop> {
+    pub(super) fn bytes(
+        &mut self,
+        index: usize,
+        access: Access,
+        range: Range<usize>,
+        at: At,
+    ) -> Result<&mut [u8], Stop> {
         let Allocation { name, data, .. } = &self.memory.allocations[index];
         if access != Access::Read && matches!(data, Data::Read(_)) {
             let what = format!("bytes {}..{} of '{name}', which the launch may only read", range.start, range.end);
@@ -275,7 +287,15 @@ impl Machine<'_, '_> {
         }
         Ok((name, base, within))
     }
-    pub(super) fn judge(&mut self, trouble: Option<Trouble>, access: Access, name: &str, offset: usize, bytes: usize, at: At) {
+    pub(super) fn judge(
+        &mut self,
+        trouble: Option<Trouble>,
+        access: Access,
+        name: &str,
+        offset: usize,
+        bytes: usize,
+        at: At,
+    ) {
         let verb = |access| match access {
             Access::Read => "read",
             Access::Write => "write",
@@ -297,7 +317,9 @@ impl Machine<'_, '_> {
             }
             Some(Trouble::Unshown(e)) => {
                 let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
-                let what = format!("{here} by the asynchronous proxy: no fence.proxy.async after the write by {thread} at {place}");
+                let what = format!(
+                    "{here} by the asynchronous proxy: no fence.proxy.async after the write by {thread} at {place}"
+                );
                 (Kind::Proxy, what)
             }
         };

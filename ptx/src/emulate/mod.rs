@@ -2,15 +2,17 @@
 //! wrote, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
 //! kernel, line, thread and allocation. It counts instructions, global sectors and shared bank conflicts.
 //!
-//! What it executes: the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32). Whatever
-//! else a kernel holds, Hopper's instructions for now among it, is refused with its line.
+//! What it executes: the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
+//! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. Whatever else a kernel holds is refused with its line.
 //!
-//! Up to four CTAs are resident and their warps run in turns drawn from a seed. No order between CTAs is modelled (fences,
-//! acquire and release are refused), nor are caches or time: counts are evidence, not speed.
+//! Up to four CTAs are resident and their warps run in turns drawn from a seed. Fences, releases and acquires order threads
+//! of a CTA and of several; caches and time are not modelled: counts are evidence, not speed. How matrices lie in registers
+//! and in shared memory is told in layouts.rs, with what is to be proven on a GPU.
 mod bulk;
 mod clock;
 mod decode;
 mod decode_hopper;
+mod decode_memory;
 mod kernel;
 mod lane;
 mod launch;
@@ -34,5 +36,5 @@ pub use launch::{Argument, Launch};
 pub use layouts::Swizzle;
 pub use memory::Memory;
 pub use parse::parse;
-pub use tensor::TensorMap;
 pub use report::{Counts, Finding, Kind, Report, Thread};
+pub use tensor::TensorMap;

@@ -41,7 +41,8 @@ impl Who<'_> {
     }
     /// Whether `e` happened before this access, or is this thread's own.
     fn follows(&self, e: &Epoch) -> bool {
-        let own = e.cta == self.cta && e.warp as usize == self.warp.id && e.lanes == self.lanes && e.lanes.count_ones() == 1;
+        let own =
+            e.cta == self.cta && e.warp as usize == self.warp.id && e.lanes == self.lanes && e.lanes.count_ones() == 1;
         own || self.warp.views.all(self.lanes, |view| view.knows(e))
     }
     /// The same of a write, which the proxy must see as well.

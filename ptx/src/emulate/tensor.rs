@@ -5,7 +5,7 @@ use super::layouts::Swizzle;
 
 /// Bytes of an encoded map, as on a GPU.
 pub const MAP_BYTES: usize = 128;
-const MAGIC: u64 = 0x50_414d_524f_534e_45;
+const MAGIC: u64 = 0x5041_4d52_4f53_4e45;
 const MOST_DIMENSIONS: usize = 5;
 
 /// A tensor of up to five dimensions, the contiguous one first, and the box that one copy moves. What lies outside of the
@@ -34,7 +34,8 @@ impl TensorMap {
     pub fn encode(&self) -> Result<[u8; MAP_BYTES], String> {
         self.check().map_err(|what| format!("tensor map of sizes {:?}, box {:?}: {what}", self.sizes, self.tile))?;
         let rank = self.sizes.len();
-        let mut words = vec![MAGIC, self.address, self.element as u64 | (rank as u64) << 8 | (self.swizzle as u64) << 16];
+        let mut words =
+            vec![MAGIC, self.address, self.element as u64 | (rank as u64) << 8 | (self.swizzle as u64) << 16];
         words.extend(&self.sizes);
         words.extend(&self.strides);
         // Two sides of a box to a word: 16 words hold five dimensions.
@@ -46,10 +47,17 @@ impl TensorMap {
     fn check(&self) -> Result<(), String> {
         let rank = self.sizes.len();
         if !(1..=MOST_DIMENSIONS).contains(&rank) || self.tile.len() != rank || self.strides.len() + 1 != rank {
-            return Err(format!("{rank} dimensions, {} strides, {} sides of a box", self.strides.len(), self.tile.len()));
+            return Err(format!(
+                "{rank} dimensions, {} strides, {} sides of a box",
+                self.strides.len(),
+                self.tile.len()
+            ));
         }
         if !matches!(self.element, 1 | 2 | 4 | 8) || !self.address.is_multiple_of(16) {
-            return Err(format!("elements of {} bytes at {:#x}: a power of two, on 16 bytes", self.element, self.address));
+            return Err(format!(
+                "elements of {} bytes at {:#x}: a power of two, on 16 bytes",
+                self.element, self.address
+            ));
         }
         if let Some(stride) = self.strides.iter().find(|s| !s.is_multiple_of(16) || **s >= 1 << 40) {
             return Err(format!("a stride of {stride} bytes: a multiple of 16 below 2^40 is allowed"));
@@ -87,8 +95,8 @@ impl TensorMap {
         let mut pieces = vec![];
         for index in 0..self.bytes() / row {
             let (mut rest, mut address, mut inside) = (index, self.address, true);
-            for d in 1..self.sizes.len() {
-                let x = corner[d] + (rest % side(d)) as i64;
+            for (d, first) in corner.iter().enumerate().skip(1) {
+                let x = first + (rest % side(d)) as i64;
                 rest /= side(d);
                 inside &= (0..self.sizes[d] as i64).contains(&x);
                 address = address.wrapping_add_signed(x * self.strides[d - 1] as i64);

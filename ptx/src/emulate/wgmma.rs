@@ -74,7 +74,11 @@ impl Machine<'_, '_> {
         use Hopper::*;
         match op {
             Wait { .. } => return self.wait(cta, warp, active, op, at),
-            BulkLoad { .. } | BulkStore { .. } | TensorLoad { .. } | TensorStore { .. } | BulkCommit
+            BulkLoad { .. }
+            | BulkStore { .. }
+            | TensorLoad { .. }
+            | TensorStore { .. }
+            | BulkCommit
             | BulkWait { .. } => return self.bulk(cta, warp, active, op, at),
             ClusterArrive | ClusterWait => return self.cluster(cta, warp, op, at),
             WgmmaFence => {
@@ -117,7 +121,8 @@ impl Machine<'_, '_> {
             if let Some(busy) = group.iter().find(|warp| !warp.flying.idle()) {
                 self.find(Kind::Wgmma, at(busy.id), "ends with a wgmma in flight".into());
             }
-            let other = group.iter().find(|w| w.flying.trace() != group[0].flying.trace() || w.budget != group[0].budget);
+            let other =
+                group.iter().find(|w| w.flying.trace() != group[0].flying.trace() || w.budget != group[0].budget);
             if let Some(other) = other {
                 let what = format!("has not executed the same wgmma and setmaxnreg as warp {}", group[0].id);
                 self.find(Kind::Divergent, at(other.id), what);
@@ -184,7 +189,10 @@ impl Machine<'_, '_> {
         let all = flying.groups.iter().flatten().chain(&flying.open);
         // In flight together: the same accumulator of the same shape, and inputs.
         let apart = |held: &Held| held.n == op.n && held.to == op.to || held.to.iter().all(|r| !op.to.contains(r));
-        if let Some(held) = all.into_iter().find(|h| !apart(h) || h.to.iter().any(|r| a.contains(r)) || h.a.iter().any(|r| op.to.contains(r))) {
+        if let Some(held) = all
+            .into_iter()
+            .find(|h| !apart(h) || h.to.iter().any(|r| a.contains(r)) || h.a.iter().any(|r| op.to.contains(r)))
+        {
             let name = &self.kernel.registers[held.to[0]];
             wrong = Some((Kind::Wgmma, format!("its registers are held by another wgmma in flight, into {name} ..")));
         }
@@ -226,7 +234,8 @@ impl Machine<'_, '_> {
         };
         let mut out = vec![[0.0; DEPTH]; rows];
         // (i, j) of Matrix::row, and where its eight elements go.
-        let (outer, inner) = if transposed { (0..DEPTH, first / 8..(first + rows) / 8) } else { (first..first + rows, 0..2) };
+        let (outer, inner) =
+            if transposed { (0..DEPTH, first / 8..(first + rows) / 8) } else { (first..first + rows, 0..2) };
         for i in outer {
             for j in inner.clone() {
                 let (name, base, within) = self.find_shared(matrix.row(i, j), 16, at)?;

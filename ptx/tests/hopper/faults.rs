@@ -17,7 +17,8 @@ pub fn caught(kind: Kind, words: &[&str], source: &str, set: &Setting) {
 /// Which of several faults of one mistake shows depends on the schedule; that one shows does not.
 fn noticed(kinds: &[Kind], source: &str, set: &Setting) {
     for schedule in SCHEDULES {
-        let report = product(source, set, schedule).err().unwrap_or_else(|| panic!("schedule {schedule}: nothing found"));
+        let report =
+            product(source, set, schedule).err().unwrap_or_else(|| panic!("schedule {schedule}: nothing found"));
         assert!(kinds.iter().any(|kind| report.has(*kind)), "schedule {schedule}: none of {kinds:?} in\n{report}");
     }
 }
@@ -43,8 +44,14 @@ fn shared_memory_read_before_the_copy_has_landed() {
     // One lane waits, and nothing tells the others.
     let alone = source.match_indices(AGAIN).nth(1).unwrap().0;
     let first = source[..alone].rfind("mbarrier.try_wait").unwrap();
-    let alone = format!("{}setp.ne.u32 %leader, %lane, 0; @%leader bra ALONE; {}{AGAIN} ALONE: {}", &source[..first], &source[first..alone], &source[alone + AGAIN.len()..]);
-    let alone = alone.replacen("{\n    .reg .pred %done;\nAGAIN:\nsetp.ne", "{\n    .reg .pred %done;\n AGAIN: setp.ne", 1);
+    let alone = format!(
+        "{}setp.ne.u32 %leader, %lane, 0; @%leader bra ALONE; {}{AGAIN} ALONE: {}",
+        &source[..first],
+        &source[first..alone],
+        &source[alone + AGAIN.len()..]
+    );
+    let alone =
+        alone.replacen("{\n    .reg .pred %done;\nAGAIN:\nsetp.ne", "{\n    .reg .pred %done;\n AGAIN: setp.ne", 1);
     caught(Kind::InFlight, &["shared 'ring'"], &alone, &USUAL);
     let told = alone.replacen("ALONE:", "ALONE: bar.warp.sync -1;", 1);
     product(&told, &USUAL, 1).unwrap_or_else(|report| panic!("{report}"));
@@ -56,15 +63,26 @@ fn a_copy_over_what_is_still_read() {
     // The stage is handed back before the products that read it have been waited for.
     let wait = "wgmma.wait_group.sync.aligned 0;";
     let early = plant(0, wait, "wgmma.wait_group.sync.aligned 1;");
-    caught(Kind::InFlight, &["write of shared 'ring'", "still reads"], &early, &Setting { tiles: 3, depth: 192, ..USUAL });
+    caught(
+        Kind::InFlight,
+        &["write of shared 'ring'", "still reads"],
+        &early,
+        &Setting { tiles: 3, depth: 192, ..USUAL },
+    );
 }
 #[test]
 fn one_warp_too_few_gives_a_stage_back() {
-    let source = plant(0, "mbarrier.init.shared::cta.b64 [%empty + 0], 4;", "mbarrier.init.shared::cta.b64 [%empty + 0], 3;");
+    let source =
+        plant(0, "mbarrier.init.shared::cta.b64 [%empty + 0], 4;", "mbarrier.init.shared::cta.b64 [%empty + 0], 3;");
     // Four arrivals at a count of three: a phase too many, and sooner or later a stage that is written while it is read.
     noticed(&[Kind::Race, Kind::InFlight, Kind::Phase, Kind::Deadlock], &source, &USUAL);
     let source = plant(0, "[%empty + 0], 4;", "[%empty + 0], 5;");
-    caught(Kind::Deadlock, &["mbarrier bars+16: phase 0 lacks 1 arrivals and 0 bytes", "warp 0 waiting"], &source, &USUAL);
+    caught(
+        Kind::Deadlock,
+        &["mbarrier bars+16: phase 0 lacks 1 arrivals and 0 bytes", "warp 0 waiting"],
+        &source,
+        &USUAL,
+    );
 }
 #[test]
 fn bytes_that_do_not_add_up() {
@@ -81,7 +99,12 @@ fn mbarriers_before_their_initialisation() {
     let source = plant(0, "bar.sync 0;", "");
     noticed(&[Kind::Race, Kind::Uninitialised], &source, &USUAL);
     let source = plant(0, "fence.mbarrier_init.release.cluster;", "");
-    caught(Kind::Proxy, &["counts on an mbarrier whose initialisation at k.ptx:", "fence.mbarrier_init"], &source, &USUAL);
+    caught(
+        Kind::Proxy,
+        &["counts on an mbarrier whose initialisation at k.ptx:", "fence.mbarrier_init"],
+        &source,
+        &USUAL,
+    );
     let source = plant(0, "mbarrier.init.shared::cta.b64 [%full + 0], 1;", "");
     caught(Kind::Uninitialised, &["no mbarrier has been initialised"], &source, &USUAL);
 }
@@ -92,7 +115,13 @@ fn phases() {
     noticed(&[Kind::Phase, Kind::InFlight, Kind::Deadlock], &source, &USUAL);
     // All lanes arrive where one was to.
     let source = plant(0, "@%leader mbarrier.arrive", "mbarrier.arrive");
-    caught(Kind::Phase, &["arrives", "lacks"], &source, &Setting { tiles: 1, depth: 64, ..USUAL });
+    noticed(&[Kind::Race, Kind::InFlight, Kind::Phase, Kind::Deadlock], &source, &USUAL);
+    let source = plant(
+        0,
+        "@%leader mbarrier.arrive.shared::cta.b64 _, [%at];",
+        "@%leader mbarrier.arrive.shared::cta.b64 _, [%at], 5;",
+    );
+    caught(Kind::Phase, &["arrives 5 times", "lacks 4 arrivals"], &source, &USUAL);
     let init = "mbarrier.init.shared::cta.b64 [%full + 0], 1;";
     caught(Kind::Phase, &["an mbarrier of 0 arrivals"], &plant(0, init, &init.replace("1;", "0;")), &USUAL);
 }
@@ -101,10 +130,18 @@ fn proxy_fences() {
     let source = plant(0, "fence.proxy.async.shared::cta;", "");
     caught(Kind::Proxy, &["read of shared 'out'", "no fence.proxy.async after the write"], &source, &USUAL);
     // A fence of the thread that copies, after the barrier, would do as well.
-    let source = plant(0, "fence.proxy.async.shared::cta;", "").replacen("bar.sync 1, 128;", "bar.sync 1, 128; fence.proxy.async;", 1);
+    let source = plant(0, "fence.proxy.async.shared::cta;", "").replacen(
+        "bar.sync 1, 128;",
+        "bar.sync 1, 128; fence.proxy.async;",
+        1,
+    );
     product(&source, &USUAL, 1).unwrap();
     // But not one before the writes.
-    let source = plant(0, "fence.proxy.async.shared::cta;", "").replacen("and.b32 %warp, %warp, 3;", "fence.proxy.async; and.b32 %warp, %warp, 3;", 1);
+    let source = plant(0, "fence.proxy.async.shared::cta;", "").replacen(
+        "and.b32 %warp, %warp, 3;",
+        "fence.proxy.async; and.b32 %warp, %warp, 3;",
+        1,
+    );
     caught(Kind::Proxy, &["read of shared 'out'"], &source, &USUAL);
 }
 #[test]
@@ -114,10 +151,12 @@ fn copies_out() {
     let source = plant(0, "cp.async.bulk.commit_group;", "");
     caught(Kind::InFlight, &["the thread ends while this copy may still read"], &source, &USUAL);
     // Overwritten before it has been read.
-    let source = plant(0, "cp.async.bulk.wait_group.read 0;", "st.shared.f32 [%base], %c0; cp.async.bulk.wait_group.read 0;");
+    let source =
+        plant(0, "cp.async.bulk.wait_group.read 0;", "st.shared.f32 [%base], %c0; cp.async.bulk.wait_group.read 0;");
     caught(Kind::InFlight, &["write of shared 'out' bytes 0..4", "still reads"], &source, &USUAL);
     // The other way round it is right.
-    let source = plant(0, "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 0; st.shared.f32 [%base], %c0;");
+    let source =
+        plant(0, "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 0; st.shared.f32 [%base], %c0;");
     product(&source, &USUAL, 2).unwrap();
 }
 #[test]
@@ -131,7 +170,11 @@ fn named_barriers() {
     product(&source, &USUAL, 3).unwrap_or_else(|report| panic!("{report}"));
     let source = source.replacen("@%p bar.arrive 1, 128;", "@%p bar.arrive 1, 96;", 1);
     noticed(&[Kind::Phase, Kind::Deadlock, Kind::Race], &source, &USUAL);
-    let twice = plant(0, "bar.sync 1, 128;", "setp.ge.u32 %p, %t, 160; @%p bar.arrive 1, 128; @%p bar.arrive 1, 128; @!%p bar.sync 1, 128;");
+    let twice = plant(
+        0,
+        "bar.sync 1, 128;",
+        "setp.ge.u32 %p, %t, 160; @%p bar.arrive 1, 128; @%p bar.arrive 1, 128; @!%p bar.sync 1, 128;",
+    );
     caught(Kind::Phase, &["arrives at barrier 1 a second time"], &twice, &USUAL);
 }
 #[test]
@@ -146,7 +189,12 @@ fn registers_of_a_wgmma() {
     caught(Kind::Wgmma, &["register %c7 is touched while a wgmma holds it"], &read, &USUAL);
     let without = plant(0, "wgmma.wait_group.sync.aligned 0;", "");
     caught(Kind::Wgmma, &["is touched while a wgmma holds it"], &without, &Setting { tiles: 1, depth: 64, ..USUAL });
-    caught(Kind::Wgmma, &["is touched while a wgmma holds it"], &plant(0, commit, ""), &Setting { tiles: 1, depth: 64, ..USUAL });
+    caught(
+        Kind::Wgmma,
+        &["is touched while a wgmma holds it"],
+        &plant(0, commit, ""),
+        &Setting { tiles: 1, depth: 64, ..USUAL },
+    );
     // Adding to what was never written.
     let source = plant(0, "setp.ne.u32 %p, %i, 0;", "setp.eq.u32 %p, 0, 0;");
     caught(Kind::Uninitialised, &["register %c", "was never written"], &source, &USUAL);
@@ -160,7 +208,12 @@ fn a_warpgroup_acts_as_one() {
     caught(Kind::Divergent, &["has not executed the same wgmma", "warp 5"], &source, &USUAL);
     let source = plant(3, mma, &format!("setp.eq.u32 %leader, %lane, 5; @!%leader {mma}"));
     caught(Kind::Divergent, &["never arrive at this instruction"], &source, &USUAL);
-    caught(Kind::Divergent, &["never arrive"], &plant(0, "setmaxnreg.inc", "setp.eq.u32 %p, %lane, 0; @%p setmaxnreg.inc"), &USUAL);
+    caught(
+        Kind::Divergent,
+        &["never arrive"],
+        &plant(0, "setmaxnreg.inc", "setp.eq.u32 %p, %lane, 0; @%p setmaxnreg.inc"),
+        &USUAL,
+    );
 }
 #[test]
 fn registers_of_a_warp() {
@@ -188,11 +241,20 @@ fn descriptors_and_boxes() {
     assert_ne!(d, crate::product::exact(320));
     let source = plant(0, "cvta.param.u64 %a, %a;", "add.u64 %a, %a, 64;");
     caught(Kind::OutOfBounds, &["there is no tensor map at"], &source, &USUAL);
-    let three = plant(0, ".2d.shared::cluster", ".3d.shared::cluster").replacen("[%a, {%x, %row}]", "[%a, {%x, %row, %row}]", 1);
+    let three = plant(0, ".2d.shared::cluster", ".3d.shared::cluster").replacen(
+        "[%a, {%x, %row}]",
+        "[%a, {%x, %row, %row}]",
+        1,
+    );
     caught(Kind::Launch, &["3 coordinates for a map of 2 dimensions"], &three, &USUAL);
 }
 #[test]
 fn a_copy_that_nobody_waits_for() {
     let source = plant(0, "setp.lt.u32 %p, %i, %tiles;", "setp.le.u32 %p, %i, %tiles;");
-    caught(Kind::InFlight, &["the CTA ends and nothing has waited for this copy"], &source, &Setting { tiles: 1, depth: 64, ..USUAL });
+    caught(
+        Kind::InFlight,
+        &["the CTA ends and nothing has waited for this copy"],
+        &source,
+        &Setting { tiles: 1, depth: 64, ..USUAL },
+    );
 }

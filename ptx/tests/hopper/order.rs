@@ -1,0 +1,225 @@
+//! Small kernels: what orders memory among threads, warps and CTAs, one mechanism each, and what does not.
+use flatshard_ptx::emulate::{Argument, Kind, Launch, Memory, Report, parse};
+
+const SCHEDULES: std::ops::Range<u64> = 0..8;
+
+/// Runs a body with `%t` (thread), `%c` (CTA), `%p`, `%q`, registers `%r0..7`, `%d0..7`, an array `s` and 64 words at `%y`.
+fn run(body: &str, grid: u32, block: u32, schedule: u64) -> Result<Vec<u32>, Report> {
+    let source = format!(
+        ".visible .entry k(.param .u64 p_y) {{\n.reg .pred %p, %q;\n.reg .b32 %t, %c, %r<8>;\n.reg .b64 %y, %z, %d<8>;
+        .shared .align 128 .b8 s[1024];\n.shared .align 8 .b64 bar[4];\nld.param.u64 %y, [p_y];\nmov.u32 %t, %tid.x;
+        mov.u32 %c, %ctaid.x;\n{body}\nret;\n}}"
+    );
+    let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{e}"));
+    let mut memory = Memory::new();
+    let y = memory.upload("y", &[0; 256]);
+    let (grid, block) = ([grid, 1, 1], [block, 1, 1]);
+    let launch =
+        Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &[Argument::Pointer(y)], schedule };
+    launch.run(&mut memory)?;
+    Ok(memory.download(y).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
+}
+fn right(body: &str, grid: u32, block: u32) -> Vec<u32> {
+    let first = run(body, grid, block, 0).unwrap_or_else(|report| panic!("{report}"));
+    for schedule in SCHEDULES {
+        let again = run(body, grid, block, schedule).unwrap_or_else(|report| panic!("schedule {schedule}: {report}"));
+        assert_eq!(again, first, "schedule {schedule}");
+    }
+    first
+}
+fn wrong(kind: Kind, body: &str, grid: u32, block: u32) {
+    for schedule in SCHEDULES {
+        let report =
+            run(body, grid, block, schedule).err().unwrap_or_else(|| panic!("schedule {schedule}: nothing found"));
+        assert!(report.has(kind), "schedule {schedule}: no {kind:?} in\n{report}");
+    }
+}
+
+/// CTA 0 writes a word and raises a flag; CTA 1 waits for the flag and reads the word.
+const HAND_OVER: &str = "
+    setp.ne.u32 %p, %c, 0;
+    @%p bra READ;
+    st.global.b32 [%y], 42;
+    RAISE
+    bra END;
+READ:
+    LOOK
+    setp.eq.u32 %p, %r0, 0;
+    @%p bra READ;
+    BELIEVE
+    ld.global.b32 %r1, [%y];
+    st.global.b32 [%y+8], %r1;
+END:";
+fn hand_over(raise: &str, look: &str, believe: &str) -> String {
+    HAND_OVER.replace("RAISE", raise).replace("LOOK", look).replace("BELIEVE", believe)
+}
+
+#[test]
+fn release_and_acquire_between_ctas() {
+    let (raise, look) = ("st.release.gpu.global.b32 [%y+4], 1;", "ld.acquire.gpu.global.b32 %r0, [%y+4];");
+    assert_eq!(right(&hand_over(raise, look, ""), 2, 1)[..3], [42, 1, 42]);
+    let (relaxed, peek) = ("st.relaxed.gpu.global.b32 [%y+4], 1;", "ld.relaxed.gpu.global.b32 %r0, [%y+4];");
+    let fence = "fence.acq_rel.gpu;";
+    right(&hand_over(&format!("{fence} {relaxed}"), peek, fence), 2, 1);
+    right(&hand_over("membar.gl; red.global.add.u32 [%y+4], 1;", peek, fence), 2, 1);
+    right(&hand_over("atom.release.gpu.global.add.u32 %r2, [%y+4], 1;", look, ""), 2, 1);
+    // One half is missing, on either side; or it is of the CTA alone.
+    wrong(Kind::Race, &hand_over(relaxed, look, ""), 2, 1);
+    wrong(Kind::Race, &hand_over(raise, peek, ""), 2, 1);
+    wrong(Kind::Race, &hand_over(&format!("{relaxed} {fence}"), peek, fence), 2, 1);
+    wrong(Kind::Race, &hand_over(&format!("{fence} {relaxed}"), peek, ""), 2, 1);
+    wrong(Kind::Race, &hand_over(&raise.replace("gpu", "cta"), look, ""), 2, 1);
+    wrong(Kind::Race, &hand_over(raise, &look.replace("gpu", "cta"), ""), 2, 1);
+    // A flag that is no atomic.
+    wrong(Kind::Race, &hand_over("st.global.b32 [%y+4], 1;", look, ""), 2, 1);
+}
+
+#[test]
+fn a_part_of_a_warp() {
+    // Lanes 0 and 1 exchange words; the others have gone.
+    let body = |sync: &str| {
+        format!(
+            "
+        setp.gt.u32 %p, %t, 1;  @%p bra END;
+        mov.u32 %r0, s;  mad.lo.u32 %r1, %t, 4, %r0;  st.shared.b32 [%r1], %t;  {sync}
+        xor.b32 %r1, %r1, 4;  ld.shared.b32 %r2, [%r1];
+        mul.wide.u32 %d0, %t, 4;  add.u64 %d0, %d0, %y;  st.global.b32 [%d0], %r2;
+    END:"
+        )
+    };
+    assert_eq!(right(&body("bar.warp.sync 3;"), 1, 32)[..2], [1, 0]);
+    wrong(Kind::Race, &body(""), 1, 32);
+    // A third lane that is not among them.
+    let third = body("bar.warp.sync 3;").replace("%t, 1;  @%p", "%t, 2;  @%p").replace(
+        "bar.warp.sync 3;",
+        "setp.eq.u32 %q, %t, 2; @!%q bar.warp.sync 3; @%q mov.u32 %r1, s; @%q xor.b32 %r1, %r1, 4;",
+    );
+    wrong(Kind::Race, &third, 1, 32);
+}
+
+#[test]
+fn elections_choose_the_lowest_lane() {
+    let body = "elect.sync %r0|%p, 0xfffffff0; selp.u32 %r1, 7, 9, %p; mul.wide.u32 %d0, %t, 4; add.u64 %d0, %d0, %y;
+        st.global.b32 [%d0], %r1; st.global.b32 [%d0+112], %r0;";
+    let body = format!("setp.lt.u32 %p, %t, 4; @%p bra END; {body} END:");
+    let y = right(&body, 1, 32);
+    assert_eq!((y[4], y[5], y[32], y[59]), (7, 9, 4, 4));
+    wrong(
+        Kind::Divergent,
+        &body
+            .replace("0xfffffff0", "-1")
+            .replace("@%p bra END; ", "@%p bra MORE; ")
+            .replace("END:", "bra END; MORE: bar.warp.sync -1; END:"),
+        1,
+        32,
+    );
+}
+
+#[test]
+fn cluster_barriers_of_one_cta() {
+    let body = "mov.u32 %r0, s;  mad.lo.u32 %r0, %t, 4, %r0;  st.shared.b32 [%r0], %t;  barrier.cluster.arrive.release.aligned;
+        barrier.cluster.wait.acquire.aligned;  xor.b32 %r1, %t, 32;  mov.u32 %r0, s;  mad.lo.u32 %r0, %r1, 4, %r0;
+        ld.shared.b32 %r1, [%r0]; mov.u32 %r0, %cluster_ctarank; add.u32 %r1, %r1, %r0;
+        mul.wide.u32 %d0, %t, 4;  add.u64 %d0, %d0, %y;  st.global.b32 [%d0], %r1;";
+    assert_eq!(right(body, 1, 64), (32..64).chain(0..32).collect::<Vec<u32>>());
+    wrong(Kind::Phase, &body.replace("barrier.cluster.arrive.release.aligned;", ""), 1, 64);
+    // What is written between arriving and waiting is not covered.
+    let late = "st.shared.b32 [%r0], %t;  barrier.cluster.arrive.release.aligned;";
+    let source = body.replace(late, "barrier.cluster.arrive.release.aligned; st.shared.b32 [%r0], %t;");
+    for schedule in SCHEDULES {
+        let report = run(&source, 1, 64, schedule).unwrap_err();
+        assert!(report.has(Kind::Race), "{report}");
+    }
+}
+
+#[test]
+fn generic_addresses_tell_their_space_and_bytes_are_no_neighbours() {
+    // Byte t of an array, by each thread, through generic addresses; then read as words by one warp.
+    let body = "mov.u32 %r0, s;  cvt.u64.u32 %d0, %r0;  cvta.shared.u64 %d0, %d0;  cvt.u64.u32 %d1, %t;
+        add.u64 %d1, %d0, %d1;  st.u8 [%d1], %t;  bar.sync 0;  setp.gt.u32 %p, %t, 15;  @%p bra END;
+        mul.wide.u32 %d2, %t, 4;  add.u64 %d0, %d0, %d2;  ld.b32 %r1, [%d0];  add.u64 %d2, %d2, %y;  st.b32 [%d2], %r1;
+        ld.global.b8 %r2, [%d2+1];  st.global.b8 [%d2+64], %r2; END:";
+    let y = right(body, 1, 64);
+    for (i, word) in y[..16].iter().enumerate() {
+        assert_eq!(*word, u32::from_le_bytes([0, 1, 2, 3].map(|k| 4 * i as u8 + k)));
+        assert_eq!(y[16 + i], 4 * i as u32 + 1);
+    }
+    wrong(Kind::Race, &body.replace("bar.sync 0;", ""), 1, 64);
+    wrong(Kind::OutOfBounds, &body.replace("cvta.shared.u64 %d0, %d0;", "add.u64 %d0, %d0, 8192;"), 1, 64);
+}
+
+/// Thread 0 brings 64 words from global memory; a thread of another warp sends them back doubled.
+const ROUND: &str = "
+    setp.ne.u32 %p, %t, 0;
+    @%p bra WAIT;
+    mbarrier.init.shared.b64 [bar], 1;
+    fence.proxy.async;
+    mbarrier.expect_tx.relaxed.cta.shared.b64 [bar], 128;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%y], 128, [bar];
+    mbarrier.arrive.release.cta.shared::cta.b64 %d0, [bar];
+WAIT:
+    bar.sync 0;
+TRY:
+    mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 %q, [bar], 0;
+    @!%q bra TRY;
+    mov.u32 %r0, s;
+    mad.lo.u32 %r0, %t, 4, %r0;
+    setp.lt.u32 %p, %t, 32;
+    @%p ld.shared.b32 %r1, [%r0];
+    @%p add.u32 %r1, %r1, %t;
+    @%p st.shared.b32 [%r0+128], %r1;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    setp.ne.u32 %p, %t, 40;
+    @%p bra END;
+    cp.async.bulk.global.shared::cta.bulk_group [%y+128], [s+128], 128;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    ld.global.b32 %r2, [%y+132];
+    st.global.b32 [%y], %r2;
+    mbarrier.inval.shared.b64 [bar];
+END:";
+
+#[test]
+fn plain_bulk_copies_go_both_ways() {
+    let y = right(ROUND, 1, 64);
+    assert_eq!(y[0], 1);
+    assert_eq!(y[32..], (0..32).collect::<Vec<u32>>());
+    wrong(Kind::Proxy, &ROUND.replace("fence.proxy.async.shared::cta;", ""), 1, 64);
+    wrong(Kind::Proxy, &ROUND.replace("    fence.proxy.async;\n", ""), 1, 64);
+    wrong(Kind::InFlight, &ROUND.replace("wait_group 0", "wait_group.read 0"), 1, 64);
+    wrong(Kind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y+8], 128, [bar]"), 1, 64);
+    wrong(Kind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y], 120, [bar]"), 1, 64);
+    wrong(Kind::OutOfBounds, &ROUND.replace("[%y], 128, [bar]", "[%y+192], 128, [bar]"), 1, 64);
+    wrong(Kind::OutOfBounds, &ROUND.replace("[%y+128], [s+128], 128", "[%y+128], [s+128], 256"), 1, 64);
+    wrong(Kind::Uninitialised, &ROUND.replace("[s+128], 128;", "[s+256], 128;"), 1, 64);
+    wrong(
+        Kind::Uninitialised,
+        &ROUND.replace("inval.shared.b64 [bar];", "inval.shared.b64 [bar]; mbarrier.arrive.shared.b64 %d0, [bar];"),
+        1,
+        64,
+    );
+}
+
+#[test]
+fn waits_by_phase() {
+    let body = "setp.ne.u32 %p, %t, 0; @%p bra END; mbarrier.init.shared.b64 [bar], 1;
+        mbarrier.arrive.shared.b64 %d0, [bar];
+    ONE: mbarrier.try_wait.shared.b64 %q, [bar], %d0; @!%q bra ONE;
+        mbarrier.arrive.shared.b64 %d0, [bar];
+    TWO: mbarrier.try_wait.parity.shared.b64 %q, [bar], 1, 1000; @!%q bra TWO;
+        st.global.b64 [%y], %d0; END:";
+    assert_eq!(right(body, 1, 32)[0], 1);
+    // The same phase twice: a parity that was not turned.
+    let twice =
+        body.replace("    TWO:", "AGAIN: mbarrier.try_wait.parity.shared.b64 %q, [bar], 1; @!%q bra AGAIN; TWO:");
+    wrong(Kind::Phase, &twice, 1, 32);
+    // Two phases pass between two waits of one thread.
+    let missed =
+        body.replace("    TWO:", "mbarrier.arrive.shared.b64 %d0, [bar]; TWO:").replace("[bar], 1, 1000", "[bar], 0");
+    wrong(Kind::Phase, &missed, 1, 32);
+    // Nobody arrives.
+    wrong(Kind::Deadlock, &body.replacen("mbarrier.arrive.shared.b64 %d0, [bar];", "mov.u64 %d0, 0;", 1), 1, 32);
+    wrong(Kind::Uninitialised, &body.replace("[bar], 1;\n", "[bar+8], 1;\n"), 1, 32);
+    wrong(Kind::Misaligned, &body.replace("init.shared.b64 [bar]", "init.shared.b64 [bar+4]"), 1, 32);
+}

@@ -35,9 +35,9 @@ fn every_launch_costs_what_the_budget_says() {
 
 #[test]
 fn every_variant_has_a_case_and_every_source_a_variant() {
-    let variants: BTreeSet<&str> = VARIANTS.iter().map(|v| v.name).collect();
-    assert_eq!(variants.len(), VARIANTS.len(), "two variants of one name");
-    assert_eq!(CASES.iter().map(|c| c.variant).collect::<BTreeSet<_>>(), variants);
+    let names: BTreeSet<&str> = VARIANTS.iter().map(|v| v.name).collect();
+    assert_eq!(names.len(), VARIANTS.len(), "two variants of one name");
+    assert_eq!(CASES.iter().map(|c| c.variant).collect::<BTreeSet<_>>(), names);
     let mut entries = BTreeSet::new();
     for variant in VARIANTS {
         for kernel in parse(variant.file, &variant.expand().unwrap()).unwrap() {
