@@ -159,6 +159,15 @@ impl Sharded {
         ]
     }
 
+    /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
+    pub fn gathered_apart(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
+        let flat = Flat::new(layouts, options.wrap, ranks);
+        let cycle = options.cycles(flat.units.len()).weights;
+        let slots = [flat.slots(cycle, Unit::trained), flat.slots(cycle, Unit::frozen)].concat();
+        let bytes = slots.into_iter().map(|len| len * options.dtype.size());
+        bytes.map(|bytes| bytes - CommUse::Gathered.counted(bytes, ranks)).sum()
+    }
+
     /// Elements that a rank owns and trains, padding included.
     pub fn owned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
         Flat::new(layouts, options.wrap, ranks).trained_shard()

@@ -23,6 +23,10 @@ pub trait Strategy: Send + Sync {
     fn store(&self, dev: Arc<dyn Device>, group: Arc<dyn Collective>, layouts: &[Layout]) -> Result<Box<dyn Store>>;
     /// Bytes that [`Strategy::store`] allocates on a rank of so many.
     fn planned(&self, layouts: &[Layout], ranks: usize) -> Vec<(Category, usize)>;
+    /// Bytes that a rank holds beyond those of [`Strategy::planned`] where ranks do not share what is gathered: on GPUs.
+    fn gathered_apart(&self, _layouts: &[Layout], _ranks: usize) -> usize {
+        0
+    }
     /// Elements, padding included, that a rank owns and keeps optimizer state for.
     fn owned(&self, layouts: &[Layout], ranks: usize) -> usize;
 }
@@ -43,6 +47,9 @@ impl Strategy for Fsdp {
     }
     fn planned(&self, layouts: &[Layout], ranks: usize) -> Vec<(Category, usize)> {
         Sharded::planned(layouts, &self.0, ranks)
+    }
+    fn gathered_apart(&self, layouts: &[Layout], ranks: usize) -> usize {
+        Sharded::gathered_apart(layouts, &self.0, ranks)
     }
     fn owned(&self, layouts: &[Layout], ranks: usize) -> usize {
         Sharded::owned(layouts, &self.0, ranks)

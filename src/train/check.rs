@@ -14,7 +14,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
     let (f, p) = (&s.fsdp, &s.precision);
     let unbuilt = [
-        ("device", is(s.run.device == Some(DeviceName::Cuda), "cuda"), "the GPU device", "--device cpu"),
         ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
         (
             "reduce-dtype",
@@ -56,6 +55,17 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
     }
 }
 
+/// A step's scalars (learning rate, dropout keys, the count of loss tokens) are arguments of its kernels, so a captured step
+/// could be replayed only with all of them patched; until they live in device memory, launches are not captured.
+pub fn graphs(s: &Settings, device: DeviceName) -> Result<()> {
+    match (device, s.run.compile) {
+        (DeviceName::Cuda, Some(true)) => Err(Error::input(
+            "--compile on needs CUDA graphs of the step, which this build does not have; use --no-compile",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Ranges of single numbers; relations between settings follow where they are used.
 pub fn numbers(s: &Settings) -> Result<()> {
     fn whole(name: &str, value: Option<u64>) -> Result<()> {
@@ -75,6 +85,7 @@ pub fn numbers(s: &Settings) -> Result<()> {
     whole("num_nodes", n(s.run.num_nodes))?;
     whole("max_steps", s.run.max_steps)?;
     whole("epochs", s.run.epochs)?;
+    whole("ranks_per_gpu", n(s.run.ranks_per_gpu))?;
     whole("log_every", s.run.log_every)?;
     whole("batch_size", n(s.batch.batch_size))?;
     whole("grad_accum", n(s.batch.grad_accum))?;

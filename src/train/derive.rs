@@ -1,5 +1,6 @@
 //! From settings to each part of the plan: what follows from what. Each function fills in the settings that it derives, so
 //! that they can be shown. Never starts anything and never writes.
+use super::device;
 use super::settings::*;
 use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
@@ -30,6 +31,7 @@ pub fn planned(
     decoder: &Decoder,
     ranks: usize,
     behind: bool,
+    device: DeviceName,
 ) -> Result<Vec<(Category, usize)>> {
     let mut planned = Engine::planned(engine, ranks)?;
     let (layouts, moments) = (decoder.layouts(), engine.rule.state());
@@ -38,6 +40,10 @@ pub fn planned(
         bytes += Checkpointer::planned_copy(layouts, moments, ranks);
     }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
+    if device == DeviceName::Cuda {
+        let apart = engine.strategy.gathered_apart(layouts, ranks);
+        planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
+    }
     Ok(planned)
 }
 
@@ -50,7 +56,12 @@ pub fn strategy(s: &mut Settings, default: StrategyName) -> StrategyName {
 }
 
 /// How many ranks there are and how they are arranged; also how many are on this host.
-pub fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<(MeshSizes, usize)> {
+pub fn mesh(
+    s: &mut Settings,
+    strategy: StrategyName,
+    device: DeviceName,
+    launched: Option<&RankEnv>,
+) -> Result<(MeshSizes, usize)> {
     let nodes = set(&s.run.num_nodes, "run.num_nodes")?;
     let (world, nproc) = match launched {
         Some(env) => {
@@ -63,11 +74,20 @@ pub fn mesh(s: &mut Settings, strategy: StrategyName, launched: Option<&RankEnv>
             (env.world, env.local_world)
         }
         None => {
-            let nproc = s.run.nproc_per_node.unwrap_or(2);
+            let nproc = match s.run.nproc_per_node {
+                Some(n) => n,
+                None => device::ranks(device, set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?)?,
+            };
+            if nodes > 1 && device == DeviceName::Cuda {
+                return Err(Error::input(format!(
+                    "a job of {nodes} hosts is started by torchrun, srun or mpirun on each of them (torchrun --nnodes {nodes} \
+                     --nproc-per-node {nproc} --no-python ...); started plainly, this binary starts ranks on this host only"
+                )));
+            }
             (nproc * nodes, nproc)
         }
     };
-    if world != nproc {
+    if world != nproc && device != DeviceName::Cuda {
         return Err(Error::input(format!(
             "the job has {world} ranks, {nproc} of them on this host, but CPU ranks meet in this host's memory only: use \
              --num-nodes 1 (--devices N for the number of ranks)"

@@ -1,28 +1,94 @@
-//! The one place where a rank's device comes from: its name in the settings, `auto` resolved, becomes a [`Device`]. Never
-//! computes. The plan calls [`choose`] before any rank starts, each rank [`make`].
+//! The one place where a rank's device and its world come from: names in the settings, `auto` resolved, become a [`Seat`].
+//! Never computes. The plan calls [`choose`] before any rank starts, the launching process [`prepare`], each rank [`take`].
+use super::plan::Plan;
 use super::settings::DeviceName;
 use crate::base::{Error, Meter, Result};
+use crate::comm::env::RankEnv;
+use crate::comm::{Member, nccl, shm};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
 use crate::device::gpu::GpuDevice;
+use crate::device::gpu::cuda::{self, Cuda, Machine};
 use crate::device::gpu::sim::Sim;
 use std::sync::Arc;
 
-/// What `auto` means on this machine; any other name as it is.
+/// Where a rank computes, and how it reaches the others.
+pub struct Seat {
+    pub device: Arc<dyn Device>,
+    pub member: Box<dyn Member>,
+    /// Where the device is a real GPU.
+    pub gpu: Option<Arc<Cuda>>,
+}
+
+/// What `auto` means on this machine: its GPUs where they can run this build, else the CPU. Any other name as it is.
 pub fn choose(name: DeviceName) -> DeviceName {
+    let usable = || Machine::probe().and_then(|machine| machine.choose(0, 1).map(|_| ())).is_ok() && cuda::has_blas();
     match name {
+        DeviceName::Auto if usable() => DeviceName::Cuda,
         DeviceName::Auto => DeviceName::Cpu,
         name => name,
     }
 }
 
-/// The device of the rank that is this host's `local_rank`th.
-pub fn make(name: DeviceName, _local_rank: usize, meter: Meter) -> Result<Arc<dyn Device>> {
+/// Ranks that a host runs when nobody says how many.
+pub fn ranks(name: DeviceName, ranks_per_gpu: usize) -> Result<usize> {
     match name {
-        DeviceName::Auto | DeviceName::Cpu => Ok(Arc::new(CpuDevice::new(meter))),
-        DeviceName::Sim => Ok(Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter)?)),
+        DeviceName::Cuda => Ok(Machine::probe()?.gpus.len().max(1) * ranks_per_gpu),
+        _ => Ok(2),
+    }
+}
+
+/// Once on a host, before any rank starts: every local rank has its GPU, and would fit if nothing else were on it.
+pub fn prepare(plan: &Plan) -> Result<()> {
+    if plan.device != DeviceName::Cuda {
+        return Ok(());
+    }
+    let machine = Machine::probe()?;
+    if !cuda::has_blas() {
+        return Err(cuda::no_blas());
+    }
+    for local_rank in 0..plan.nproc {
+        let (index, gpu) = machine.choose(local_rank, plan.ranks_per_gpu)?;
+        let name = format!("GPU {index} ({})", gpu.name);
+        cuda::fits(&name, plan.planned_total(), plan.ranks_per_gpu, gpu.bytes, gpu.bytes)?;
+    }
+    match plan.mesh.world() {
+        1 => Ok(()),
+        _ => nccl::present(),
+    }
+}
+
+/// The device of this rank, and its membership. Returns when all ranks are there.
+pub fn take(plan: &Plan, env: &RankEnv, meter: Meter) -> Result<Seat> {
+    let timeout = plan.comm_timeout;
+    let device: Arc<dyn Device> = match plan.device {
+        DeviceName::Auto | DeviceName::Cpu => Arc::new(CpuDevice::new(meter.clone())),
+        DeviceName::Sim => Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone())?),
         DeviceName::Cuda => {
-            Err(Error::input("--device cuda needs the CUDA driver's device, which this build does not have"))
+            let (local_rank, ranks_per_gpu) = (env.local_rank, plan.ranks_per_gpu);
+            let options = cuda::Options { local_rank, ranks_per_gpu, tf32: plan.tf32 };
+            let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
+            // Of the ranks that share a GPU, those that came before have what they need.
+            gpu.require(plan.planned_total(), 1)?;
+            let device: Arc<dyn Device> = Arc::new(GpuDevice::new(gpu.clone(), meter.clone())?);
+            let member = nccl::World::join(env, gpu.clone(), device.clone(), meter, timeout)?;
+            return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu) });
         }
+    };
+    let member = shm::World::join(env, meter, &shm::Options { timeout })?;
+    Ok(Seat { device, member: Box::new(member), gpu: None })
+}
+
+/// Which engine moves data follows from the device; a setting that says otherwise is refused.
+pub fn check_comm(device: DeviceName, comm: super::settings::CommName) -> Result<()> {
+    use super::settings::CommName;
+    match (device, comm) {
+        (DeviceName::Cuda, CommName::Shm) => Err(Error::input(
+            "--comm shm moves data in host memory, which --device cuda does not use: leave --comm out (GPU ranks use NCCL)",
+        )),
+        (DeviceName::Cuda, _) | (_, CommName::Auto | CommName::Shm) => Ok(()),
+        (_, CommName::Nccl) => Err(Error::input(
+            "--comm nccl moves data between GPUs: it needs --device cuda; leave --comm out (CPU ranks use shared memory)",
+        )),
     }
 }

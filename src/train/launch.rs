@@ -2,8 +2,8 @@
 //! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
 use super::plan::Plan;
 use crate::base::{Error, Result};
-use crate::comm::env;
 use crate::comm::shm::{Arena, Watch};
+use crate::comm::{env, nccl};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
     let watch = Watch::new(arena.clone())?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
     for rank in 0..plan.nproc {
-        ranks.ranks.push(start(rank, plan.nproc, stage, &arena)?);
+        ranks.ranks.push(start(rank, plan, stage, &arena)?);
     }
     let mut stopping = None;
     let mut failed_at: Option<Instant> = None;
@@ -81,7 +81,8 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, world: usize, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
+fn start(rank: usize, plan: &Plan, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
+    let world = plan.nproc;
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
@@ -92,6 +93,9 @@ fn start(rank: usize, world: usize, stage: Option<&str>, arena: &Arena) -> Resul
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");
     command.env(env::ARENA_FD, arena.fd().to_string()).env(env::PARENT_PID, std::process::id().to_string());
+    if plan.ranks_per_gpu > 1 {
+        command.envs(nccl::shared_gpu(rank));
+    }
     // Rank 0 may draw a progress bar; otherwise every line passes through this process, so that none is torn.
     let bar = rank == 0 && std::io::stderr().is_terminal();
     let stdout = if rank == 0 { Stdio::inherit() } else { Stdio::piped() };

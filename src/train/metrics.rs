@@ -1,6 +1,7 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never computes
 //! what it writes; a float that is not finite becomes null.
 use crate::base::{Error, Result};
+use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
 use serde_json::json;
 use std::fs::{File, OpenOptions};
@@ -38,8 +39,11 @@ pub struct StepRecord {
     /// [`super::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.
     pub peak_mem_bytes: u64,
     /// Model FLOPs (6 a parameter and token, embeddings included, and 12 layers * width * sequence of attention: the
-    /// definition of MosaicML's llm-foundry) over measured peak FLOPs of all ranks; null unless --measure-peak.
+    /// definition of MosaicML's llm-foundry) over peak FLOPs of all ranks: measured with --measure-peak,
+    /// else by the data sheet of a GPU that is known, else null.
     pub mfu: Option<f64>,
+    /// Rank 0's, at steps that are logged; null where there is none, or no NVML.
+    pub gpu: Option<Sample>,
 }
 
 /// `None` inside where no file was asked for, and on every rank but 0.

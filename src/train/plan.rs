@@ -21,6 +21,8 @@ pub struct Plan {
     pub settings: Settings,
     /// Never `auto`.
     pub device: DeviceName,
+    pub ranks_per_gpu: usize,
+    pub tf32: bool,
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub dataset: Arc<Dataset>,
@@ -51,7 +53,10 @@ impl Plan {
         let device = device::choose(derive::set(&s.run.device, "run.device")?);
         let save = derive::save(&s.checkpoint)?;
         let strategy_name = derive::strategy(&mut s, default);
-        let (mesh, nproc) = derive::mesh(&mut s, strategy_name, launched)?;
+        device::check_comm(device, derive::set(&s.run.comm, "run.comm")?)?;
+        check::graphs(&s, device)?;
+        let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
+        let (mesh, nproc) = derive::mesh(&mut s, strategy_name, device, launched)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let engine = derive::engine(&s, strategy_name, spec)?;
@@ -59,7 +64,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &decoder, mesh.world(), save.behind)?;
+        let planned = derive::planned(&engine, &decoder, mesh.world(), save.behind, device)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         if let (Some(dir), None) = (&s.model.pretrain, &resume) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
@@ -68,10 +73,13 @@ impl Plan {
         let loader = derive::loader(&s, &mesh, 0)?;
         let steps = derive::steps(&mut s, &dataset, loader)?;
         let schedule = derive::schedule(&s.optim, steps)?;
+        let tf32 = derive::set(&s.precision.tf32, "precision.tf32")?;
         let comm_timeout = Duration::from_secs_f64(derive::set(&s.run.comm_timeout, "run.comm_timeout")?);
         Ok(Plan {
             settings: s,
             device,
+            ranks_per_gpu,
+            tf32,
             mesh,
             engine,
             dataset,
@@ -154,7 +162,10 @@ impl Plan {
 
     /// Once on a host, before any rank starts: the run fits in memory, and the directory of checkpoints is there.
     pub fn prepare(&self) -> Result<()> {
-        self.check_memory()?;
+        device::prepare(self)?;
+        if self.device != DeviceName::Cuda {
+            self.check_memory()?;
+        }
         self.settings.checkpoint.ckpt_dir.as_deref().map_or(Ok(()), ckpt::prepare)
     }
 

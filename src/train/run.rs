@@ -1,21 +1,23 @@
 //! One rank's run, top to bottom: build, resume, step after step, and the end. Never parses and never validates: the
 //! [`Plan`] is right by the time it comes here.
 use super::agree::{Agreement, Vote};
-use super::device;
+use super::device::{self, Seat};
 use super::launch;
 use super::memory;
 use super::metrics::{Metrics, StepRecord, record_failure};
 use super::peak;
 use super::plan::Plan;
 use super::report::{self, Progress};
+use super::settings::DeviceName;
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{Checkpointer, Companions, Saved};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
-use crate::comm::shm::{Options, World};
 use crate::data::{Loader, MicroBatch};
 use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::telemetry::{self, Sample, Telemetry};
 use crate::strategy::{Engine, Sampling, Step};
 use serde_json::json;
 use signal_hook::iterator::Signals;
@@ -35,10 +37,9 @@ const PROMPT: usize = 64;
 pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     let signals = launch::stop_signals()?;
     let meter = Meter::default();
-    let device = device::make(plan.device, env.local_rank, meter.clone())?;
-    let world = World::join(env, meter, &Options { timeout: plan.comm_timeout })?;
-    let mesh = Mesh::new(world, plan.mesh)?;
-    let result = Trainer::new(plan, device, &mesh, signals).and_then(|mut trainer| trainer.run());
+    let Seat { device, member, gpu } = device::take(plan, env, meter)?;
+    let mesh = Mesh::new(member, plan.mesh)?;
+    let result = Trainer::new(plan, device, gpu.as_deref(), &mesh, signals).and_then(|mut trainer| trainer.run());
     if let Err(e) = &result {
         let stopped = matches!(e, Error::Signal(_));
         if !stopped {
@@ -64,6 +65,8 @@ struct Trainer<'a> {
     batches: Vec<MicroBatch>,
     signals: Signals,
     metrics: Metrics,
+    /// Of this rank's GPU, where it has one.
+    telemetry: Option<Telemetry>,
     progress: Progress,
     /// Steps done; samples and loss tokens consumed by all ranks.
     done: u64,
@@ -73,7 +76,8 @@ struct Trainer<'a> {
     saved: Option<u64>,
     skipped_in_a_row: u32,
     held_bytes: u64,
-    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the measured peak of all ranks.
+    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
+    /// or by the GPU's data sheet.
     mfu_of_a_token: Option<f64>,
     /// End of the last step, evaluation or checkpoint.
     clock: Instant,
@@ -81,7 +85,13 @@ struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    fn new(plan: &'a Plan, device: Arc<dyn Device>, mesh: &'a Mesh, signals: Signals) -> Result<Trainer<'a>> {
+    fn new(
+        plan: &'a Plan,
+        device: Arc<dyn Device>,
+        gpu: Option<&Cuda>,
+        mesh: &'a Mesh,
+        signals: Signals,
+    ) -> Result<Trainer<'a>> {
         let group = if plan.is_sharded() { &mesh.fsdp } else { &mesh.dp };
         let mut engine = Engine::new(device.clone(), group.clone(), &plan.engine)?;
         let layouts = engine.decoder().layouts().to_vec();
@@ -108,13 +118,15 @@ impl<'a> Trainer<'a> {
         }
 
         let first = mesh.rank() == 0;
-        let mfu_of_a_token = match plan.settings.run.measure_peak {
-            Some(true) => {
-                let peak = peak::flops(&*device, plan.engine.strategy.dtype(), group)? * mesh.world.size() as f64;
-                Some(plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64 / peak)
-            }
+        let dtype = plan.engine.strategy.dtype();
+        let peak = match (plan.settings.run.measure_peak, gpu) {
+            (Some(true), _) => Some(peak::flops(&*device, dtype, group)?),
+            (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
             _ => None,
         };
+        let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
+        let mfu_of_a_token = peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64));
+        let telemetry = gpu.filter(|_| first).map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?;
         let metrics = match &plan.settings.run.metrics_path {
             Some(path) if first => Metrics::open(path, done > 0 || plan.settings.run.after.is_some())?,
             _ => Metrics::none(),
@@ -139,6 +151,7 @@ impl<'a> Trainer<'a> {
             held_out,
             signals,
             metrics,
+            telemetry,
             progress,
             done,
             samples,
@@ -193,6 +206,7 @@ impl<'a> Trainer<'a> {
                 "trainable_params": self.plan.trainable,
                 "planned_bytes": self.plan.planned_json(),
                 "data": self.plan.dataset.report().to_string(),
+                "gpu": self.telemetry.as_ref().and_then(Telemetry::sample),
                 "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),
             }),
         )?;
@@ -229,7 +243,7 @@ impl<'a> Trainer<'a> {
         let lr = self.plan.schedule.lr(number);
         let report = self.engine.train_step(&self.batches, &Step { number, lr, tokens: all.tokens })?;
         if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
-            self.held_bytes = self.held_bytes.max(memory::held().unwrap_or(0) as u64);
+            self.held_bytes = self.held_bytes.max(self.held());
         }
         self.skipped_in_a_row = if report.skipped { self.skipped_in_a_row + 1 } else { 0 };
 
@@ -252,6 +266,7 @@ impl<'a> Trainer<'a> {
             data_time_s,
             peak_mem_bytes: all.held_bytes.max(self.held_bytes),
             mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
+            gpu: self.sample_gpu(number),
         };
         self.comm = comm;
         self.metrics.event("step", &record)?;
@@ -270,6 +285,19 @@ impl<'a> Trainer<'a> {
         self.samples = self.loader.position();
         self.trained_tokens += all.tokens;
         Ok(None)
+    }
+
+    /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
+    fn held(&self) -> u64 {
+        match self.plan.device {
+            DeviceName::Cuda => self.engine.device().meter().peak() as u64,
+            _ => memory::held().unwrap_or(0) as u64,
+        }
+    }
+    /// What the GPU tells at steps that are logged.
+    fn sample_gpu(&self, number: u64) -> Option<Sample> {
+        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
+        self.telemetry.as_ref().filter(|_| logged)?.sample()
     }
 
     /// The held-out rows, once.

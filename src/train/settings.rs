@@ -76,10 +76,16 @@ pub struct Run {
     /// Length of that text in tokens
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
+    /// What moves data between ranks: NCCL for GPUs, shared memory for the rest
+    #[arg(long)]
+    pub comm: Option<CommName>,
+    /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow
+    #[arg(long, value_name = "N")]
+    pub ranks_per_gpu: Option<usize>,
     /// Longest wait of a rank for its peers before the run fails
     #[arg(long, value_name = "SECONDS")]
     pub comm_timeout: Option<f64>,
-    /// Accepted: CPU kernels are always compiled ahead of time
+    /// Accepted where nothing is left to compile: kernels are compiled before the first step
     #[arg(long)]
     pub compile: Option<bool>,
     /// Which of the file's stages this run is, and where the one before it has its checkpoints: derived.
@@ -287,6 +293,9 @@ pub struct PrecisionArgs {
     /// What is gathered and computed in; masters, reduction and optimizer stay fp32
     #[arg(long)]
     pub precision: Option<PrecisionName>,
+    /// fp32 products on a GPU through the tensor cores, with 10 bits of mantissa
+    #[arg(long)]
+    pub tf32: Option<bool>,
     /// What gradients are reduced in
     #[arg(long)]
     pub reduce_dtype: Option<PrecisionName>,
@@ -355,6 +364,7 @@ macro_rules! names {
 }
 names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
 names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
+names!(CommName, "snake_case", Auto, Shm, Nccl);
 names!(ArchName, "snake_case", Llama, Gpt);
 names!(OptimizerName, "snake_case", Adamw, Sgd);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);

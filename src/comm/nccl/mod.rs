@@ -31,6 +31,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use watch::Watch;
 
+/// An input error where there is no usable NCCL.
+pub fn present() -> Result<()> {
+    Nccl::load().map(|_| ())
+}
+
+/// Variables for a rank that shares its GPU with another, for tests: NCCL refuses two ranks of one host on one GPU, and takes
+/// ranks of hosts with different names, which then talk over sockets. Slow; correctness only.
+pub fn shared_gpu(rank: usize) -> [(&'static str, String); 6] {
+    [
+        ("NCCL_HOSTID", format!("flatshard{rank}")),
+        ("NCCL_SOCKET_IFNAME", "=lo".into()),
+        ("NCCL_IB_DISABLE", "1".into()),
+        ("NCCL_P2P_DISABLE", "1".into()),
+        ("NCCL_SHM_DISABLE", "1".into()),
+        ("NCCL_NVLS_ENABLE", "0".into()),
+    ]
+}
+
 /// One rank's membership in a world of GPUs.
 pub struct World {
     rank: usize,

@@ -1,5 +1,6 @@
 //! What NVML says of a GPU beside its work: memory, clocks, what holds them down, ECC, temperature, power. Never fails: where
 //! libnvidia-ml is absent, or a GPU does not tell a value, it is null.
+use crate::base::DType;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
@@ -70,6 +71,13 @@ pub struct Peak {
     pub bf16: f64,
     /// f32 outside the tensor cores.
     pub fp32: f64,
+}
+
+impl Peak {
+    /// Of products with inputs of that dtype.
+    pub fn of(&self, dtype: DType) -> f64 {
+        if dtype == DType::F32 { self.fp32 } else { self.bf16 }
+    }
 }
 
 /// By part of the name that the driver gives; the first that fits.

@@ -56,13 +56,8 @@ unsafe impl Send for Blas {}
 impl Blas {
     /// `workspace` holds [`WORKSPACE`] bytes and outlives this. The context is current on the calling thread.
     pub(super) fn new(workspace: CUdeviceptr, tf32: bool) -> Result<Blas> {
-        // SAFETY: loads the library, whose initialisers have no requirements.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::input(
-                "--device cuda needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime \
-                 libraries (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in \
-                 LD_LIBRARY_PATH, or use --device cpu",
-            ));
+        if !present() {
+            return Err(missing());
         }
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
         Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
@@ -103,6 +98,18 @@ impl Blas {
         };
         done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))
     }
+}
+
+pub(super) fn present() -> bool {
+    // SAFETY: loads the library, whose initialisers have no requirements.
+    unsafe { sys::is_culib_present() }
+}
+pub(super) fn missing() -> Error {
+    Error::input(
+        "--device cuda needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime libraries \
+         (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in LD_LIBRARY_PATH, or use \
+         --device cpu",
+    )
 }
 
 impl Drop for Blas {

@@ -26,7 +26,7 @@ use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::{Buf, Gemm, View, ViewMut};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -111,6 +111,19 @@ impl Cuda {
         })
     }
 
+    /// As the driver calls it: "NVIDIA H100 80GB HBM3".
+    pub fn model(&self) -> Result<String> {
+        self.context.name().map_err(|e| self.failed("ask for the name", e))
+    }
+    /// "0000:1b:00.0": the same for every tool.
+    pub fn pci_bus_id(&self) -> Result<String> {
+        let mut text = [0u8; 32];
+        // SAFETY: writes at most that many bytes, and a terminator.
+        let asked =
+            unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.context.cu_device()) };
+        asked.result().map_err(|e| self.failed("ask for the bus id", e))?;
+        Ok(CStr::from_bytes_until_nul(&text).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default())
+    }
     /// Of the machine, as the driver counts.
     pub fn ordinal(&self) -> usize {
         self.ordinal
@@ -267,7 +280,16 @@ fn gib(bytes: usize) -> String {
     format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
 }
 
-fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
+/// Whether cuBLASLt is found; [`no_blas`] says what to do where it is not.
+pub fn has_blas() -> bool {
+    blas::present()
+}
+pub fn no_blas() -> Error {
+    blas::missing()
+}
+
+/// An input error unless `sharing` ranks of `planned` bytes each fit in what is free.
+pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
     let needed = planned.saturating_mul(sharing.max(1));
     if needed <= free {
         return Ok(());

@@ -1,0 +1,66 @@
+//! Bad input around GPUs, from outside: `--device cuda` where it cannot run, and settings that do not go together. Each is one
+//! message, exit status 2, nothing started. On a machine with a driver the first test asks for more GPUs than there are.
+use flatshard::device::gpu::cuda::Machine;
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    let tiny = "--dataset synthetic --embed-dim 64 --num-layers 1 --num-heads 1 --ff-hidden-dim 128 --max-len 32 \
+                --batch-size 1 --max-steps 1 --no-eval --no-sample";
+    command.args(tiny.split_whitespace()).args(args).output().unwrap()
+}
+#[track_caller]
+fn refused(args: &[&str], parts: &[&str]) {
+    let out = run(args);
+    let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {stderr}");
+    assert!(out.stdout.is_empty(), "{args:?} printed {}", String::from_utf8_lossy(&out.stdout));
+    assert_eq!((stderr.matches("error: ").count(), stderr.matches("panicked").count()), (1, 0), "{args:?}: {stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{args:?}: no {part:?} in: {stderr}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_one_clear_message() {
+    match Machine::probe() {
+        Err(e) => {
+            let expected = e.to_string();
+            refused(&["--device", "cuda"], &[&expected, "--device cpu"]);
+            refused(&["--device", "cuda", "--nproc-per-node", "2"], &[&expected]);
+        }
+        Ok(machine) => {
+            let one_more = (machine.gpus.len() + 1).to_string();
+            refused(&["--device", "cuda", "--nproc-per-node", &one_more], &["CUDA_VISIBLE_DEVICES"]);
+        }
+    }
+}
+
+#[test]
+fn engines_of_communication_that_do_not_fit_the_device_are_refused() {
+    refused(&["--device", "cpu", "--comm", "nccl"], &["--comm nccl", "--device cuda"]);
+    refused(&["--device", "cuda", "--comm", "shm"], &["--comm shm", "NCCL"]);
+    refused(&["--device", "cuda", "--compile"], &["--compile", "--no-compile"]);
+    refused(&["--ranks-per-gpu", "0"], &["ranks_per_gpu is 0"]);
+}
+
+/// A plan for GPUs can be read where there are none; ranks there do not share what they gather.
+#[test]
+fn the_plan_of_gpu_ranks_counts_whole_slots() {
+    let plan = |device: &str, ranks: &str| -> Value {
+        let out = run(&["--device", device, "--nproc-per-node", ranks, "--print-config"]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_saphyr::from_str(&String::from_utf8_lossy(&out.stdout)).unwrap()
+    };
+    let slots = |config: &Value| config["plan"]["planned_bytes"]["slots"].as_u64().unwrap();
+    let (cpu, gpu) = (plan("cpu", "4"), plan("cuda", "4"));
+    // f32 gradients take as much on both; of the gathered weights a CPU rank counts a quarter.
+    let grads = slots(&gpu) / 2;
+    assert_eq!(slots(&cpu), grads + grads / 4);
+    assert_eq!(slots(&plan("cpu", "1")), slots(&plan("cuda", "1")));
+    assert_eq!(gpu["run"]["device"], "cuda");
+}
