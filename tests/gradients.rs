@@ -7,7 +7,9 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::nn::{Activation, Arch, Decoder, Micro, Pass, ROOT, Segment, Spec, Workspace, WorkspaceOptions};
+use flatshard::nn::{
+    Activation, Arch, Decoder, Lora, Micro, Pass, ROOT, Segment, Spec, Tuning, Workspace, WorkspaceOptions,
+};
 use plain::{Call, Docs, Plain, device, distance, dot};
 
 /// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
@@ -59,7 +61,10 @@ struct Model {
 }
 impl Model {
     fn new(spec: Spec, options: WorkspaceOptions) -> Model {
-        let (dev, decoder) = (device(), Decoder::new(spec).unwrap());
+        Model::tuned(spec, &Tuning::default(), options)
+    }
+    fn tuned(spec: Spec, tuning: &Tuning, options: WorkspaceOptions) -> Model {
+        let (dev, decoder) = (device(), Decoder::tuned(spec, tuning).unwrap());
         let store = Plain::random(&dev, &decoder, options.dtype, 0.25);
         let ws = decoder.workspace(&dev, &options).unwrap();
         let docs = Docs::random(&dev, 3, decoder.spec().vocab, &LENGTHS, 5);
@@ -103,11 +108,15 @@ fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f
 /// Every tensor's gradient along itself (a wrong factor shows) and along two random directions (a wrong element shows).
 /// Errors are relative to the length of gradient times direction, so that a small product is no excuse.
 fn check_gradients(spec: Spec) {
-    let mut model = Model::new(spec, options(false));
+    check_gradients_of(Model::new(spec, options(false)));
+}
+/// Frozen tensors have none.
+fn check_gradients_of(mut model: Model) {
     model.train();
     let analytic: Vec<(usize, Segment, Vec<f32>)> = model
         .store
         .segments()
+        .filter(|(_, segment)| segment.trainable)
         .map(|(layer, segment)| (layer, segment.clone(), model.store.grad(layer, segment).to_vec()))
         .collect();
     let mut worst = (0.0, String::new());
@@ -133,6 +142,16 @@ fn check_gradients(spec: Spec) {
 #[test]
 fn llama_gradients() {
     check_gradients(llama());
+}
+/// The adapters' gradients, and through them those of what lies below.
+#[test]
+fn lora_gradients() {
+    let targets = |names: &[&str]| names.iter().map(|n| n.to_string()).collect();
+    for targets in [targets(&["all-linear"]), targets(&["q_proj", "v_proj", "down_proj"])] {
+        let lora = Some(Lora { rank: 3, alpha: 5.0, targets });
+        let tuning = Tuning { lora, ..Tuning::default() };
+        check_gradients_of(Model::tuned(llama(), &tuning, options(true)));
+    }
 }
 #[test]
 fn llama_gradients_with_tied_head_and_dropout() {

@@ -4,9 +4,10 @@ mod common;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType};
-use flatshard::nn::{Spec, Tuning};
+use flatshard::nn::{Decoder, Lora, Spec, Tuning};
 use flatshard::store::{ShardedOptions, Wrap};
-use flatshard::strategy::{Engine, EngineOptions, Strategy};
+use flatshard::strategy::{Engine, EngineOptions, StepReport, Strategy};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn freeze(patterns: &[&str]) -> Tuning {
@@ -133,6 +134,101 @@ fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
         let expected = (4 * (total - learning) / share) as u64;
         assert!(saved >= expected && saved <= expected + 4 * 1024, "saved {saved} bytes, expected {expected}");
     }
+}
+
+fn lora(targets: &[&str]) -> Tuning {
+    let targets = targets.iter().map(|t| t.to_string()).collect();
+    Tuning { lora: Some(Lora { rank: 4, alpha: 6.0, targets }), ..Tuning::default() }
+}
+
+/// Every rank's weights, by name, of an engine with adapters.
+fn adapted(world: usize, options: &EngineOptions, steps: u64) -> (Vec<StepReport>, BTreeMap<String, Vec<f32>>) {
+    let results = ranks(world, |rank| {
+        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let reports = train(&mut engine, &options.spec, steps, 1)?;
+        Ok((reports, fragments(&mut engine)?))
+    });
+    let mut weights: BTreeMap<String, Vec<(usize, Vec<f32>)>> = BTreeMap::new();
+    let reports = results[0].0.clone();
+    for (name, start, values) in results.into_iter().flat_map(|r| r.1) {
+        weights.entry(name).or_default().push((start, values));
+    }
+    let whole = |mut parts: Vec<(usize, Vec<f32>)>| {
+        parts.sort_by_key(|p| p.0);
+        parts.dedup_by_key(|p| p.0);
+        parts.into_iter().flat_map(|p| p.1).collect()
+    };
+    (reports, weights.into_iter().map(|(name, parts)| (name, whole(parts))).collect())
+}
+
+#[test]
+fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
+    for (targets, world) in [(&["all-linear"][..], 1), (&["q_proj", "up_proj"], 3)] {
+        let plain = options(&llama(), fsdp(sharded()), ADAMW);
+        let tuned = EngineOptions { tuning: lora(targets), ..plain.clone() };
+        let before = outcome(world, &plain, 1, 1);
+        let (reports, weights) = adapted(world, &tuned, 4);
+        assert_eq!(reports[0].loss.to_bits(), before.steps[0].0, "the adapters are not nothing at the start");
+        let start = outcome(world, &plain, 0, 1);
+        for (name, values) in &start.weights {
+            assert!(weights[name].iter().map(|x| x.to_bits()).eq(values.iter().copied()), "{name} has changed");
+        }
+        let untouched: BTreeMap<String, Vec<f32>> =
+            start.weights.keys().map(|name| (name.clone(), weights[name].clone())).collect();
+        let same = adapted(world, &EngineOptions { strategy: ddp(DType::F32), ..tuned.clone() }, 4);
+        assert_eq!(same.1, weights, "fsdp and ddp differ");
+
+        // W + alpha / rank B A, as a model of its own, has the loss that the adapted one has.
+        let merged: BTreeMap<String, Vec<f32>> = start
+            .weights
+            .keys()
+            .map(|name| {
+                let stem = name.trim_end_matches(".weight");
+                let mut w = weights[name].clone();
+                if let (Some(a), Some(b)) =
+                    (weights.get(&format!("{stem}.lora_A.weight")), weights.get(&format!("{stem}.lora_B.weight")))
+                {
+                    let inputs = a.len() / 4;
+                    for (i, w) in w.iter_mut().enumerate() {
+                        let (row, column) = (i / inputs, i % inputs);
+                        *w += 1.5 * (0..4).map(|k| b[row * 4 + k] * a[k * inputs + column]).sum::<f32>();
+                    }
+                }
+                (name.clone(), w)
+            })
+            .collect();
+        let after = |options: &EngineOptions, weights: &BTreeMap<String, Vec<f32>>| {
+            let losses = ranks(1, |rank| {
+                let mut engine = Engine::new(rank.device, rank.group, options)?;
+                let dev = engine.device().clone();
+                let (store, _) = engine.state();
+                store.for_each_piece(&mut |mut piece| {
+                    for s in &piece.layout.segments {
+                        dev.upload(bytemuck::cast_slice(&weights[&s.name]), piece.master.reborrow().slice(s.range()))?;
+                    }
+                    Ok(())
+                })?;
+                store.weights_changed()?;
+                Ok(engine.evaluate(&[batch(&options.spec, 1, 0, 0)])?.0)
+            });
+            losses[0]
+        };
+        let (with, into) = (after(&tuned, &weights), after(&plain, &merged));
+        assert!((with - into).abs() < 1e-5 * into, "adapted {with}, merged {into}");
+        let unadapted = after(&plain, &untouched);
+        assert!((into - unadapted).abs() > 1e-4 * into, "nothing was learnt: {into} and {unadapted}");
+    }
+}
+
+#[test]
+fn adapters_that_cannot_be_are_refused() {
+    let refused = |tuning: &Tuning, spec: &Spec| Decoder::tuned(spec.clone(), tuning).err().unwrap().to_string();
+    let text = refused(&lora(&["q_proj", "k_porj"]), &llama());
+    assert!(text.contains("k_porj") && text.contains("down_proj"), "{text}");
+    assert!(refused(&lora(&[]), &llama()).contains("empty"));
+    assert!(refused(&lora(&["c_attn"]), &gpt()).contains("gpt"));
+    let rank = Tuning { lora: Some(Lora { rank: 0, ..lora(&["q_proj"]).lora.unwrap() }), ..Tuning::default() };
+    assert!(refused(&rank, &llama()).contains("rank 0"));
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub trait Device: Send + Sync {
     fn zero(&self, x: ViewMut) -> Result<()>;
     /// `y += x`. Adds.
     fn add(&self, x: View, y: ViewMut) -> Result<()>;
+    /// `x *= factor`, in place.
+    fn scale(&self, factor: f32, x: ViewMut) -> Result<()>;
 
     /// `C (+)= op(A) op(B)`, f32 accumulation; A and B alike in dtype, C f32 or that dtype. See [`Gemm`].
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;

@@ -88,7 +88,7 @@ impl AttentionBranch {
         let (dev, n) = (cx.dev, cx.n);
         self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
         for projection in &self.qkv {
-            projection.forward(dev, w, scratch.h.rows(n), saved.qkv.rows_mut(n))?;
+            projection.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.qkv.rows_mut(n))?;
         }
         if let Some(bias) = &self.bias {
             bias.add(dev, w, &mut scratch.bias, saved.qkv.rows_mut(n))?;
@@ -100,9 +100,9 @@ impl AttentionBranch {
         let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
         dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?;
         match &self.post {
-            None => self.out.forward(dev, w, o.rows(n), y.reborrow())?,
+            None => self.out.forward(dev, w, o.rows(n), &mut scratch.low, y.reborrow())?,
             Some(norm) => {
-                self.out.forward(dev, w, o.rows(n), branch.rows_mut(n))?;
+                self.out.forward(dev, w, o.rows(n), &mut scratch.low, branch.rows_mut(n))?;
                 norm.forward(dev, w, branch.rows(n), y.reborrow(), scratch.stats.rows_mut(n))?;
             }
         }
@@ -146,8 +146,8 @@ impl AttentionBranch {
             d_branch =
                 norm.branch_backward(dev, w, dw, saved.branch.rows(n), d_branch, [h, stats, dh], unused.rows_mut(2))?;
         }
-        self.out.weight_grad(dev, dw, o, d_branch)?;
-        self.out.input_grad(dev, w, d_branch, scratch.d_o.rows_mut(n), false)?;
+        let low = [&mut scratch.low, &mut scratch.dlow];
+        self.out.backward(dev, w, dw, o, d_branch, low, scratch.d_o.rows_mut(n), false)?;
 
         let qkv = self.turned(cx, w, &saved.qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
@@ -168,8 +168,8 @@ impl AttentionBranch {
 
         self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
         for (i, projection) in self.qkv.iter().enumerate() {
-            projection.weight_grad(dev, dw, scratch.h.rows(n), scratch.dqkv.rows(n))?;
-            projection.input_grad(dev, w, scratch.dqkv.rows(n), scratch.dh.rows_mut(n), i > 0)?;
+            let Scratch { h, dqkv, dh, low, dlow, .. } = &mut *scratch;
+            projection.backward(dev, w, dw, h.rows(n), dqkv.rows(n), [low, dlow], dh.rows_mut(n), i > 0)?;
         }
         let Scratch { stats, dh, unused, .. } = scratch;
         self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))

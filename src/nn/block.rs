@@ -7,6 +7,8 @@
 //! C 768, F 3072, N 1024).
 use super::attention::AttentionBranch;
 use super::context::Cx;
+use super::layout::Layout;
+use super::lora::Lora;
 use super::mlp::MlpBranch;
 use super::store::{Grads, Weights};
 use super::workspace::{Saved, Scratch};
@@ -20,6 +22,13 @@ pub struct Block {
 }
 
 impl Block {
+    /// Puts the adapters that `layout` has to their matrices.
+    pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
+        let AttentionBranch { qkv, out, .. } = &mut self.attention;
+        let MlpBranch { gate, up, down, .. } = &mut self.mlp;
+        qkv.iter_mut().chain([out]).chain(gate).chain([up, down]).for_each(|linear| linear.adapt(lora, layout));
+    }
+
     /// Assigns `saved`, and `y (N, C)` from `x (N, C)`. A recomputation for backward asks for no `y`: nothing reads it,
     /// and the last product is spared.
     pub fn forward(

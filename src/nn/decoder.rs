@@ -20,6 +20,8 @@ pub struct Decoder {
     blocks: Vec<Block>,
     /// The lowest layer that learns: backward ends there.
     lowest: usize,
+    /// Of the adapters; 0 without.
+    rank: usize,
 }
 
 /// What distinguishes one micro-batch of a step from the others.
@@ -39,15 +41,24 @@ impl Decoder {
     pub fn tuned(spec: Spec, tuning: &Tuning) -> Result<Decoder> {
         spec.validate()?;
         let of = 0..spec.layers;
-        let (root, blocks) = match spec.arch {
+        let (root, mut blocks): (_, Vec<Block>) = match spec.arch {
             Arch::Gpt => (gpt::root(&spec).1, of.map(|i| gpt::block(&spec, i).1).collect()),
             _ => (llama::root(&spec).1, of.map(|i| llama::block(&spec, i).1).collect()),
         };
         let mut layouts = spec.layouts();
         tuning.apply(&mut layouts)?;
+        if let Some(lora) = &tuning.lora {
+            if spec.arch == Arch::Gpt {
+                return Err(Error::input(
+                    "lora: the matrices of arch gpt are stored the other way round; use another arch",
+                ));
+            }
+            blocks.iter_mut().zip(&layouts[1..]).for_each(|(block, layout)| block.adapt(lora, layout));
+        }
+        let rank = tuning.lora.as_ref().map_or(0, |lora| lora.rank);
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
         let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
-        Ok(Decoder { layouts, spec, root, blocks, lowest })
+        Ok(Decoder { layouts, spec, root, blocks, lowest, rank })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
@@ -59,10 +70,10 @@ impl Decoder {
 
     /// Bytes that [`Decoder::workspace`] allocates, by category.
     pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
-        Workspace::plan(&self.spec, options).planned()
+        Workspace::plan(&self.spec, self.rank, options).planned()
     }
     pub fn workspace(&self, dev: &dyn Device, options: &WorkspaceOptions) -> Result<Workspace> {
-        let mut ws = Workspace::plan(&self.spec, options).allocate(dev)?;
+        let mut ws = Workspace::plan(&self.spec, self.rank, options).allocate(dev)?;
         let (n, d, Fixed { table, local_table, .. }) = (self.spec.max_len, self.spec.head_dim, &mut ws.fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {

@@ -7,6 +7,8 @@ use crate::device::ALIGN;
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
     Normal(f32),
+    /// Uniform between minus and plus this.
+    Uniform(f32),
     Constant(f32),
 }
 

@@ -1,5 +1,8 @@
 //! A matrix product with one of the layer's weights. Never decides where its output is summed or kept.
+use super::layout::Layout;
+use super::lora::{Adapter, Lora};
 use super::store::{Grads, Weights};
+use super::workspace::Tensor;
 use crate::base::Result;
 use crate::device::{Device, Gemm, View, ViewMut};
 
@@ -17,22 +20,24 @@ enum Form {
 pub struct Linear {
     weight: usize,
     bias: Option<usize>,
-    inputs: usize,
-    outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
     form: Form,
     /// Elements in a row of `y`, and the first of them that is written here.
-    row: usize,
-    column: usize,
+    pub(super) row: usize,
+    pub(super) column: usize,
+    /// What learns beside the frozen weight.
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
     /// Segment `weight` holds (outputs, inputs).
     pub fn new(weight: usize, outputs: usize, inputs: usize) -> Linear {
-        Linear { weight, bias: None, inputs, outputs, form: Form::OutIn, row: outputs, column: 0 }
+        Linear { weight, bias: None, inputs, outputs, form: Form::OutIn, row: outputs, column: 0, adapter: None }
     }
     /// Segment `weight` holds (inputs, outputs), segment `bias` (outputs).
     pub fn conv1d(weight: usize, bias: usize, inputs: usize, outputs: usize) -> Linear {
-        Linear { weight, bias: Some(bias), inputs, outputs, form: Form::InOut, row: outputs, column: 0 }
+        Linear { weight, bias: Some(bias), inputs, outputs, form: Form::InOut, row: outputs, column: 0, adapter: None }
     }
     /// With segment `bias` (outputs).
     pub fn bias(self, bias: usize) -> Linear {
@@ -43,8 +48,13 @@ impl Linear {
         Linear { row, column, ..self }
     }
 
-    /// Assigns `y`.
-    pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, mut y: ViewMut) -> Result<()> {
+    /// Takes the adapter of its weight in `layout`, where there is one.
+    pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
+        self.adapter = lora.adapter(layout, self.weight);
+    }
+
+    /// Assigns `y`. `low` (N, rank) is scratch of the adapter.
+    pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
         let n = x.len() / self.inputs;
         let shape = match self.form {
             Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
@@ -52,14 +62,39 @@ impl Linear {
         };
         let band = self.column..y.len();
         dev.gemm(&shape.ldc(self.row), x, w.get(self.weight), y.reborrow().slice(band))?;
+        if let Some(adapter) = &self.adapter {
+            adapter.forward(dev, w, self, x, low, y.reborrow())?;
+        }
         match self.bias {
             Some(bias) => dev.bias(w.get(bias), y),
             None => Ok(()),
         }
     }
 
+    /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to it
+    /// with `accumulate`. `low`, two of (N, rank), is scratch of the adapter.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn backward(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        dw: &mut Grads,
+        x: View,
+        dy: View,
+        low: [&mut Tensor; 2],
+        mut dx: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.weight_grad(dev, dw, x, dy)?;
+        self.input_grad(dev, w, dy, dx.reborrow(), accumulate)?;
+        match &self.adapter {
+            Some(adapter) => adapter.backward(dev, w, dw, self, x, dy, low, dx),
+            None => Ok(()),
+        }
+    }
+
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
-    pub fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+    fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
         let n = dx.len() / self.inputs;
         let shape = match self.form {
             Form::OutIn => Gemm::nn(n, self.inputs, self.outputs),
@@ -70,7 +105,7 @@ impl Linear {
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.
-    pub fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
+    fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
         if let Some(dw) = dw.get(self.weight) {

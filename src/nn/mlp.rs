@@ -34,20 +34,20 @@ impl MlpBranch {
         let (dev, n) = (cx.dev, cx.n);
         self.norm.forward(dev, w, saved.x.rows(n), scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
         if let Some(gate) = &self.gate {
-            gate.forward(dev, w, scratch.h.rows(n), saved.gate.rows_mut(n))?;
+            gate.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.gate.rows_mut(n))?;
         }
-        self.up.forward(dev, w, scratch.h.rows(n), saved.up.rows_mut(n))?;
+        self.up.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.up.rows_mut(n))?;
 
         if y.is_none() && self.post.is_none() {
             return Ok(());
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         if self.post.is_some() {
-            self.down.forward(dev, w, scratch.act.rows(n), saved.branch.rows_mut(n))?;
+            self.down.forward(dev, w, scratch.act.rows(n), &mut scratch.low, saved.branch.rows_mut(n))?;
         }
         let Some(mut y) = y else { return Ok(()) };
         match &self.post {
-            None => self.down.forward(dev, w, scratch.act.rows(n), y.reborrow())?,
+            None => self.down.forward(dev, w, scratch.act.rows(n), &mut scratch.low, y.reborrow())?,
             Some(norm) => norm.forward(dev, w, saved.branch.rows(n), y.reborrow(), scratch.stats.rows_mut(n))?,
         }
         cx.drop(Place::Mlp, y.reborrow())?;
@@ -82,8 +82,8 @@ impl MlpBranch {
                 norm.branch_backward(dev, w, dw, saved.branch.rows(n), d_branch, [h, stats, dh], unused.rows_mut(2))?;
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
-        self.down.weight_grad(dev, dw, scratch.act.rows(n), d_branch)?;
-        self.down.input_grad(dev, w, d_branch, scratch.dact.rows_mut(n), false)?;
+        let low = [&mut scratch.low, &mut scratch.dlow];
+        self.down.backward(dev, w, dw, scratch.act.rows(n), d_branch, low, scratch.dact.rows_mut(n), false)?;
 
         self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
         // The activation is read no more: its buffer takes the gate's gradient.
@@ -93,13 +93,12 @@ impl MlpBranch {
             Activation::GeGlu => dev.geglu_backward(gate, up, dact, dgate, dup)?,
             Activation::Gelu => dev.gelu_backward(up, dact, dup)?,
         }
-        if let Some(projection) = &self.gate {
-            projection.weight_grad(dev, dw, scratch.h.rows(n), scratch.act.rows(n))?;
-            projection.input_grad(dev, w, scratch.act.rows(n), scratch.dh.rows_mut(n), false)?;
+        let Scratch { h, stats, act, dup, dh, low, dlow, unused, .. } = scratch;
+        if let Some(gate) = &self.gate {
+            gate.backward(dev, w, dw, h.rows(n), act.rows(n), [low, dlow], dh.rows_mut(n), false)?;
         }
-        self.up.weight_grad(dev, dw, scratch.h.rows(n), scratch.dup.rows(n))?;
-        self.up.input_grad(dev, w, scratch.dup.rows(n), scratch.dh.rows_mut(n), self.gate.is_some())?;
-        let Scratch { stats, dh, unused, .. } = scratch;
+        let gated = self.gate.is_some();
+        self.up.backward(dev, w, dw, h.rows(n), dup.rows(n), [low, dlow], dh.rows_mut(n), gated)?;
         self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
     }
 }

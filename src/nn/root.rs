@@ -81,12 +81,13 @@ impl Root {
         for start in (0..n).step_by(chunk) {
             let band = start..n.min(start + chunk);
             let (h, rows) = (scratch.h.band(&band), band.len());
-            self.head.forward(dev, w, h, scratch.logits.rows_mut(rows))?;
+            self.head.forward(dev, w, h, &mut scratch.low, scratch.logits.rows_mut(rows))?;
             let targets = cx.batch.targets.slice(band.clone());
             dev.cross_entropy(&shape, targets, scratch.logits.rows_mut(rows), loss.rows_mut(1))?;
             if let Some(LossGrad { grads, .. }) = &mut backward {
-                self.head.weight_grad(dev, grads, h, scratch.logits.rows(rows))?;
-                self.head.input_grad(dev, w, scratch.logits.rows(rows), scratch.dh.band_mut(&band), false)?;
+                let Scratch { h, logits, dh, low, dlow, .. } = &mut *scratch;
+                let (h, dlogits, dh) = (h.band(&band), logits.rows(rows), dh.band_mut(&band));
+                self.head.backward(dev, w, grads, h, dlogits, [low, dlow], dh, false)?;
             }
         }
         let Some(LossGrad { mut grads, mut dx, .. }) = backward else { return Ok(()) };
@@ -98,6 +99,6 @@ impl Root {
     /// Assigns `logits (1, vocab)` f32 from one row `x (1, C)`, not capped.
     pub fn logits(&self, cx: &Cx, w: Weights, x: View, scratch: &mut Scratch, logits: ViewMut) -> Result<()> {
         self.norm.forward(cx.dev, w, x, scratch.h.rows_mut(1), scratch.stats.rows_mut(1))?;
-        self.head.forward(cx.dev, w, scratch.h.rows(1), logits)
+        self.head.forward(cx.dev, w, scratch.h.rows(1), &mut scratch.low, logits)
     }
 }

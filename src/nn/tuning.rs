@@ -1,5 +1,6 @@
 //! Which tensors learn, and how fast: patterns over names, laid over a model's layouts. Never changes shapes or values.
 use super::layout::{Layout, Segment};
+use super::lora::Lora;
 use crate::base::{Error, Result};
 use regex::Regex;
 
@@ -13,11 +14,16 @@ pub struct Tuning {
     pub no_decay: Vec<String>,
     /// Factors of the learning rate; of several that match a tensor, the last.
     pub lr_scale: Vec<(String, f32)>,
+    /// Adapters learn, and nothing else.
+    pub lora: Option<Lora>,
 }
 
 impl Tuning {
-    /// Sets [`Segment::trainable`], [`Segment::decay`] and [`Segment::lr_scale`].
+    /// Adds the adapters; sets [`Segment::trainable`], [`Segment::decay`] and [`Segment::lr_scale`].
     pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
+        if let Some(lora) = &self.lora {
+            lora.apply(layouts)?;
+        }
         for pattern in &self.freeze {
             each("freeze", pattern, layouts, |segment| segment.trainable = false)?;
         }

@@ -130,6 +130,8 @@ table! {
         turned_stats,
         /// (N, F): the activation, then the gate's gradient.
         act,
+        /// (N, rank): what adapters make of their input; empty without.
+        low,
         /// (R, vocab): a chunk of logits, then their gradient.
         logits,
         /// (N, C): the residual's gradient under a dropout mask; empty without dropout.
@@ -148,6 +150,8 @@ table! {
         dact,
         /// (N, F)
         dup,
+        /// (N, rank): the gradient of `low`.
+        dlow,
         /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
         unused,
     }
@@ -191,7 +195,8 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
 
 impl Workspace<Shape> {
     /// The table: what a model needs for `options`.
-    pub(super) fn plan(spec: &Spec, options: &WorkspaceOptions) -> Workspace<Shape> {
+    /// `rank`: of the adapters, 0 without.
+    pub(super) fn plan(spec: &Spec, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
@@ -238,6 +243,8 @@ impl Workspace<Shape> {
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(spec.ff),
                 dup: back(spec.ff),
+                low: scratch(rank),
+                dlow: back(rank),
                 unused: Shape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },

@@ -25,6 +25,10 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
                         rng.normals((at - segment.start) as u64, values);
                         values.iter_mut().for_each(|x| *x *= std);
                     }
+                    Init::Uniform(bound) => {
+                        let draw = |i| bound * (2.0 * rng.uniform((at - segment.start + i) as u64) - 1.0) as f32;
+                        values.iter_mut().enumerate().for_each(|(i, x)| *x = draw(i));
+                    }
                     Init::Constant(value) => values.fill(value),
                 }
                 let to = at - owned.start..at - owned.start + n;

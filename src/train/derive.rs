@@ -243,6 +243,7 @@ fn tuning(t: &Tune) -> Result<Tuning> {
         freeze: t.freeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scale.iter().flatten().map(scale).collect::<Result<_>>()?,
+        lora: None,
     })
 }
 

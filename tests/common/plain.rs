@@ -60,7 +60,7 @@ impl Plain {
         Plain::new(dev, decoder, dtype, |segment, i| {
             let normal = Rng::named(7, &segment.name).normal(i as u64);
             match segment.init {
-                Init::Normal(_) => size * normal,
+                Init::Normal(_) | Init::Uniform(_) => size * normal,
                 Init::Constant(c) => c + 0.2 * normal,
             }
         })
@@ -95,7 +95,7 @@ impl ParamStore for Plain {
         self.calls.push(Call::Acquire(layer, pass));
         self.held[layer] = true;
         let full = self.compute[layer].view();
-        Ok(Weights { trained: full, frozen: full.slice(0..0), layout: &self.layouts[layer] })
+        Ok(Weights { trained: full, frozen: full, layout: &self.layouts[layer] })
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.calls.push(Call::Release(layer, pass));
@@ -107,7 +107,7 @@ impl ParamStore for Plain {
         assert!(self.held[layer], "gradient of layer {layer}, which is not held");
         let layout = &self.layouts[layer];
         let full = self.compute[layer].view();
-        let weights = Weights { trained: full, frozen: full.slice(0..0), layout };
+        let weights = Weights { trained: full, frozen: full, layout };
         Ok((weights, Grads { flat: Some(self.grads[layer].view_mut()), layout }))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {

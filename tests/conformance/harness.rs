@@ -35,6 +35,7 @@ const WITHOUT_KERNEL: &[&str] = &[
     "rmsnorm",
     "rmsnorm_backward",
     "rope",
+    "scale",
     "sgd",
 ];
 

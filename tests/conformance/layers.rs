@@ -151,6 +151,16 @@ fn add() {
 }
 
 #[test]
+fn scale() {
+    for n in [0, 1, 100] {
+        let a = normal(1, n);
+        let exact = each::<f64, 1, 1>([&a], |[a]| [a * 0.37f32 as f64]);
+        let naive = each::<f32, 1, 1>([&a], |[a]| [a * 0.37]);
+        conform("scale", FORWARD, &[y("x", &a)], exact, naive, &|dev, bufs| dev.scale(0.37, bufs[0].view_mut()));
+    }
+}
+
+#[test]
 fn bias() {
     for (n, c) in SHAPES.into_iter().filter(|&(n, c)| n > 1 && c > 1) {
         let (b, a) = (normal(1, c), normal(2, n * c));

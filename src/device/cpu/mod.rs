@@ -100,6 +100,12 @@ fn add<T: Float>(x: &[T], y: &mut [T]) {
         *y = T::from_f32(y.to_f32() + x.to_f32());
     }
 }
+#[inline(always)]
+fn scale<T: Float>(factor: f32, x: &mut [T]) {
+    for x in x {
+        *x = T::from_f32(x.to_f32() * factor);
+    }
+}
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
@@ -147,6 +153,11 @@ impl Device for CpuDevice {
         const OP: &str = "add";
         lengths(OP, &[("y", y.len(), x.len())])?;
         floats!(self, OP, x.dtype(), T => add::<T>(x.host(OP)?, y.host(OP)?))
+    }
+
+    fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
+        const OP: &str = "scale";
+        floats!(self, OP, x.dtype(), T => scale::<T>(factor, x.host(OP)?))
     }
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {

@@ -27,6 +27,10 @@ pub fn add(gpu: &GpuDevice, x: View, y: ViewMut) -> Result<()> {
     gpu.each(variant, "add", n, dtype, &mut [Arg::In(x), Arg::InOut(y), Arg::U64(n as u64)])
 }
 
+pub fn scale(_: &GpuDevice, _factor: f32, _x: ViewMut) -> Result<()> {
+    missing("scale")
+}
+
 pub fn bias(_: &GpuDevice, _bias: View, _y: ViewMut) -> Result<()> {
     missing("bias")
 }

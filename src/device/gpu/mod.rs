@@ -159,6 +159,9 @@ impl Device for GpuDevice {
     fn add(&self, x: View, y: ViewMut) -> Result<()> {
         element::add(self, x, y)
     }
+    fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
+        element::scale(self, factor, x)
+    }
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
         shape.check(&a, &b, &c)?;

@@ -1,0 +1,147 @@
+//! Low-rank adapters (Hu et al. 2022, "LoRA"): a frozen matrix W learns as W + (alpha / rank) B A. Never holds a buffer.
+//!
+//! Names, shapes and starting values are those of the PEFT library: beside `...q_proj.weight` (out, in) stand
+//! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out, rank),
+//! zero. So the model starts as it was.
+use super::layout::{Init, Layout, Segment};
+use super::linear::Linear;
+use super::store::{Grads, Weights};
+use super::workspace::Tensor;
+use crate::base::{Error, Result};
+use crate::device::{Device, Gemm, View, ViewMut};
+
+/// What is adapted, and how.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lora {
+    pub rank: usize,
+    /// The adapters' product is multiplied by alpha / rank.
+    pub alpha: f32,
+    /// Last parts of module names (`q_proj`), or `all-linear`.
+    pub targets: Vec<String>,
+}
+
+/// PEFT's word for every linear layer but the head.
+pub const ALL_LINEAR: &str = "all-linear";
+const A: &str = ".lora_A.weight";
+const B: &str = ".lora_B.weight";
+
+/// Whether a segment is an adapter's.
+pub fn is_adapter(segment: &Segment) -> bool {
+    segment.name.ends_with(A) || segment.name.ends_with(B)
+}
+
+impl Lora {
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+    /// The name of the module that `segment` is the matrix of, where it is a target.
+    fn module<'a>(&self, segment: &'a Segment) -> Option<&'a str> {
+        let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
+        let last = module.rsplit('.').next().unwrap_or(module);
+        self.targets.iter().any(|t| t == ALL_LINEAR || t == last).then_some(module)
+    }
+    /// Freezes the model and puts the adapters' segments behind those of each block.
+    pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
+        if self.rank == 0 || !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return Err(Error::input(format!(
+                "lora: rank {} and alpha {}: both must be above 0",
+                self.rank, self.alpha
+            )));
+        }
+        let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "a model without layers"))?;
+        root.segments.iter_mut().for_each(|s| s.trainable = false);
+        let mut known = Vec::new();
+        for layout in blocks {
+            layout.segments.iter_mut().for_each(|s| s.trainable = false);
+            known = layout.segments.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.clone()).collect();
+            let adapted: Vec<(String, Vec<usize>)> =
+                layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.shape.clone()))).collect();
+            for (module, shape) in adapted {
+                let (outputs, inputs) = (shape[0], shape[1]);
+                let start = Init::Uniform((inputs as f32).sqrt().recip());
+                layout.push(format!("{module}{A}"), &[self.rank, inputs], true, start);
+                layout.push(format!("{module}{B}"), &[outputs, self.rank], true, Init::Constant(0.0));
+            }
+        }
+        let last = |name: &String| name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default().to_string();
+        let known: Vec<String> = known.iter().map(last).collect();
+        match self.targets.iter().find(|t| *t != ALL_LINEAR && !known.contains(t)) {
+            None if self.targets.is_empty() => Err(Error::input(format!(
+                "lora: target_modules is empty: name {ALL_LINEAR}, or some of {}",
+                known.join(", ")
+            ))),
+            None => Ok(()),
+            Some(target) => Err(Error::input(format!(
+                "lora: target_modules has {target}, which no block has; there are {} and {ALL_LINEAR}",
+                known.join(", ")
+            ))),
+        }
+    }
+    /// The adapter of the matrix that stands at `weight` in a block's layout.
+    pub(super) fn adapter(&self, layout: &Layout, weight: usize) -> Option<Adapter> {
+        let module = self.module(&layout.segments[weight])?;
+        let find = |suffix: &str| layout.segments.iter().position(|s| s.name.strip_suffix(suffix) == Some(module));
+        Some(Adapter { a: find(A)?, b: find(B)?, rank: self.rank, scale: self.scale() })
+    }
+}
+
+/// Segments `a` (rank, inputs) and `b` (outputs, rank) beside a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Adapter {
+    a: usize,
+    b: usize,
+    rank: usize,
+    scale: f32,
+}
+
+impl Adapter {
+    /// Assigns `low (N, rank) = scale x Aᵀ`.
+    fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
+        let n = x.len() / of.inputs;
+        dev.gemm(&Gemm::nt(n, self.rank, of.inputs), x, w.get(self.a), low.rows_mut(n))?;
+        dev.scale(self.scale, low.rows_mut(n))
+    }
+    /// `y += scale x Aᵀ Bᵀ`, in the columns of `of`. Adds. `low` (N, rank) is scratch.
+    pub fn forward(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        of: &Linear,
+        x: View,
+        low: &mut Tensor,
+        y: ViewMut,
+    ) -> Result<()> {
+        let n = x.len() / of.inputs;
+        self.project(dev, w, of, x, low)?;
+        let band = of.column..y.len();
+        let shape = Gemm::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
+        dev.gemm(&shape, low.rows(n), w.get(self.b), y.slice(band))
+    }
+    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
+    /// dimensions, scratch.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn backward(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        dw: &mut Grads,
+        of: &Linear,
+        x: View,
+        dy: View,
+        low: [&mut Tensor; 2],
+        dx: ViewMut,
+    ) -> Result<()> {
+        let (n, [low, dlow]) = (x.len() / of.inputs, low);
+        let dy = dy.slice(of.column..dy.len());
+        if let Some(db) = dw.get(self.b) {
+            self.project(dev, w, of, x, low)?;
+            dev.gemm(&Gemm::tn(of.outputs, self.rank, n).lda(of.row).accumulate(), dy, low.rows(n), db)?;
+        }
+        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, w.get(self.b), dlow.rows_mut(n))?;
+        dev.scale(self.scale, dlow.rows_mut(n))?;
+        if let Some(da) = dw.get(self.a) {
+            dev.gemm(&Gemm::tn(self.rank, of.inputs, n).accumulate(), dlow.rows(n), x, da)?;
+        }
+        dev.gemm(&Gemm::nn(n, of.inputs, self.rank).accumulate(), dlow.rows(n), w.get(self.a), dx)
+    }
+}
