@@ -8,7 +8,7 @@ use flatshard::base::{Category, DType, Error};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{
-    Activation, Arch, Decoder, Lora, Micro, Pass, ROOT, Segment, Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Decoder, Lora, Micro, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace, WorkspaceOptions,
 };
 use plain::{Call, Docs, Plain, device, distance, dot};
 
@@ -45,6 +45,46 @@ fn gpt() -> Spec {
         tied: true,
         ..llama()
     }
+}
+
+/// Biases everywhere, and a window on the second layer only.
+fn qwen2() -> Spec {
+    let (qkv_bias, out_bias, mlp_bias) = (true, true, true);
+    Spec { arch: Arch::Qwen2, qkv_bias, out_bias, mlp_bias, window: 5, windowed: vec![false, true], ..llama() }
+}
+/// Norms of heads; wide heads.
+fn qwen3() -> Spec {
+    Spec { arch: Arch::Qwen3, qk_norm: true, tied: true, ..llama() }
+}
+fn gemma2() -> Spec {
+    Spec {
+        arch: Arch::Gemma2,
+        activation: Activation::GeGlu,
+        window: 4,
+        windowed: vec![true, false],
+        query_scalar: Some(6.0),
+        score_cap: 1.5,
+        logit_cap: 3.0,
+        post_norms: true,
+        norm_from_one: true,
+        scaled_embedding: true,
+        tied: true,
+        ..llama()
+    }
+}
+fn gemma3() -> Spec {
+    Spec {
+        arch: Arch::Gemma3,
+        qk_norm: true,
+        local_rope: Some(Rotary::new(50.0)),
+        score_cap: 0.0,
+        logit_cap: 0.0,
+        ..gemma2()
+    }
+}
+/// One of each.
+fn families() -> [Spec; 6] {
+    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3()]
 }
 
 fn options(checkpoint: bool) -> WorkspaceOptions {
@@ -166,11 +206,28 @@ fn gpt_gradients_with_tied_head_and_dropout() {
     check_gradients(Spec { dropout: 0.2, ..gpt() });
 }
 
+#[test]
+fn gradients_with_biases_and_a_window() {
+    check_gradients(qwen2());
+}
+#[test]
+fn gradients_with_norms_of_heads() {
+    check_gradients(Spec { dropout: 0.2, ..qwen3() });
+}
+#[test]
+fn gemma2_gradients() {
+    check_gradients(Spec { dropout: 0.2, ..gemma2() });
+}
+#[test]
+fn gemma3_gradients() {
+    check_gradients(gemma3());
+}
+
 /// The same losses and gradients to the bit, under dropout, in both dtypes.
 #[test]
 fn checkpointing_changes_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
-        for spec in [Spec { layers: 3, dropout: 0.2, ..llama() }, Spec { layers: 3, dropout: 0.2, ..gpt() }] {
+        for spec in families().map(|spec| Spec { dropout: 0.2, ..spec }) {
             let mut kept = Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(false) });
             let mut again = Model::new(spec, WorkspaceOptions { dtype, ..options(true) });
             for _ in 0..2 {
@@ -188,7 +245,7 @@ fn checkpointing_changes_no_bit() {
 /// A second micro-batch adds to the gradients of the first, in every tensor.
 #[test]
 fn micro_batches_add() {
-    for spec in [llama(), gpt()] {
+    for spec in families() {
         let mut model = Model::new(spec.clone(), options(true));
         let mut grads_of = |docs: &[Docs]| {
             model.store.zero_grads(&model.dev);
@@ -247,7 +304,7 @@ fn chunks_of_logits_add_up() {
 /// training one, and touches no gradient. The next token's logits are those that the loss is made of.
 #[test]
 fn evaluation_agrees_with_training() {
-    for spec in [Spec { layers: 3, ..llama() }, Spec { layers: 3, ..gpt() }] {
+    for spec in families() {
         let mut model = Model::new(spec.clone(), options(false));
         let loss = model.train();
         let grads = model.store.all_grads();
@@ -279,7 +336,7 @@ fn evaluation_agrees_with_training() {
 /// them.
 #[test]
 fn documents_are_independent() {
-    for spec in [llama(), gpt()] {
+    for spec in families() {
         let mut packed = Model::new(spec.clone(), options(false));
         let loss = packed.train();
         let mut alone = Model::new(spec, WorkspaceOptions { tokens: 40, ..options(false) });
@@ -331,7 +388,7 @@ fn the_store_is_called_in_order() {
 /// A workspace holds what was planned to the byte, and steps allocate nothing.
 #[test]
 fn memory_is_as_planned() {
-    for spec in [llama(), gpt(), Spec { dropout: 0.1, ..gpt() }] {
+    for spec in families().into_iter().chain([Spec { dropout: 0.1, ..gpt() }]) {
         for (checkpoint, train, dtype) in [
             (false, true, DType::F32),
             (true, true, DType::Bf16),
@@ -393,4 +450,14 @@ fn parameters_are_counted() {
     assert_eq!(llama2.params(), 6_738_415_616);
     // 6 P + 12 * layers * width * seq
     assert_eq!(llama2.flops_per_token(2048), 6 * 6_738_415_616 + 12 * 32 * 4096 * 2048);
+    // Half of the layers see 512 tokens.
+    let windowed = Spec { window: 512, windowed: (0..32).map(|i| i % 2 == 0).collect(), ..llama2 };
+    assert_eq!(windowed.flops_per_token(2048), 6 * 6_738_415_616 + 12 * 16 * 4096 * (2048 + 512));
+    // Qwen3-0.6B has 596,049,920, Gemma-3-1B 999,885,952 (published as safetensors).
+    let qwen3 =
+        Spec { vocab: 151_936, dim: 1024, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, ff: 3072, ..qwen3() };
+    assert_eq!(qwen3.params(), 596_049_920);
+    let gemma3 =
+        Spec { vocab: 262_144, dim: 1152, layers: 26, heads: 4, kv_heads: 1, head_dim: 256, ff: 6912, ..gemma3() };
+    assert_eq!(gemma3.params(), 999_885_952);
 }

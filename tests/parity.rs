@@ -33,6 +33,14 @@ fn sharded_equals_replicated_at_every_world_size() {
 }
 
 #[test]
+fn sharded_equals_replicated_in_every_family() {
+    for spec in [qwen2(), qwen3(), gemma3()] {
+        check(&spec, 3, SGD, sharded());
+        check(&spec, 2, ADAMW, ShardedOptions { dtype: DType::Bf16, grad_accum: 2, reshard: false, ..sharded() });
+    }
+}
+
+#[test]
 fn sharded_equals_replicated_however_layers_are_wrapped() {
     for wrap in [Wrap::None, Wrap::Size(1), Wrap::Size(8000), Wrap::Size(usize::MAX)] {
         for reshard in [true, false] {

@@ -51,7 +51,7 @@ pub struct Cx<'a> {
     pub batch: Batch<'a>,
     /// Tokens of this batch: rows of every activation.
     pub n: usize,
-    /// Rotation tables (max_len, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
+    /// Rotation tables (P, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
     pub tables: [View<'a>; 2],
     /// Probability and key of this micro-batch; none when evaluating.
     pub dropout: Option<(f32, u64)>,

@@ -74,10 +74,11 @@ impl Decoder {
     }
     pub fn workspace(&self, dev: &dyn Device, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, self.rank, options).allocate(dev)?;
-        let (n, d, Fixed { table, local_table, .. }) = (self.spec.max_len, self.spec.head_dim, &mut ws.fixed);
+        let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, &mut ws.fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
-                dev.upload(bytemuck::cast_slice(&rope.table(d, n)), table.rows_mut(n))?;
+                let rows = table.capacity();
+                dev.upload(bytemuck::cast_slice(&rope.table(d, rows, longest)), table.rows_mut(rows))?;
             }
         }
         Ok(ws)

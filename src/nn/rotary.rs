@@ -18,8 +18,8 @@ pub enum Scaling {
     None,
     /// All divided by `factor` (Chen et al. 2023, position interpolation).
     Linear { factor: f64 },
-    /// A base that grows with the longest sequence ("dynamic NTK"): it is that of the table's length, and of `original`
-    /// where the table is no longer.
+    /// A base that grows with the longest sequence ("dynamic NTK"). transformers takes the longest so far; here it is the
+    /// longest that may come, for all alike.
     Dynamic { factor: f64, original: usize },
     /// Long waves divided by `factor`, short ones kept, between `low` and `high` waves in `original` a blend (Llama 3.1).
     Llama3 { factor: f64, low: f64, high: f64, original: usize },
@@ -33,13 +33,13 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (max_len, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed in
-    /// f64, so that far positions keep their digits.
-    pub fn table(&self, head_dim: usize, max_len: usize) -> Vec<f32> {
-        let frequencies = self.frequencies(head_dim, max_len);
+    /// (rows, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed in
+    /// f64, so that far positions keep their digits. `longest` is the length of the longest sequence that may come.
+    pub fn table(&self, head_dim: usize, rows: usize, longest: usize) -> Vec<f32> {
+        let frequencies = self.frequencies(head_dim, longest);
         let size = if let Scaling::Yarn { attention, .. } = self.scaling { attention } else { 1.0 };
-        let mut table = Vec::with_capacity(max_len * head_dim);
-        for position in 0..max_len {
+        let mut table = Vec::with_capacity(rows * head_dim);
+        for position in 0..rows {
             let angles = frequencies.iter().map(|f| position as f64 * f);
             table.extend(angles.clone().map(|angle| (size * angle.cos()) as f32));
             table.extend(angles.map(|angle| (size * angle.sin()) as f32));
@@ -48,7 +48,7 @@ impl Rotary {
     }
 
     /// Radians a position, head_dim/2 of them.
-    fn frequencies(&self, head_dim: usize, max_len: usize) -> Vec<f64> {
+    fn frequencies(&self, head_dim: usize, longest: usize) -> Vec<f64> {
         let (half, d) = (head_dim / 2, head_dim as f64);
         let plain = |theta: f64| move |i: usize| theta.powf(-2.0 * i as f64 / d);
         let base = plain(self.theta);
@@ -56,7 +56,7 @@ impl Rotary {
             Scaling::None => (0..half).map(base).collect(),
             Scaling::Linear { factor } => (0..half).map(|i| base(i) / factor).collect(),
             Scaling::Dynamic { factor, original } => {
-                let stretch = factor * max_len.max(original) as f64 / original as f64 - (factor - 1.0);
+                let stretch = factor * longest.max(original) as f64 / original as f64 - (factor - 1.0);
                 (0..half).map(plain(self.theta * stretch.powf(d / (d - 2.0)))).collect()
             }
             Scaling::Llama3 { factor, low, high, original } => {

@@ -159,7 +159,7 @@ table! {
 table! {
     /// Small things.
     Fixed {
-        /// (max_len, head_dim) f32: cosines and sines of the rotary positions; empty without.
+        /// (P, head_dim) f32: cosines and sines of the rotary positions that a micro-batch can hold; empty without.
         table,
         /// The same of the layers within a window, where theirs are others.
         local_table,
@@ -200,6 +200,8 @@ impl Workspace<Shape> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
+        // A model may take 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
+        let positions = spec.max_len.min(tokens);
         let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width };
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
@@ -252,8 +254,8 @@ impl Workspace<Shape> {
                 },
             },
             fixed: Fixed {
-                table: other(DType::F32, only(spec.rope.is_some(), spec.max_len), spec.head_dim),
-                local_table: other(DType::F32, only(spec.local_rope.is_some(), spec.max_len), spec.head_dim),
+                table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),
+                local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
                 loss: other(DType::F64, 1, 1),
                 next: other(DType::F32, 1, spec.vocab),
             },

@@ -7,7 +7,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Decoder, Rotary, Spec, Tuning};
+use crate::nn::{Activation, Arch, Decoder, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -119,10 +119,14 @@ pub fn tokenizer(s: &mut Settings) -> Result<Tokenizer> {
 /// The model: what its directory says, or the settings.
 pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
     let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
-    let spec = match m.pretrain.clone() {
+    let mut spec = match m.pretrain.clone() {
         Some(dir) => pretrained(m, &dir)?,
         None => described(m, tokenizer, max_len)?,
     };
+    if let Some(Rotary { scaling: Scaling::Dynamic { .. }, .. }) = spec.rope {
+        // Made for sequences longer than the model's own.
+        spec.max_len = spec.max_len.max(max_len);
+    }
     if max_len > spec.max_len {
         return Err(Error::input(format!(
             "max_len {max_len} is longer than the model's max_positions {}: use a shorter --max-len or a longer model",

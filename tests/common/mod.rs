@@ -10,7 +10,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Activation, Arch, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -49,6 +49,33 @@ pub fn gpt() -> Spec {
         dropout: 0.2,
         ..llama()
     }
+}
+
+/// Norms of heads, which are wider than the model divides into; tied.
+pub fn qwen3() -> Spec {
+    Spec { arch: Arch::Qwen3, qk_norm: true, head_dim: 8, tied: true, ..llama() }
+}
+/// Local and global layers with a rotation each, norms of heads and behind branches, a scaled embedding; tied.
+pub fn gemma3() -> Spec {
+    Spec {
+        arch: Arch::Gemma3,
+        activation: Activation::GeGlu,
+        local_rope: Some(Rotary::new(30.0)),
+        window: 4,
+        windowed: vec![true, true, false, true],
+        query_scalar: Some(9.0),
+        logit_cap: 5.0,
+        qk_norm: true,
+        post_norms: true,
+        norm_from_one: true,
+        scaled_embedding: true,
+        tied: true,
+        ..llama()
+    }
+}
+/// Biases of queries, keys and values.
+pub fn qwen2() -> Spec {
+    Spec { arch: Arch::Qwen2, qkv_bias: true, window: 5, windowed: vec![false, false, true, true], ..llama() }
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
