@@ -1,6 +1,7 @@
 //! Every kernel that is shipped, in every variant: the sources of `kernels/` and the constants that shape them. Never
 //! launches anything.
 pub mod attention;
+pub mod attention_hopper;
 
 use crate::expand::{Error, expand};
 
@@ -40,6 +41,7 @@ pub const VARIANTS: &[Variant] = &[
 const SOURCES: &[(&str, &str)] = &[
     ("attention.ptx", include_str!("../../kernels/attention.ptx")),
     ("attention_delta.ptx", include_str!("../../kernels/attention_delta.ptx")),
+    ("attention_hopper.ptx", include_str!("../../kernels/attention_hopper.ptx")),
     ("attention_plain.ptx", include_str!("../../kernels/attention_plain.ptx")),
     ("attention_shape.ptx", include_str!("../../kernels/attention_shape.ptx")),
     ("add.ptx", include_str!("../../kernels/add.ptx")),
@@ -61,7 +63,7 @@ fn source(file: &str) -> Option<String> {
 
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().chain(attention::VARIANTS)
+    VARIANTS.iter().chain(attention::VARIANTS).chain(attention_hopper::VARIANTS)
 }
 
 impl Variant {

@@ -128,8 +128,8 @@ impl Machine<'_, '_> {
             _ if active == 0 => Ok(false),
             Hopper::Wait { at: address, phase, parity, .. } => {
                 let first = active.trailing_zeros() as usize;
-                let key = (self.addresses(warp, *address, active, at)[first], active);
                 let phases = self.read(warp, *phase, active, at);
+                let key = (self.addresses(warp, *address, active, at)[first], phases[first], active);
                 let again = warp.polled.contains(&key);
                 let passed = |cta: &Cta, address: u64, lane: usize| {
                     let barrier = cta.mbarriers.get(&(address.wrapping_sub(SHARED_BASE) as usize));
@@ -155,8 +155,9 @@ impl Machine<'_, '_> {
             }
         }
         let phases = self.read(warp, *phase, active, at);
-        let Some(again) = warp.polled.iter().position(|key| *key == (first, active)) else {
-            warp.polled.push((first, active));
+        let key = (first, phases[active.trailing_zeros() as usize], active);
+        let Some(again) = warp.polled.iter().position(|known| *known == key) else {
+            warp.polled.push(key);
             warp.set(*to, active, &[0; LANES]);
             return Ok(());
         };

@@ -64,7 +64,7 @@ pub struct Warp {
     /// Bulk stores, by lane.
     pub bulk: BTreeMap<usize, Bulk>,
     /// Waits that have failed once: see [Note: waiting] in mbarrier.rs.
-    pub polled: Vec<(u64, u32)>,
+    pub polled: Vec<(u64, u64, u32)>,
     pub flying: Flying,
     /// Registers a thread, as `setmaxnreg` left them.
     pub budget: u32,

@@ -1,5 +1,9 @@
 //! Hopper's instructions in the emulator: a warp-specialised product is right under every schedule, and each thing that
 //! orders something is missed when it is taken out.
+mod attention;
 mod faults;
 mod order;
 mod product;
+#[allow(dead_code)]
+#[path = "../attention/reference.rs"]
+mod reference;
