@@ -9,13 +9,19 @@ use half::{bf16, f16};
 const SCHEDULES: std::ops::Range<u64> = 0..3;
 
 fn encode(dtype: &str, values: &[f64]) -> Vec<u8> {
-    let each = |x: &f64| if dtype == "bf16" { bf16::from_f64(*x).to_le_bytes() } else { f16::from_f64(*x).to_le_bytes() };
+    let each =
+        |x: &f64| if dtype == "bf16" { bf16::from_f64(*x).to_le_bytes() } else { f16::from_f64(*x).to_le_bytes() };
     values.iter().flat_map(each).collect()
 }
 fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
     let wide = |b: &[u8; 4]| f32::from_le_bytes(*b) as f64;
-    let half = |b: &[u8; 2]| if dtype == "bf16" { bf16::from_le_bytes(*b).to_f64() } else { f16::from_le_bytes(*b).to_f64() };
-    if dtype == "f32" { bytes.as_chunks().0.iter().map(wide).collect() } else { bytes.as_chunks().0.iter().map(half).collect() }
+    let half =
+        |b: &[u8; 2]| if dtype == "bf16" { bf16::from_le_bytes(*b).to_f64() } else { f16::from_le_bytes(*b).to_f64() };
+    if dtype == "f32" {
+        bytes.as_chunks().0.iter().map(wide).collect()
+    } else {
+        bytes.as_chunks().0.iter().map(half).collect()
+    }
 }
 fn round(dtype: &str, x: f64) -> f64 {
     if dtype == "bf16" { bf16::from_f64(x).to_f64() } else { f16::from_f64(x).to_f64() }
@@ -56,7 +62,10 @@ fn forward(text: Option<&str>, dtype: &str, shape: &Shape, schedule: u64) -> Res
         Argument::TensorMap(map.encode().unwrap())
     };
     let [bounds, _] = match packed {
-        true => [memory.upload("cu_seqlens", &shape.cu_seqlens().iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>()); 2],
+        true => {
+            [memory.upload("cu_seqlens", &shape.cu_seqlens().iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>());
+                2]
+        }
         false => {
             let [of_queries, _] = shape.tables();
             let ranges = of_queries.iter().flat_map(|r| [r.start, r.end]).flat_map(u32::to_le_bytes);
@@ -101,7 +110,8 @@ fn check(dtype: &str, shape: &Shape) {
     let label = format!("{dtype} {shape:?}");
     let first = forward(None, dtype, shape, 0).unwrap_or_else(|report| panic!("{label}:\n{report}"));
     for schedule in SCHEDULES {
-        let again = forward(None, dtype, shape, schedule).unwrap_or_else(|report| panic!("{label}, {schedule}:\n{report}"));
+        let again =
+            forward(None, dtype, shape, schedule).unwrap_or_else(|report| panic!("{label}, {schedule}:\n{report}"));
         let same = again.0.o == first.0.o && again.0.lse == first.0.lse && again.1 == first.1;
         assert!(same, "{label}: schedule {schedule} gives other values or costs");
     }
@@ -130,8 +140,9 @@ fn windows_and_softcaps() {
 }
 #[test]
 fn passes_of_ring_attention() {
-    let pass = |cu: &[u32], queries: Vec<u32>, keys: Vec<u32>| {
-        Shape { sight: Sight::Pass { cu_seqlens: cu.to_vec(), queries, keys }, ..Shape::packed(2, 1, 64, cu) }
+    let pass = |cu: &[u32], queries: Vec<u32>, keys: Vec<u32>| Shape {
+        sight: Sight::Pass { cu_seqlens: cu.to_vec(), queries, keys },
+        ..Shape::packed(2, 1, 64, cu)
     };
     check("bf16", &pass(&[0, 256], (0..64).chain(192..256).collect(), (64..192).collect()));
     check("bf16", &pass(&[0, 10, 37, 90], (30..61).collect(), (5..30).collect()));
@@ -146,7 +157,10 @@ fn noticed(n: usize, old: &str, new: &str) {
     let (at, _) = text.match_indices(old).nth(n).unwrap_or_else(|| panic!("nothing to replace: {old}"));
     let text = format!("{}{new}{}", &text[..at], &text[at + old.len()..]);
     for schedule in 0..2 {
-        assert!(forward(Some(&text), "bf16", &shape, schedule).is_err(), "schedule {schedule}: {old} {n} -> {new} passes");
+        assert!(
+            forward(Some(&text), "bf16", &shape, schedule).is_err(),
+            "schedule {schedule}: {old} {n} -> {new} passes"
+        );
     }
 }
 #[test]
