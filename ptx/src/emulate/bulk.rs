@@ -161,7 +161,7 @@ impl Machine<'_, '_> {
             flight.bytes += bytes;
             flight.pieces.push((offset, data));
         }
-        self.count_sectors(sectors);
+        self.count_sectors(&mut sectors);
         cta.flights.push(flight);
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Machine<'_, '_> {
             }
             leaving.pieces.push((base + offset, global, bytes));
         }
-        self.count_sectors(sectors);
+        self.count_sectors(&mut sectors);
         warp.bulk.entry(lane).or_default().open.push(leaving);
         Ok(())
     }

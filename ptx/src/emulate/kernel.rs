@@ -1,6 +1,7 @@
 //! A kernel as it is executed: instructions with their operands as slots, offsets and indices. Never text.
 use super::decode::Op;
 use super::lex::Place;
+use std::sync::Arc;
 
 /// Where the first shared byte lies: not 0, so that a zero address is no shared memory.
 pub const SHARED_BASE: u64 = 1024;
@@ -54,7 +55,8 @@ pub struct Instruction {
 /// A parameter or a shared array.
 #[derive(Clone, Debug)]
 pub struct Field {
-    pub name: String,
+    /// Shared, for it is named with each access.
+    pub name: Arc<str>,
     pub offset: usize,
     pub bytes: usize,
 }

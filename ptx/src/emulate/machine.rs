@@ -81,10 +81,14 @@ impl Machine<'_, '_> {
     }
     /// A source's values; lanes of the mask must have been written.
     pub fn read(&mut self, warp: &mut Warp, source: Source, mask: u32, at: At) -> [u64; LANES] {
-        let register = match source {
-            Source::Immediate(value) => return [value; LANES],
-            Source::Register(register) => register,
-        };
+        self.check_written(warp, source, mask, at);
+        match source {
+            Source::Immediate(value) => [value; LANES],
+            Source::Register(register) => warp.registers[register],
+        }
+    }
+    fn check_written(&mut self, warp: &mut Warp, source: Source, mask: u32, at: At) {
+        let Source::Register(register) = source else { return };
         let missing = mask & !warp.written[register];
         if missing != 0 {
             let lane = missing.trailing_zeros() as usize;
@@ -93,7 +97,6 @@ impl Machine<'_, '_> {
             self.find(Kind::Uninitialised, At { lane: Some(lane), ..at }, what);
         }
         warp.flying.touch(register);
-        warp.registers[register]
     }
     /// The lanes of a group that execute its instruction: those whose guard is 1.
     fn active(&mut self, warp: &mut Warp, group: Group, at: At) -> u32 {
@@ -158,10 +161,16 @@ impl Machine<'_, '_> {
         let kernel = self.kernel;
         match &kernel.instructions[at.pc].op {
             Op::Lane { function, to, from } => {
-                let [a, b, c] = from.map(|source| self.read(warp, source, active, at));
+                // Most of what runs: read in place.
+                from.iter().for_each(|&source| self.check_written(warp, source, active, at));
+                let value = |source: Source, lane: usize| match source {
+                    Source::Immediate(value) => value,
+                    Source::Register(register) => warp.registers[register][lane],
+                };
+                let [a, b, c] = *from;
                 let mut values = [0; LANES];
                 for lane in lanes(active) {
-                    values[lane] = function(a[lane], b[lane], c[lane]);
+                    values[lane] = function(value(a, lane), value(b, lane), value(c, lane));
                 }
                 warp.set(*to, active, &values);
             }

@@ -8,6 +8,7 @@ use super::report::{Kind, Thread};
 use super::shadow::{Access, Proxy, Trouble, Who};
 use super::warp::{Copy, LANES, Warp, lanes};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// 4-byte words that shared memory delivers in one pass.
 const BANKS: u64 = 32;
@@ -262,7 +263,7 @@ impl Machine<'_, '_> {
         Err(Stop)
     }
     /// The array's name, its offset and the offset within it.
-    pub(super) fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(String, usize, usize), Stop> {
+    pub(super) fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(Arc<str>, usize, usize), Stop> {
         let offset = address.wrapping_sub(SHARED_BASE);
         let inside = |f: &&super::kernel::Field| {
             let end = offset.checked_add(bytes as u64);
@@ -332,10 +333,8 @@ impl Machine<'_, '_> {
         let lane = (e.lanes.count_ones() == 1).then_some(e.lanes.trailing_zeros());
         Thread { cta: e.cta, warp: e.warp as u32, lane }
     }
-    pub(super) fn count_sectors(&mut self, mut sectors: Vec<u64>) {
-        sectors.sort_unstable();
-        sectors.dedup();
-        self.counts.global_sectors += sectors.len() as u64;
+    pub(super) fn count_sectors(&mut self, sectors: &mut [u64]) {
+        self.counts.global_sectors += distinct(sectors).len() as u64;
     }
     /// Sectors of global memory; passes of shared memory beyond the least.
     pub(super) fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
@@ -344,20 +343,42 @@ impl Machine<'_, '_> {
                 // 8 bytes a lane go by half warps, 16 by quarters: 32 words each time.
                 let together = LANES / bytes.div_ceil(4);
                 for first in (0..LANES).step_by(together) {
-                    let part = lanes(active).filter(|lane| (first..first + together).contains(lane));
-                    let mut words: Vec<u64> = part
-                        .flat_map(|lane| addresses[lane] / 4..addresses[lane] / 4 + bytes.div_ceil(4) as u64)
-                        .collect();
-                    words.sort_unstable();
-                    words.dedup();
+                    let part = active & (u32::MAX >> (LANES - together)) << first;
+                    let (mut words, mut n) = ([0; LANES], 0);
+                    for lane in lanes(part) {
+                        for word in addresses[lane] / 4..addresses[lane] / 4 + bytes.div_ceil(4) as u64 {
+                            (words[n], n) = (word, n + 1);
+                        }
+                    }
                     let mut banks = [0u64; BANKS as usize];
-                    words.iter().for_each(|word| banks[(word % BANKS) as usize] += 1);
+                    distinct(&mut words[..n]).iter().for_each(|word| banks[(word % BANKS) as usize] += 1);
                     self.counts.bank_conflicts += banks.iter().max().unwrap_or(&0).saturating_sub(1);
                 }
             }
-            _ => self.count_sectors(lanes(active).map(|lane| addresses[lane] / SECTOR).collect()),
+            _ => {
+                let (mut sectors, mut n) = ([0; LANES], 0);
+                for lane in lanes(active) {
+                    (sectors[n], n) = (addresses[lane] / SECTOR, n + 1);
+                }
+                self.count_sectors(&mut sectors[..n]);
+            }
         }
     }
+}
+
+/// Each once, in order. Mostly they come so.
+fn distinct(values: &mut [u64]) -> &[u64] {
+    if !values.is_sorted() {
+        values.sort_unstable();
+    }
+    let mut kept = 0;
+    for i in 0..values.len() {
+        if i == 0 || values[i] != values[kept - 1] {
+            values[kept] = values[i];
+            kept += 1;
+        }
+    }
+    &values[..kept]
 }
 
 /// Generic addresses tell their space.

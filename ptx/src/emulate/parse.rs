@@ -174,7 +174,7 @@ impl Parser<'_> {
                     bytes = if self.peek() == Some(&Token::Mark(']')) { 0 } else { size * self.number()? as usize };
                     self.want(']')?;
                 }
-                return Ok(Field { name: word, offset: end.next_multiple_of(align.max(size)), bytes });
+                return Ok(Field { name: word.into(), offset: end.next_multiple_of(align.max(size)), bytes });
             }
         }
     }

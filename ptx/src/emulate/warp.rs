@@ -81,7 +81,12 @@ pub struct Fences {
 
 /// The lanes of a mask.
 pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (lane < LANES).then_some(lane)
+    })
 }
 
 impl Warp {
@@ -124,8 +129,9 @@ impl Warp {
     }
     pub fn set(&mut self, register: usize, mask: u32, values: &[u64; LANES]) {
         self.flying.touch(register);
-        for lane in lanes(mask) {
-            self.registers[register][lane] = values[lane];
+        match mask {
+            u32::MAX => self.registers[register] = *values,
+            _ => lanes(mask).for_each(|lane| self.registers[register][lane] = values[lane]),
         }
         self.written[register] |= mask;
     }
