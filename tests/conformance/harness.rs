@@ -4,10 +4,11 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::{CpuDevice, simd::Level};
 use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::cuda::{Cuda, Machine, Options, has_blas};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Device};
 use half::bf16;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
 pub const FLOOR: f64 = 1.2e-7;
@@ -39,11 +40,22 @@ const WITHOUT_KERNEL: &[&str] = &[
     "sgd",
 ];
 
-/// Every vector width of the CPU, and the simulated GPU.
+/// Every vector width of the CPU, the simulated GPU, and a real one where there is one.
 pub fn devices() -> Vec<Box<dyn Device>> {
     let cpus = Level::all().map(|level| CpuDevice::with_level(Meter::default(), level).unwrap());
     let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap();
-    cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain([Box::new(sim) as Box<dyn Device>]).collect()
+    let gpus = std::iter::once(sim).chain(cuda().map(|cuda| GpuDevice::new(cuda, Meter::default()).unwrap()));
+    cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus.map(|gpu| Box::new(gpu) as Box<dyn Device>)).collect()
+}
+/// The first GPU of this machine, where it has one that serves. Opened once: the driver compiles every kernel.
+fn cuda() -> Option<Arc<Cuda>> {
+    static CUDA: OnceLock<Option<Arc<Cuda>>> = OnceLock::new();
+    let open = || {
+        let machine = Machine::probe().ok().filter(|machine| machine.choose(0, 1).is_ok() && has_blas())?;
+        let options = Options { local_rank: 0, ranks_per_gpu: 1, tf32: false };
+        Some(Arc::new(Cuda::open(&machine, &options, &Meter::default()).unwrap()))
+    };
+    CUDA.get_or_init(open).clone()
 }
 pub fn is_cpu(dev: &dyn Device) -> bool {
     dev.name().starts_with("cpu")

@@ -18,9 +18,10 @@ mod memory;
 mod modules;
 
 pub use machine::{Gpu, Machine};
+pub use modules::Compiled;
 
 use super::driver::{Arg, Driver, Kernel, Shape};
-use super::kernels::TEXTS;
+use super::kernels::{TEXTS, Text};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::{Buf, Gemm, View, ViewMut};
@@ -68,6 +69,10 @@ pub struct Cuda {
 impl Cuda {
     /// The GPU of this rank with every kernel compiled. Refuses what cannot run before it takes any memory.
     pub fn open(machine: &Machine, options: &Options, meter: &Meter) -> Result<Cuda> {
+        Cuda::with_kernels(machine, options, meter, TEXTS)
+    }
+    /// As [`Cuda::open`], with other kernels than those of this build: for checks.
+    pub fn with_kernels(machine: &Machine, options: &Options, meter: &Meter, texts: &'static [Text]) -> Result<Cuda> {
         let (ordinal, gpu) = machine.choose(options.local_rank, options.ranks_per_gpu)?;
         let name = format!(
             "cuda:{ordinal} ({}, sm_{}, CUDA {}.{})",
@@ -87,7 +92,7 @@ impl Cuda {
         let attribute = |which| context.attribute(which).map_err(failed("ask for an attribute"));
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let modules = modules::Modules::load(&context, TEXTS, gpu.arch, shared)?;
+        let modules = modules::Modules::load(&context, texts, gpu.arch, shared)?;
         let lease = meter.lease(Category::Scratch, blas::WORKSPACE);
         let workspace =
             memory::alloc(&compute, DType::U8, blas::WORKSPACE, lease).map_err(failed("alloc a workspace"))?;
@@ -180,6 +185,10 @@ impl Cuda {
         let ctas = n.div_ceil(block as usize * vector).min(8 * self.multiprocessors as usize) as u32;
         let mut args = [Arg::In(x), Arg::InOut(y.reborrow()), Arg::U64(n as u64)];
         self.launch_on(stream, Kernel { variant: "add_f32", entry: "add" }, Shape::line(ctas, block), &mut args)
+    }
+    /// What the driver's compiler made of each kernel.
+    pub fn kernels(&self) -> Result<Vec<modules::Compiled>> {
+        self.modules.report().map_err(|e| self.failed("ask about kernels", e))
     }
     /// What the GPU computed from now on is not to be used: the next download or synchronisation fails with this text.
     pub fn break_off(&self, why: String) {

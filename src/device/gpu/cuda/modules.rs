@@ -6,6 +6,7 @@ use crate::base::{Error, Result};
 use crate::device::gpu::Kernel;
 use crate::device::gpu::kernels::Text;
 use cudarc::driver::{CudaContext, result, sys};
+use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
@@ -81,6 +82,47 @@ impl Modules {
     }
     pub(super) fn len(&self) -> usize {
         self.modules.len()
+    }
+}
+
+/// A kernel as it came out of the driver's compiler.
+#[derive(Serialize, Clone, Debug)]
+pub struct Compiled {
+    pub variant: &'static str,
+    pub entry: &'static str,
+    /// Of a thread.
+    pub registers: i32,
+    /// Spills and arrays that did not stay in registers: of a thread.
+    pub local_bytes: i32,
+    /// Declared; a launch may ask for more.
+    pub shared_bytes: i32,
+    /// Most threads of a block.
+    pub threads: i32,
+    /// Blocks of so many threads that a multiprocessor holds at a time.
+    pub blocks: i32,
+}
+
+impl Modules {
+    pub(super) fn report(&self) -> std::result::Result<Vec<Compiled>, result::DriverError> {
+        use sys::CUfunction_attribute as Attribute;
+        self.context.bind_to_thread()?;
+        let compiled = |kernel: &Kernel| {
+            let function = self.functions[kernel].handle;
+            // SAFETY: a function of a loaded module.
+            let ask = |what| unsafe { result::function::get_function_attribute(function, what) };
+            let threads = ask(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+            Ok(Compiled {
+                variant: kernel.variant,
+                entry: kernel.entry,
+                registers: ask(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+                local_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+                shared_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+                threads,
+                // SAFETY: as above.
+                blocks: unsafe { result::occupancy::max_active_block_per_multiprocessor(function, threads, 0) }?,
+            })
+        };
+        self.names.iter().map(compiled).collect()
     }
 }
 

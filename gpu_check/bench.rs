@@ -1,0 +1,158 @@
+//! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels beside a copy. Medians;
+//! operands are larger than the L2 cache or take turns.
+use crate::Gpu;
+use flatshard::base::rng::Rng;
+use flatshard::base::{Category, DType, Result};
+use flatshard::device::gpu::kernels::TEXTS;
+use flatshard::device::{AdamW, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
+use serde_json::{Map, Value, json};
+
+const ROUNDS: usize = 15;
+
+struct Bench {
+    gpu: Gpu,
+    rows: Map<String, Value>,
+}
+
+impl Bench {
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buf> {
+        self.gpu.device.alloc(dtype, len, Category::Other)
+    }
+    /// Random: zeros multiply faster than data does. A block of random numbers, again and again.
+    fn random(&self, dtype: DType, len: usize) -> Result<Buf> {
+        let rng = Rng::new(len as u64, 1);
+        let block: Vec<u8> = (0..1 << 16)
+            .flat_map(|i| {
+                let x = rng.normal(i);
+                if dtype == DType::F32 {
+                    x.to_ne_bytes().to_vec()
+                } else {
+                    half::bf16::from_f32(x).to_ne_bytes().to_vec()
+                }
+            })
+            .collect();
+        let mut buf = self.alloc(dtype, len)?;
+        let step = block.len() / dtype.size();
+        for start in (0..len).step_by(step) {
+            let n = step.min(len - start);
+            self.gpu.device.upload(&block[..n * dtype.size()], buf.view_mut().slice(start..start + n))?;
+        }
+        Ok(buf)
+    }
+    /// Seconds of one call: median.
+    fn time(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+        let cuda = &self.gpu.cuda;
+        let (from, to) = (cuda.event(true)?, cuda.event(true)?);
+        let mut times = Vec::with_capacity(ROUNDS);
+        for round in 0..ROUNDS + 3 {
+            let failed = |e| cuda.failed("bench", e);
+            from.record(cuda.compute()).map_err(failed)?;
+            call()?;
+            to.record(cuda.compute()).map_err(failed)?;
+            to.synchronize().map_err(failed)?;
+            if round >= 3 {
+                times.push(cuda.seconds(&from, &to)?);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[ROUNDS / 2])
+    }
+    fn flops(&mut self, name: String, flops: f64, call: impl FnMut() -> Result<()>) -> Result<()> {
+        let row = match self.time(call) {
+            Ok(seconds) => json!({"tflops": flops / seconds / 1e12, "ms": seconds * 1e3}),
+            Err(e) => json!({"error": e.to_string()}),
+        };
+        self.rows.insert(name, row);
+        Ok(())
+    }
+    fn bytes(&mut self, name: &str, bytes: usize, call: impl FnMut() -> Result<()>) -> Result<()> {
+        let row = match self.time(call) {
+            Ok(seconds) => json!({"gb_per_s": bytes as f64 / seconds / 1e9, "ms": seconds * 1e3}),
+            Err(e) => json!({"error": e.to_string()}),
+        };
+        self.rows.insert(name.into(), row);
+        Ok(())
+    }
+}
+
+pub fn run() -> Result<Value> {
+    let mut bench = Bench { gpu: Gpu::open(TEXTS, 0, 1)?, rows: Map::new() };
+    memory_bound(&mut bench)?;
+    products(&mut bench)?;
+    for head_dim in [64, 128, 256] {
+        for len in [2048, 8192] {
+            attention(&mut bench, head_dim, len)?;
+        }
+    }
+    Ok(Value::Object(bench.rows))
+}
+
+/// Bytes read and written, by the least that an operation can do with.
+fn memory_bound(b: &mut Bench) -> Result<()> {
+    let n = 1 << 27; // 256 MiB of bf16, several times the L2
+    let (x, y, mut z) = (b.random(DType::Bf16, n)?, b.random(DType::Bf16, n)?, b.alloc(DType::Bf16, n)?);
+    let device = b.gpu.device.clone();
+    b.bytes("copy bf16", 4 * n, || device.copy(x.view(), z.view_mut()))?;
+    b.bytes("add bf16", 6 * n, || device.add(x.view(), z.view_mut()))?;
+    b.bytes("swiglu bf16", 6 * n, || device.swiglu(x.view(), y.view(), z.view_mut()))?;
+    let width = 4096;
+    let (w, mut rstd) = (b.random(DType::Bf16, width)?, b.alloc(DType::F32, n / width)?);
+    let norm = RmsNorm { eps: 1e-5, offset: 0.0 };
+    b.bytes("rmsnorm bf16 4096", 4 * n, || device.rmsnorm(&norm, x.view(), w.view(), z.view_mut(), rstd.view_mut()))?;
+    drop((x, y));
+    let p = n / 4;
+    let (g, mut m, mut v, mut master) =
+        (b.random(DType::F32, p)?, b.random(DType::F32, p)?, b.alloc(DType::F32, p)?, b.random(DType::F32, p)?);
+    let mut out = b.alloc(DType::Bf16, p)?;
+    let mut scale = b.alloc(DType::F32, 1)?;
+    device.upload(&1f32.to_ne_bytes(), scale.view_mut())?;
+    let h = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
+    b.bytes("adamw f32 with a bf16 copy", 30 * p, || {
+        let copy = Some(out.view_mut());
+        device.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), master.view_mut(), copy)
+    })?;
+    let mut acc = b.alloc(DType::F64, LIMBS)?;
+    b.bytes("sum of squares f32", 4 * p, || device.sum_squares(g.view(), acc.view_mut()))
+}
+
+fn products(b: &mut Bench) -> Result<()> {
+    let device = b.gpu.device.clone();
+    let linear = |out, inn| {
+        [
+            ("nt", Gemm::nt(8192, out, inn)),
+            ("nn", Gemm::nn(8192, inn, out)),
+            ("tn", Gemm::tn(out, inn, 8192).accumulate()),
+        ]
+    };
+    let square = [("nt", Gemm::nt(8192, 8192, 8192))];
+    for (form, shape) in square.into_iter().chain(linear(5632, 2048)).chain(linear(32000, 2048)) {
+        let [la, lb, lc] = shape.extents();
+        let (x, y) = (b.random(DType::Bf16, la)?, b.random(DType::Bf16, lb)?);
+        let mut c = b.alloc(if shape.accumulate { DType::F32 } else { DType::Bf16 }, lc)?;
+        let name = format!("product bf16 {form} {}x{}x{}", shape.m, shape.n, shape.k);
+        b.flops(name, shape.flops() as f64, || device.gemm(&shape, x.view(), y.view(), c.view_mut()))?;
+    }
+    Ok(())
+}
+
+/// Causal, 16k tokens in sequences of `len`: 2 S² D H multiply-adds forward, 2.5 times that backward.
+fn attention(b: &mut Bench, head_dim: usize, len: usize) -> Result<()> {
+    let device = b.gpu.device.clone();
+    let (tokens, heads) = (16_384, 2048 / head_dim);
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let shape = Attention { heads, kv_heads: heads, head_dim, scale, window: 0, softcap: 0.0 };
+    let documents: Vec<u32> = (0..=tokens / len).map(|i| (i * len) as u32).collect();
+    let mut cu = b.alloc(DType::U32, documents.len())?;
+    device.upload(bytemuck::cast_slice(&documents), cu.view_mut())?;
+    let (qkv, d_o) = (b.random(DType::Bf16, tokens * shape.row())?, b.random(DType::Bf16, tokens * heads * head_dim)?);
+    let (mut o, mut dqkv) = (b.alloc(DType::Bf16, d_o.len())?, b.alloc(DType::Bf16, qkv.len())?);
+    let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
+    let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
+    b.flops(format!("attention forward causal {head_dim} x {len}"), flops, || {
+        device.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())
+    })?;
+    b.flops(format!("attention backward causal {head_dim} x {len}"), 2.5 * flops, || {
+        let (cu, qkv, o, lse) = (cu.view(), qkv.view(), o.view(), lse.view());
+        device.attention_backward(&shape, cu, qkv, o, lse, d_o.view(), delta.view_mut(), dqkv.view_mut())
+    })
+}

@@ -1,0 +1,94 @@
+//! What `scripts/gpu_check.sh` runs on a machine with a GPU: one part of the check a call, as JSON on standard output. Exit
+//! status 0: passed; 1: failed, the reason on standard error; 3: cannot run here. Never trains (`run_fsdp` does).
+mod bench;
+mod layouts;
+mod ranks;
+mod records;
+
+use flatshard::base::{Error, Meter, Result};
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::cuda::{Cuda, Machine, Options};
+use flatshard::device::gpu::kernels::{TEXTS, Text};
+use flatshard::device::gpu::telemetry::Telemetry;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+const USAGE: &str = "gpu_check machine | kernels | layouts | attention | bench | ranks | parity A.jsonl B.jsonl TOLERANCE | \
+                     rate A.jsonl | table DIR";
+
+/// A rank's GPU, and the device over it.
+struct Gpu {
+    cuda: Arc<Cuda>,
+    device: Arc<GpuDevice>,
+}
+
+impl Gpu {
+    /// `texts`: the kernels that are loaded.
+    fn open(texts: &'static [Text], local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
+        let options = Options { local_rank, ranks_per_gpu, tf32: false };
+        let meter = Meter::default();
+        let cuda = Arc::new(Cuda::with_kernels(&Machine::probe()?, &options, &meter, texts)?);
+        Ok(Gpu { device: Arc::new(GpuDevice::new(cuda.clone(), meter)?), cuda })
+    }
+}
+
+fn machine() -> Result<Value> {
+    let machine = Machine::probe()?;
+    let gpu = Gpu::open(TEXTS, 0, 1)?;
+    let (free, total) = gpu.cuda.memory()?;
+    Ok(json!({
+        "gpus": machine.gpus.iter().map(|g| json!({"name": g.name, "arch": g.arch, "bytes": g.bytes})).collect::<Vec<_>>(),
+        "cuda": machine.cuda,
+        "free_bytes": free,
+        "total_bytes": total,
+        "nvml": Telemetry::new(gpu.cuda.pci_bus_id()?).sample(),
+    }))
+}
+
+/// What the driver's compiler made of every kernel. A kernel that spills fails the check.
+fn kernels() -> Result<Value> {
+    let started = std::time::Instant::now();
+    let gpu = Gpu::open(TEXTS, 0, 1)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let report = gpu.cuda.kernels()?;
+    let spilling: Vec<&str> = report.iter().filter(|k| k.local_bytes > 0).map(|k| k.variant).collect();
+    if !spilling.is_empty() {
+        return Err(Error::Run(format!("kernels spill registers to local memory: {}", spilling.join(", "))));
+    }
+    Ok(json!({"load_seconds": seconds, "kernels": report}))
+}
+
+fn part(args: &[String]) -> Result<Value> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words[..] {
+        ["machine"] => machine(),
+        ["kernels"] => kernels(),
+        ["layouts"] => layouts::run(),
+        ["attention"] => layouts::attention(),
+        ["bench"] => bench::run(),
+        ["ranks"] => ranks::run(),
+        ["parity", a, b, tolerance] => records::parity(a, b, tolerance),
+        ["rate", a] => records::rate(a),
+        ["table", dir] => records::table(dir).map(Value::String),
+        _ => Err(Error::input(USAGE)),
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match part(&args) {
+        Ok(value) => {
+            match value.as_str() {
+                Some(text) => println!("{text}"),
+                None => println!("{value:#}"),
+            }
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("{e}");
+            // What a machine lacks is an input error of the library's.
+            ExitCode::from(if matches!(e, Error::Input(_)) { 3 } else { 1 })
+        }
+    }
+}

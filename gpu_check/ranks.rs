@@ -1,0 +1,83 @@
+//! One rank of a world over NCCL, started once a rank by the script with a launcher's variables: every collective against what
+//! it must give. Ranks may share a GPU.
+use crate::Gpu;
+use flatshard::base::{Category, DType, Error, Meter, Result};
+use flatshard::comm::env::RankEnv;
+use flatshard::comm::{CommUse, Member, Mesh, MeshSizes, Reduce, Tag, nccl};
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::kernels::TEXTS;
+use flatshard::device::{Buf, Device};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const T: Tag = Tag::new("check", 0);
+/// f32 elements of a shard: some megabytes, so that buffers are registered.
+const SHARD: usize = 1 << 20;
+
+pub fn run() -> Result<Value> {
+    let env = RankEnv::from_env()?
+        .ok_or_else(|| Error::input("ranks: RANK, WORLD_SIZE and LOCAL_RANK say which rank this is"))?;
+    let cuda = Gpu::open(TEXTS, env.local_rank, env.local_world)?.cuda;
+    let meter = Meter::default();
+    let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
+    let world = nccl::World::join(&env, cuda, device.clone(), meter, Duration::from_secs(60))?;
+    let mesh = Mesh::new(Box::new(world) as Box<dyn Member>, MeshSizes::sharded(env.world))?;
+    let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
+    let started = Instant::now();
+
+    let put = |buf: &mut Buf, f: &dyn Fn(usize) -> f32| {
+        let values: Vec<f32> = (0..buf.len()).map(f).collect();
+        device.upload(bytemuck::cast_slice(&values), buf.view_mut())
+    };
+    let expect = |what: &str, buf: &Buf, f: &dyn Fn(usize) -> f32| {
+        let mut values = vec![0f32; buf.len()];
+        device.download(buf.view(), bytemuck::cast_slice_mut(&mut values))?;
+        match values.iter().enumerate().find(|(i, x)| **x != f(*i)) {
+            None => Ok(()),
+            Some((i, x)) => Err(Error::Run(format!("rank {me}: {what}: element {i} is {x}, should be {}", f(i)))),
+        }
+    };
+    let mut shard = device.alloc(DType::F32, SHARD, Category::Other)?;
+    let mut full = g.alloc(DType::F32, SHARD * n, CommUse::Gathered, Category::Other)?;
+    put(&mut shard, &|i| (me * SHARD + i) as f32)?;
+    g.wait(g.all_gather(T, shard.view(), full.view_mut())?)?;
+    expect("all_gather", &full, &|i| i as f32)?;
+
+    let sum = (n * (n + 1) / 2) as f32;
+    put(&mut full, &|i| (me + 1) as f32 * (i % 100) as f32)?;
+    let t = g.reduce_scatter(T, full.view_mut(), shard.view_mut(), false)?;
+    g.wait(t)?;
+    g.wait_sent(t)?;
+    expect("reduce_scatter", &shard, &|i| sum * ((me * SHARD + i) % 100) as f32)?;
+    put(&mut full, &|i| (me + 1) as f32 * (i % 100) as f32)?;
+    g.wait(g.reduce_scatter(T, full.view_mut(), shard.view_mut(), true)?)?;
+    expect("reduce_scatter, added", &shard, &|i| 2.0 * sum * ((me * SHARD + i) % 100) as f32)?;
+
+    put(&mut shard, &|i| (me * 10 + i % 7) as f32)?;
+    g.wait(g.all_reduce(T, shard.view_mut(), Reduce::Max)?)?;
+    expect("all_reduce", &shard, &|i| ((n - 1) * 10 + i % 7) as f32)?;
+    let mut limbs = g.alloc(DType::F64, 4, CommUse::Reduced, Category::Other)?;
+    let mine = [me as f64, 4294967295.0, 0.5, 1.0];
+    device.upload(bytemuck::cast_slice(&mine), limbs.view_mut())?;
+    g.wait(g.all_reduce(T, limbs.view_mut(), Reduce::Sum)?)?;
+    let mut got = [0f64; 4];
+    device.download(limbs.view(), bytemuck::cast_slice_mut(&mut got))?;
+    let ranks = n as f64;
+    if got != [ranks * (ranks - 1.0) / 2.0, ranks * 4294967295.0, ranks / 2.0, ranks] {
+        return Err(Error::Run(format!("rank {me}: all_reduce of f64: {got:?}")));
+    }
+
+    put(&mut shard, &|i| (me * 1000 + i % 13) as f32)?;
+    g.wait(g.broadcast(T, shard.view_mut(), n - 1)?)?;
+    expect("broadcast", &shard, &|i| ((n - 1) * 1000 + i % 13) as f32)?;
+    let (to, from) = ((me + 1) % n, (me + n - 1) % n);
+    put(&mut shard, &|i| (me + i % 5) as f32)?;
+    let mut received = device.alloc(DType::F32, SHARD, Category::Other)?;
+    g.wait(g.send_recv(T, to, shard.view(), from, received.view_mut())?)?;
+    expect("send_recv", &received, &|i| (from + i % 5) as f32)?;
+    g.barrier(T)?;
+    let stats = g.stats();
+    Ok(json!({"rank": me, "ranks": n, "ops": stats.ops, "in_flight_s": stats.in_flight_s,
+        "exposed_s": stats.exposed_s, "seconds": started.elapsed().as_secs_f64()}))
+}

@@ -1,0 +1,134 @@
+//! Metrics files of two runs compared, and the rate of one. Needs no GPU.
+use flatshard::base::{Error, Result};
+use serde_json::{Value, json};
+
+fn steps(path: &str) -> Result<Vec<Value>> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let steps: Vec<Value> = lines.filter(|v| v["event"] == "step").collect();
+    match steps.is_empty() {
+        true => Err(Error::Run(format!("{path}: holds no step"))),
+        false => Ok(steps),
+    }
+}
+fn number(step: &Value, key: &str) -> f64 {
+    step[key].as_f64().unwrap_or(f64::NAN)
+}
+
+/// Losses and gradient norms of two runs of one configuration differ by no more than this part of themselves.
+pub fn parity(a: &str, b: &str, tolerance: &str) -> Result<Value> {
+    let tolerance: f64 = tolerance.parse().map_err(|_| Error::input(format!("{tolerance} is no number")))?;
+    let (first, second) = (steps(a)?, steps(b)?);
+    if first.len() != second.len() {
+        return Err(Error::Run(format!("{a} has {} steps, {b} {}", first.len(), second.len())));
+    }
+    let mut worst: f64 = 0.0;
+    for (x, y) in first.iter().zip(&second) {
+        for key in ["loss", "grad_norm"] {
+            let (x, y) = (number(x, key), number(y, key));
+            let difference = (x - y).abs() / x.abs().max(1e-9);
+            let close = difference <= tolerance; // a NaN is not
+            if !close {
+                return Err(Error::Run(format!("{key}: {x} and {y}, more than {tolerance} apart")));
+            }
+            worst = worst.max(difference);
+        }
+    }
+    let losses = |steps: &[Value]| steps.iter().map(|s| number(s, "loss")).collect::<Vec<_>>();
+    Ok(json!({"steps": first.len(), "largest_difference": worst, "losses": [losses(&first), losses(&second)]}))
+}
+
+/// Medians over the second half of a run's steps.
+pub fn rate(path: &str) -> Result<Value> {
+    let steps = steps(path)?;
+    let late = &steps[steps.len() / 2..];
+    let median = |key: &str| {
+        let mut values: Vec<f64> = late.iter().map(|s| number(s, key)).filter(|x| x.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied()
+    };
+    Ok(json!({
+        "steps": steps.len(),
+        "tokens_per_sec": median("tokens_per_sec"),
+        "step_time_s": median("step_time_s"),
+        "exposed_comm_s": median("exposed_comm_s"),
+        "mfu": median("mfu"),
+        "peak_mem_bytes": median("peak_mem_bytes"),
+        "last_loss": steps.last().map(|s| number(s, "loss")),
+    }))
+}
+
+/// What `bench`, `step_1b` and `peer` wrote into a directory, side by side.
+pub fn table(dir: &str) -> Result<String> {
+    let read = |name: &str| -> Option<Value> {
+        serde_json::from_str(&std::fs::read_to_string(format!("{dir}/{name}.json")).ok()?).ok()
+    };
+    let Some(bench) = read("bench") else { return Err(Error::input("no bench.json: the benchmarks did not run")) };
+    let peer = read("peer").unwrap_or_default();
+    let figure = |row: &Value| {
+        let show = |key: &str, unit: &str| row[key].as_f64().map(|x| format!("{x:.0} {unit}"));
+        show("tflops", "TFLOP/s").or_else(|| show("gb_per_s", "GB/s")).or_else(|| show("tokens_per_sec", "tokens/s"))
+    };
+    let mut lines = vec![format!("{:<44} {:>16}  PyTorch", "on this GPU", "flatshard")];
+    let mut line = |name: &str, ours: &Value, theirs: Vec<String>| {
+        let ours = figure(ours).unwrap_or_else(|| "failed".into());
+        lines.push(format!("{name:<44} {ours:>16}  {}", theirs.join(", ")));
+    };
+    for (name, row) in bench.as_object().into_iter().flatten() {
+        // PyTorch has several attentions: the name, then which.
+        let alike = peer.as_object().into_iter().flatten().filter(|(other, _)| other.starts_with(name.as_str()));
+        let theirs = alike.filter_map(|(other, row)| Some(format!("{}{}", figure(row)?, &other[name.len()..])));
+        line(name, row, theirs.collect());
+    }
+    if let Some(step) = read("step_1b") {
+        let variants = [("step 1b", "eager"), ("step 1b, torch.compile", "compiled")];
+        let theirs = variants.iter().filter_map(|(key, how)| Some(format!("{} {how}", figure(&peer[*key])?)));
+        line("step of a 1B LLaMA, bf16", &step, theirs.collect());
+        if let Some(mfu) = step["mfu"].as_f64() {
+            lines.push(format!("{:<44} {:>15.1}%", "its MFU", mfu * 100.0));
+        }
+    }
+    Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &tempfile::TempDir, name: &str, losses: &[f64]) -> String {
+        let line =
+            |l: &f64| json!({"event": "step", "loss": l, "grad_norm": 1.0, "tokens_per_sec": 10.0 * l}).to_string();
+        let path = dir.path().join(name);
+        std::fs::write(&path, losses.iter().map(line).collect::<Vec<_>>().join("\n")).unwrap();
+        path.display().to_string()
+    }
+
+    #[test]
+    fn runs_that_differ_are_told_from_runs_that_agree() {
+        let dir = tempfile::tempdir().unwrap();
+        let a = file(&dir, "a", &[5.0, 4.0]);
+        assert_eq!(parity(&a, &file(&dir, "b", &[5.0, 4.004]), "0.01").unwrap()["steps"], 2);
+        assert!(parity(&a, &file(&dir, "c", &[5.0, 4.5]), "0.01").unwrap_err().to_string().contains("loss: 4 and 4.5"));
+        assert!(parity(&a, &file(&dir, "d", &[5.0]), "0.01").is_err());
+        assert!(parity(&a, &file(&dir, "e", &[]), "0.01").is_err());
+        assert_eq!(rate(&a).unwrap()["tokens_per_sec"], 40.0);
+    }
+
+    #[test]
+    fn figures_stand_side_by_side() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, value: Value| std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+        assert!(table(dir.path().to_str().unwrap()).is_err());
+        write(
+            "bench.json",
+            json!({"attention forward": {"tflops": 400.4}, "copy": {"gb_per_s": 3000.0}, "add": {"error": "x"}}),
+        );
+        write("peer.json", json!({"attention forward (flash)": {"tflops": 350.0}, "step 1b": {"tokens_per_sec": 9.0}}));
+        write("step_1b.json", json!({"tokens_per_sec": 10.0, "mfu": 0.5}));
+        let text = table(dir.path().to_str().unwrap()).unwrap();
+        let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(has(&["attention forward", "400 TFLOP/s", "350 TFLOP/s (flash)"]), "{text}");
+        assert!(has(&["copy", "3000 GB/s"]) && has(&["add", "failed"]), "{text}");
+        assert!(has(&["1B LLaMA", "10 tokens/s", "9 tokens/s eager"]) && has(&["MFU", "50.0%"]), "{text}");
+    }
+}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Prepares what scripts/gpu_check.sh runs on a machine with a GPU and without a toolchain: release binaries, stripped, in
+# target/gpu_check. Carry that folder and scripts/ there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=target/gpu_check
+mkdir -p "$out"
+cargo build --release --bin run_fsdp --bin gpu_check
+test_binary() {
+    cargo test --release --no-run --test "$1" --message-format json |
+        grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4
+}
+cp target/release/run_fsdp target/release/gpu_check "$out"
+cp "$(test_binary conformance)" "$out/conformance"
+strip "$out"/*
+du -sh "$out"

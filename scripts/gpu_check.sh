@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can prove or measure, in one command, without network and without a toolchain:
+#
+#   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
+#
+# Each part passes, fails, or is skipped with a reason; a short table comes last, every number is in OUT/gpu_check.json. Exit
+# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 leaves the benchmarks out.
+set -uo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=${BUILD:-$root/target/gpu_check}
+out=${1:-$root/target/gpu_check_out}
+mkdir -p "$out"
+rm -f "$out"/*.json "$out"/*.jsonl "$out"/*.log "$out/parts"
+cd "$out"
+
+# CUDA's libraries stand in the usual places, or beside PyTorch.
+beside_python=$(python3 - 2> /dev/null << 'PY' || true
+import glob, os, site, sysconfig
+roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
+found = [os.path.dirname(f) for r in roots for n in ("libcublasLt.so.*", "libnccl.so.*") for f in glob.glob(f"{r}/nvidia/**/{n}", recursive=True)]
+print(":".join(sorted(set(found))))
+PY
+)
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$beside_python"
+
+# part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
+part() {
+    local name=$1 limit=$2 status started=$SECONDS
+    shift 2
+    timeout -k 5 "$limit" "$@" > "$name.json" 2> "$name.log"
+    status=$?
+    case $status in
+        0) echo "$name|passed|$((SECONDS - started)) s|" ;;
+        3) echo "$name|skipped|$((SECONDS - started)) s|$(tail -n 1 "$name.log" | cut -c1-150)" ;;
+        124 | 137) echo "$name|FAILED|$((SECONDS - started)) s|took longer than $limit s: $(tail -n 1 "$name.log" | cut -c1-120)" ;;
+        *) echo "$name|FAILED|$((SECONDS - started)) s|$(tail -n 1 "$name.log" | cut -c1-150)" ;;
+    esac >> parts
+    tail -n 1 parts
+    return $status
+}
+skip() {
+    echo "$1|skipped|0 s|$2" | tee -a parts
+}
+
+train() { # FILE.jsonl FLAGS...
+    local metrics=$1
+    shift
+    rm -f "$metrics"
+    "$build/run_fsdp" --dataset synthetic --no-eval --no-sample --metrics-path "$metrics" "$@" 1>&2
+}
+small="--embed-dim 256 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 512 --vocab-size 512 --max-len 128 --batch-size 2 --max-steps 6 --warmup-steps 2"
+parity() { # NAME TOLERANCE CPU-FLAGS -- CUDA-FLAGS
+    local name=$1 tolerance=$2 cpu=()
+    shift 2
+    while [ "$1" != -- ]; do cpu+=("$1"); shift; done
+    shift
+    # shellcheck disable=SC2086
+    train "$name-cpu.jsonl" --device cpu $small "${cpu[@]}" &&
+        train "$name-cuda.jsonl" --device cuda $small "$@" &&
+        "$build/gpu_check" parity "$name-cpu.jsonl" "$name-cuda.jsonl" "$tolerance"
+}
+two_ranks() { # COMMAND...: two processes on one GPU, which NCCL takes for two hosts
+    local pids=() status=0 rank
+    for rank in 0 1; do
+        env RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29417 \
+            NCCL_HOSTID=flatshard$rank NCCL_SOCKET_IFNAME==lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 \
+            NCCL_NVLS_ENABLE=0 NCCL_DEBUG="${NCCL_DEBUG:-WARN}" "$@" > "rank$rank.json" 2> "rank$rank.log" &
+        pids+=($!)
+    done
+    for rank in 0 1; do
+        wait "${pids[$rank]}" || status=$?
+    done
+    cat rank0.json
+    cat rank0.log rank1.log >&2
+    return $status
+}
+sanitized() { # TOOL
+    compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" layouts > sanitizer.log 2>&1
+    local status=$?
+    tail -n 3 sanitizer.log >&2
+    # Some machines refuse the tool: that is no fault of a kernel.
+    if grep -qE 'not supported|Unable to|initialization error' sanitizer.log && ! grep -q 'ERROR SUMMARY: [1-9]' sanitizer.log; then
+        echo "compute-sanitizer does not work on this machine" >&2
+        return 3
+    fi
+    grep 'ERROR SUMMARY\|RACECHECK SUMMARY' sanitizer.log | head -1 >&2
+    return $status
+}
+export -f train parity two_ranks sanitized
+export build small
+
+if ! part machine 120 "$build/gpu_check" machine; then
+    cat machine.log
+    exit 3
+fi
+part kernels 300 "$build/gpu_check" kernels
+part layouts 120 "$build/gpu_check" layouts
+part conformance 400 "$build/conformance" --test-threads 1
+part attention 120 "$build/gpu_check" attention
+part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
+part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
+part parity_gpt 200 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
+part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
+part parity_two_ranks 240 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
+if command -v compute-sanitizer > /dev/null; then
+    part memcheck 240 bash -c 'sanitized memcheck'
+    part racecheck 240 bash -c 'sanitized racecheck'
+else
+    skip memcheck "no compute-sanitizer on this machine"
+fi
+
+if [ -z "${QUICK:-}" ]; then
+    part bench 240 "$build/gpu_check" bench
+    one_billion="--embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16"
+    export one_billion
+    part step_1b 300 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
+    if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
+        part peer 400 python3 "$root/scripts/gpu_peer.py"
+    else
+        skip peer "no python3 with PyTorch and a GPU"
+    fi
+fi
+
+# One document: every part with what it printed.
+{
+    echo '{"parts": ['
+    comma=
+    while IFS='|' read -r name status seconds note; do
+        body=null
+        if [ "$status" = passed ] && [ "$name" != conformance ] && [ -s "$name.json" ]; then body=$(cat "$name.json"); fi
+        echo "$comma{\"part\": \"$name\", \"status\": \"$status\", \"seconds\": ${seconds% s}, \"result\": $body}"
+        comma=,
+    done < parts
+    echo ']}'
+} > gpu_check.json
+
+echo
+"$build/gpu_check" table . 2> /dev/null
+echo
+column -t -s '|' parts 2> /dev/null || cat parts
+! grep -q '|FAILED|' parts
