@@ -185,12 +185,30 @@ fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
     }
 }
 
-/// What we write for a model is read back as it, and holds to what transformers' file said.
+/// The files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`) say
+/// the same.
+#[test]
+fn both_generations_of_files_read_alike() {
+    for golden in CASES.map(Golden::read) {
+        let path = format!("{}/tests/golden/families/{}.4.json", env!("CARGO_MANIFEST_DIR"), golden.name);
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("\"transformers_version\": \"4.") && !text.contains("rope_parameters"), "{text}");
+        let spec = Spec { max_len: golden.spec.max_len, dropout: 0.0, ..hf::parse(text.as_bytes()).unwrap() };
+        assert_eq!(spec, golden.spec, "{}", golden.name);
+    }
+}
+
+/// What we write for a model is read back as it. The files stay in target/tmp/families, where `families.py check` gives them
+/// to transformers.
 #[test]
 fn configurations_come_back() {
     for golden in CASES.map(Golden::read) {
-        let spec = hf::parse(hf::config(&golden.spec).as_bytes()).unwrap();
-        let max_len = golden.spec.max_len; // with dynamic scaling the file keeps the model's own
-        assert_eq!(Spec { max_len, dropout: 0.0, ..spec }, golden.spec, "{}", golden.name);
+        let (spec, text) = (&golden.spec, hf::config(&golden.spec));
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families").join(golden.name);
+        std::fs::create_dir_all(&to).unwrap();
+        std::fs::write(to.join(hf::FILE), &text).unwrap();
+        // With dynamic scaling the file keeps the model's own length.
+        let read = Spec { max_len: spec.max_len, ..hf::parse(text.as_bytes()).unwrap() };
+        assert_eq!(read, *spec, "{}", golden.name);
     }
 }

@@ -1,5 +1,8 @@
-"""Golden values of every model family from Hugging Face transformers for tests/families.rs. To make them again:
-python families.py
+"""Golden values of every model family from Hugging Face transformers for tests/families.rs.
+
+    python families.py make     writes families/
+    python families.py four     with transformers 4: writes each case's config as it does, to families/NAME.4.json
+    python families.py check    gives transformers (4 or 5) the config.json files that tests/families.rs wrote when it last ran
 
 For each case a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
 and every gradient of a batch of documents that go through the model one by one, and tokens of greedy generation. What a
@@ -7,12 +10,13 @@ case is about must matter: with the keys of `without` instead, logits are others
 """
 
 import json
+import sys
 from pathlib import Path
 
 import torch
 import transformers
 from make import gradients, randomize, relative, targets_of
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 29
@@ -80,8 +84,11 @@ def greedy(model, prompt, count):
     return tokens[len(prompt):]
 
 
-def main():
-    out = Path(__file__).parent / "families"
+HERE = Path(__file__).parent
+
+
+def make():
+    out = HERE / "families"
     out.mkdir(exist_ok=True)
     for seed, (name, (model_type, keys, without)) in enumerate(CASES.items()):
         torch.manual_seed(100 + seed)
@@ -111,5 +118,34 @@ def main():
         print(f"{name}: loss {loss:.4f}, without: {changed:.1e}, greedy {said.tolist()}")
 
 
+def written(name):
+    """The config.json that tests/families.rs wrote."""
+    return AutoConfig.from_pretrained(HERE.parent.parent / "target" / "tmp" / "families" / name)
+
+
+def four():
+    assert transformers.__version__.startswith("4."), transformers.__version__
+    for name in CASES:
+        config = written(name)
+        config.dtype = "bfloat16"
+        (HERE / "families" / f"{name}.4.json").write_text(config.to_json_string())
+
+
+def check():
+    for name in CASES:
+        golden = load_file(HERE / "families" / f"{name}.safetensors")
+        lengths = json.loads((HERE / "families" / f"{name}.json").read_text())["lengths"]
+        model = AutoModelForCausalLM.from_config(written(name), attn_implementation="eager").float().eval()
+        weights = {n.removeprefix("weight."): w.float() for n, w in golden.items() if n.startswith("weight.")}
+        keys = model.load_state_dict(weights, strict=False)
+        assert not keys.unexpected_keys and set(keys.missing_keys) <= {"lm_head.weight"}, keys
+        model.tie_weights()
+        with torch.no_grad():
+            logits = torch.cat([model(d[None].long()).logits[0] for d in golden["tokens"].split(lengths)])
+        difference = relative(logits, golden["logits"])
+        assert difference < 1e-5, f"{name}: logits differ by {difference:.1e}"
+        print(f"{name}: {type(model).__name__} of transformers {transformers.__version__}, logits differ by {difference:.1e}")
+
+
 if __name__ == "__main__":
-    main()
+    {"make": make, "four": four, "check": check}[sys.argv[1]]()
