@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-const USAGE: &str = "gpu_check machine | kernels | layouts | attention | bench | ranks | parity A.jsonl B.jsonl TOLERANCE | \
+const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench | ranks | parity A.jsonl B.jsonl TOLERANCE | \
                      rate A.jsonl | table DIR";
 
 /// A rank's GPU, and the device over it.
@@ -59,11 +59,21 @@ fn kernels() -> Result<Value> {
     Ok(json!({"load_seconds": seconds, "kernels": report}))
 }
 
+#[cfg(feature = "cust")]
+fn link() -> Result<Value> {
+    Ok(json!(flatshard::device::gpu::cuda::link::link()?))
+}
+#[cfg(not(feature = "cust"))]
+fn link() -> Result<Value> {
+    Err(Error::input("link needs a build with --features cust (Cargo.toml says what that takes); `kernels` needs none"))
+}
+
 fn part(args: &[String]) -> Result<Value> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
         ["machine"] => machine(),
         ["kernels"] => kernels(),
+        ["link"] => link(),
         ["layouts"] => layouts::run(),
         ["attention"] => layouts::attention(),
         ["bench"] => bench::run(),

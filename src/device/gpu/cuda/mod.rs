@@ -8,11 +8,14 @@
 //! | `memory` | device memory, pinned memory |
 //! | `blas` | matrix products |
 //! | `failure` | results of the driver as messages |
+//! | `link` | every kernel through the JIT linker, with its words (cargo feature `cust`) |
 //!
 //! Order: everything of a device runs on its one compute stream; groups of ranks have streams of their own, and order them
 //! against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
 mod blas;
 mod failure;
+#[cfg(feature = "cust")]
+pub mod link;
 mod machine;
 mod memory;
 mod modules;

@@ -192,13 +192,13 @@ fn compile(ptx: &CStr) -> std::result::Result<sys::CUmodule, String> {
 }
 
 /// Without the expander's `# line "file"` markers, which are for the emulator's reports. Lines stay where they were.
-fn plain(ptx: &str) -> String {
+pub(super) fn plain(ptx: &str) -> String {
     let blank = |line| if str::starts_with(line, '#') { "" } else { line };
     ptx.lines().flat_map(|line| [blank(line), "\n"]).collect()
 }
 
 /// The names behind `.visible .entry`.
-fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
+pub(super) fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
     ptx.split(".entry").skip(1).filter_map(|rest| {
         let name = rest.trim_start();
         Some(&name[..name.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?])
@@ -206,13 +206,13 @@ fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
 }
 
 /// "sm_90a" of `.target sm_90a`.
-fn target(ptx: &str) -> &str {
+pub(super) fn target(ptx: &str) -> &str {
     let line = ptx.lines().find_map(|l| l.trim_start().strip_prefix(".target"));
     line.and_then(|l| l.split([',', ' ', ';']).find(|w| w.starts_with("sm_"))).unwrap_or("sm_80")
 }
 
 /// "sm_80" runs on all from 80 on; "sm_90a" on 90 alone.
-fn runs_on(target: &str, arch: u32) -> bool {
+pub(super) fn runs_on(target: &str, arch: u32) -> bool {
     let number = target.trim_start_matches("sm_");
     match number.strip_suffix(['a', 'f']) {
         Some(only) => only.parse() == Ok(arch),
