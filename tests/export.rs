@@ -18,11 +18,19 @@ use std::path::{Path, PathBuf};
 
 /// The model in `dir` on `world` ranks, and its logits after each of `tokens`.
 fn logits(dir: &Path, world: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
+    logits_with(dir, None, world, tokens)
+}
+
+/// With the adapter in a directory of its own merged into it.
+fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
     let spec = hf::read(dir).unwrap();
     let n = tokens.len();
     let each = ranks(world, |rank| {
         let mut held = Held::new(&rank, &spec, &*plain(), NO_STATE, SMALL)?;
         held.ckpt.load_model(dir, &mut *held.store)?;
+        if let Some(adapter) = adapter {
+            held.ckpt.merge(adapter, &mut *held.store)?;
+        }
         let (decoder, dev) = (Decoder::new(spec.clone())?, &*held.dev);
         let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint: false, train: false };
         let mut workspace = decoder.workspace(dev, &options)?;
@@ -52,7 +60,10 @@ fn pretrained(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained").join(name)
 }
 fn golden(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
-    let said: Value = serde_json::from_slice(&fs::read(pretrained(name).join("logits.json")).unwrap()).unwrap();
+    said(&pretrained(name))
+}
+fn said(dir: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let said: Value = serde_json::from_slice(&fs::read(dir.join("logits.json")).unwrap()).unwrap();
     let parse = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect::<Vec<_>>();
     let tokens = parse(&said["tokens"]).into_iter().map(|t| t as u32).collect();
     (tokens, said["logits"].as_array().unwrap().iter().map(parse).collect())
@@ -70,6 +81,63 @@ fn what_transformers_saved_gives_its_logits() {
         assert_eq!(pairs().count(), tokens.len() * 47);
         assert!(difference < 2e-6, "{name}: logits differ by {difference:.1e} of their largest");
     }
+}
+
+/// An adapter of PEFT's, added to its model: the logits that PEFT has of the two.
+#[test]
+fn an_adapter_of_peft_merges_to_its_logits() {
+    let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora");
+    let (tokens, theirs) = said(&adapter);
+    let largest = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
+    let off = |ours: Vec<Vec<f32>>| {
+        ours.iter().flatten().zip(theirs.iter().flatten()).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+    };
+    for world in [1, 3] {
+        let difference = off(logits_with(&pretrained("llama"), Some(&adapter), world, &tokens));
+        assert!(difference < 2e-6, "logits differ by {difference:.1e} of their largest");
+    }
+    assert!(off(logits(&pretrained("llama"), 1, &tokens)) > 1e-2, "the adapter does nothing");
+}
+
+/// What is no adapter of this model is refused by name, and nothing has changed.
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |change: &dyn Fn(String) -> String| {
+        let config = fs::read_to_string(golden.join("adapter_config.json")).unwrap();
+        fs::write(dir.path().join("adapter_config.json"), change(config)).unwrap();
+        fs::copy(golden.join("adapter_model.safetensors"), dir.path().join("adapter_model.safetensors")).unwrap();
+    };
+    let merge = |name: &str| {
+        let spec = hf::read(&pretrained(name)).unwrap();
+        let mut texts = ranks(2, |rank| {
+            let mut held = Held::new(&rank, &spec, &*plain(), NO_STATE, SMALL)?;
+            Ok((held.ckpt.merge(dir.path(), &mut *held.store).unwrap_err().to_string(), held.untouched()?))
+        });
+        assert!(texts.iter().all(|t| t.1));
+        texts.swap_remove(0).0
+    };
+    let same = |config: String| config;
+    copy(&same);
+    assert!(merge("gpt").contains("which this model does not have"));
+    for (from, to, word) in [
+        ("\"r\": 3", "\"r\": 4", "rank 4"),
+        ("\"use_rslora\": false", "\"use_rslora\": true", "use_rslora"),
+        ("\"bias\": \"none\"", "\"bias\": \"all\"", "bias"),
+        ("\"LORA\"", "\"IA3\"", "IA3"),
+        ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 9}", "rank_pattern"),
+        ("{", "{{", "not JSON"),
+    ] {
+        copy(&|config| config.replace(from, to));
+        let text = merge("llama");
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    copy(&same);
+    let weights = dir.path().join("adapter_model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() - 7]).unwrap();
+    assert!(merge("llama").contains("not a safetensors file"));
 }
 
 /// Imported, exported and read again, on other numbers of ranks: the same bits. The exports stay in target/tmp/export,

@@ -1,10 +1,10 @@
 //! What stands beside the weights so that a directory is a model to others: the config, and the tokenizer's files. Kept as
 //! they were where a model came with them. Never interprets a tokenizer.
-use super::hf;
 use super::layout::pretty;
 use super::source::bad;
+use super::{adapter, hf};
 use crate::base::Result;
-use crate::nn::Spec;
+use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -32,7 +32,7 @@ const GENERATION: &str = "generation_config.json";
 
 /// Whether a directory that we wrote may hold a file of this name beside config and weights.
 pub fn is_companion(name: &str) -> bool {
-    name == GENERATION || TOKENIZER.contains(&name)
+    name == GENERATION || name == adapter::FILE || TOKENIZER.contains(&name)
 }
 
 /// Held from the start of a run: the directory that they come from may be a checkpoint, which is removed in time.
@@ -71,6 +71,14 @@ impl Companions {
             }
         }
         Ok(companions)
+    }
+
+    /// What is saved are the adapters `lora` of the model in the directory `base`.
+    pub fn adapting(mut self, lora: &Lora, base: Option<&Path>) -> Companions {
+        // A relative name would be read from wherever the adapter is loaded.
+        let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
+        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref()).into_bytes()));
+        self
     }
 
     /// The text of `config.json` for weights in `dtype`.

@@ -5,7 +5,7 @@
 //! with spaces so that the tensors start on [`DATA_ALIGN`].
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
-use crate::nn::{Layout, Segment};
+use crate::nn::{Layout, Segment, is_adapter};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
@@ -58,6 +58,10 @@ impl Tensors {
             (_, None) => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
         }
     }
+    /// Whether the model's tensor `name` is one of them: a frozen one beside adapters is not.
+    pub fn holds(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
     /// How many of them are the model's.
     pub fn model(&self) -> usize {
         self.model
@@ -74,8 +78,13 @@ pub struct File {
     pub bytes: u64,
 }
 
+/// Before the names of adapters in their files (PEFT's).
+pub const ADAPTER_PREFIX: &str = "base_model.model.";
+
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// How the files of the model's tensors begin: `model`, or `adapter_model`.
+    pub stem: &'static str,
     pub tensors: Tensors,
     pub files: Vec<File>,
     /// `model.safetensors.index.json` and its like: name and text, where a stem takes several files.
@@ -89,14 +98,28 @@ impl Plan {
         Plan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
-    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read.
+    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are all
+    /// that is stored.
     pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
-        let segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
+        let adapters = layouts.iter().flat_map(|l| &l.segments).any(is_adapter);
+        Plan::part(layouts, adapters, moments, dtype, max_file_bytes)
+    }
+
+    /// The model without its adapters: what a run with adapters starts from.
+    pub fn of_base(layouts: &[Layout]) -> Plan {
+        Plan::part(layouts, false, &[], Dtype::F32, u64::MAX)
+    }
+
+    fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
+        let segments: Vec<&Segment> = segments.collect();
+        let (stem, prefix) = if adapters { ("adapter_model", ADAPTER_PREFIX) } else { ("model", "") };
         let mut trained = 0..;
         let mut place = |s: &Segment| if s.trainable { trained.next() } else { None };
         let by_name = segments.iter().enumerate().map(|(i, s)| (s.name.clone(), (i, place(s)))).collect();
         let trained: Vec<&Segment> = segments.iter().copied().filter(|s| s.trainable).collect();
         let mut plan = Plan {
+            stem,
             tensors: Tensors {
                 list: Vec::with_capacity(segments.len() + trained.len() * moments.len()),
                 by_name,
@@ -109,7 +132,7 @@ impl Plan {
         let named = |prefix: &str, of: &[&Segment]| -> Vec<(String, Vec<usize>)> {
             of.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
         };
-        plan.append("model", named("", &segments), dtype, max_file_bytes);
+        plan.append(stem, named(prefix, &segments), dtype, max_file_bytes);
         if !moments.is_empty() {
             let moments = moments.iter().flat_map(|m| named(&format!("{m}."), &trained)).collect();
             plan.append("optimizer", moments, Dtype::F32, max_file_bytes);

@@ -82,7 +82,8 @@ impl<'a> Reader<'a> {
     /// Every run of this rank's pieces, into masters, parameters and moments. Returns the sums over what was read.
     fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<Vec<u64>> {
         store.for_each_piece(&mut |mut piece| {
-            for run in runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE) {
+            let stored = runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE);
+            for run in stored.filter(|run| self.source.tensors.holds(&run.segment.name)) {
                 let master = piece.master.reborrow().slice(run.range.clone());
                 self.run(0, &run, master)?;
                 let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
@@ -154,8 +155,8 @@ fn read<'b>(source: &Source, tensor: &Tensor, at: usize, n: usize, buf: &'b mut 
     Ok(bytes)
 }
 
-/// Elements as a file holds them, as values.
-fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
+/// Elements as a file holds them, as values. bf16 and f16 need `bytes` aligned to 2.
+pub(super) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     match dtype {
         Dtype::BF16 => bytemuck::cast_slice::<u8, bf16>(bytes).convert_to_f32_slice(out),
         Dtype::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),

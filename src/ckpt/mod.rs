@@ -9,6 +9,7 @@
 //!                        optimizer*.safetensors  exp_avg.{tensor}, exp_avg_sq.{tensor}
 //!                        trainer_state.json      where the run stood; checksums of all the above
 //! ```
+pub mod adapter;
 mod behind;
 mod companions;
 pub mod dirs;
@@ -101,7 +102,7 @@ impl Checkpointer {
 
     /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of them.
     pub fn planned(layouts: &[Layout], moments: &[&str]) -> (Category, usize) {
-        let tensors = layouts.iter().map(|l| l.segments.len()).sum::<usize>() * (1 + moments.len());
+        let tensors = Plan::of_masters(layouts, moments, MAX_FILE_BYTES).tensors.list.len();
         (Category::Other, 2 * Exchange::bytes(1 + tensors))
     }
 

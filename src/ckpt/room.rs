@@ -27,7 +27,8 @@ pub fn check_export(dir: &Path) -> Result<()> {
     let ours = |name: &String| {
         name == hf::FILE
             || companions::is_companion(name)
-            || name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".index.json"))
+            || ["model", "adapter_model"].iter().any(|stem| name.starts_with(stem))
+                && (name.ends_with(".safetensors") || name.ends_with(".index.json"))
     };
     match names.iter().find(|name| !ours(name)) {
         Some(other) => Err(refuse(format!("holds {other}, which is not part of an earlier export"))),

@@ -237,7 +237,8 @@ pub(super) fn each_run(
     f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
 ) -> Result<()> {
     store.for_each_piece(&mut |piece| {
-        for run in runs(piece.layout, piece.start, piece.master.len(), share) {
+        let stored = runs(piece.layout, piece.start, piece.master.len(), share);
+        for run in stored.filter(|run| plan.tensors.holds(&run.segment.name)) {
             let index = |group| plan.tensors.find(group, &run.segment.name);
             f(index(0)?, run.at, piece.master.as_view().slice(run.range.clone()))?;
             let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };

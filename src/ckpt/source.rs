@@ -36,12 +36,13 @@ impl Source {
                 return Err(bad(&path, format!("was changed after it was saved: its checksum is {found}, not {sum}")));
             }
         }
+        let plan = Plan::of_masters(layouts, moments, u64::MAX);
         let mut found = Found::default();
-        found.open(dir, "model")?;
+        found.open(dir, plan.stem)?;
         if !moments.is_empty() {
             found.open(dir, "optimizer")?;
         }
-        let source = found.matched(dir, &Plan::of_masters(layouts, moments, u64::MAX), true)?;
+        let source = found.matched(dir, &plan, true)?;
         let then = hf::read(dir)?;
         same_model(dir, &then, spec)?;
         Ok((source, state, checksums))
@@ -52,7 +53,7 @@ impl Source {
         let then = hf::read(dir)?;
         let mut found = Found::default();
         found.open(dir, "model")?;
-        let source = found.matched(dir, &Plan::of_masters(layouts, &[], u64::MAX), false)?;
+        let source = found.matched(dir, &Plan::of_base(layouts), false)?;
         same_model(dir, &then, spec)?;
         Ok(source)
     }

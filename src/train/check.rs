@@ -111,6 +111,18 @@ pub fn numbers(s: &Settings) -> Result<()> {
     real("comm_timeout", s.run.comm_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")
 }
 
+/// A merge reads a model and an adapter and writes a model.
+pub fn merge(s: &Settings) -> Result<()> {
+    let Some(dir) = &s.lora.merge else { return Ok(()) };
+    if s.model.pretrain.is_none() || s.checkpoint.save_hf.is_none() {
+        return Err(Error::input(
+            "--lora-merge needs the model that the adapter was trained on, and a place for the merged one: add --pretrain \
+             DIR and --save-hf DIR",
+        ));
+    }
+    ckpt::adapter::read(dir).map(|_| ())
+}
+
 /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
 pub fn outputs(c: &Checkpoint, run: &Run) -> Result<()> {
     if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {

@@ -7,7 +7,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Decoder, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Decoder, Lora, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -226,7 +226,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
     Ok(EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
         spec,
-        tuning: tuning(&s.tune)?,
+        tuning: tuning(&s.tune, lora(&s.lora)?)?,
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
@@ -235,7 +235,22 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
     })
 }
 
-fn tuning(t: &Tune) -> Result<Tuning> {
+/// Adapters, where a rank is given.
+fn lora(l: &LoraArgs) -> Result<Option<Lora>> {
+    let Some(rank) = l.rank else {
+        return match (&l.alpha, &l.target_modules) {
+            (None, None) => Ok(None),
+            _ => Err(Error::input("lora: alpha or target_modules is given, but no rank: add --lora-rank N")),
+        };
+    };
+    if l.merge.is_some() {
+        return Err(Error::input("lora: --lora-merge trains nothing: leave out --lora-rank"));
+    }
+    let targets = l.target_modules.clone().unwrap_or_else(|| vec!["q_proj".into(), "v_proj".into()]);
+    Ok(Some(Lora { rank, alpha: l.alpha.unwrap_or(rank as f64) as f32, targets }))
+}
+
+fn tuning(t: &Tune, lora: Option<Lora>) -> Result<Tuning> {
     let scale = |text: &String| {
         let pair =
             text.rsplit_once('=').and_then(|(pattern, factor)| Some((pattern.to_string(), factor.parse().ok()?)));
@@ -247,7 +262,7 @@ fn tuning(t: &Tune) -> Result<Tuning> {
         freeze: t.freeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scale.iter().flatten().map(scale).collect::<Result<_>>()?,
-        lora: None,
+        lora,
     })
 }
 
@@ -363,6 +378,9 @@ pub fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Op
         (Some(dir), _) => Resume::Dir(dir.into()),
     };
     let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
+    if let Some(lora) = &e.tuning.lora {
+        ckpt::adapter::same(&dir, lora)?;
+    }
     let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;
     Ok(Some((dir, state)))
 }

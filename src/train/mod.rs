@@ -10,6 +10,7 @@ mod derive;
 mod device;
 pub mod launch;
 mod memory;
+mod merge;
 pub mod metrics;
 mod peak;
 pub mod plan;

@@ -47,6 +47,7 @@ impl Plan {
         check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
+        check::merge(&s)?;
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
             s.model.pretrain = Some(stages::weights(before)?);
         }
@@ -66,8 +67,12 @@ impl Plan {
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
         let planned = derive::planned(&engine, &decoder, mesh.world(), save.behind, device)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
-        if let (Some(dir), None) = (&s.model.pretrain, &resume) {
+        // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
+        if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
+        }
+        if s.lora.merge.is_some() {
+            s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
         }
         let dataset = Arc::new(derive::dataset(&s, &tokenizer, &engine)?);
         let loader = derive::loader(&s, &mesh, 0)?;

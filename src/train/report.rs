@@ -108,7 +108,7 @@ pub fn mib(bytes: u64) -> String {
 }
 
 /// To stderr. Nobody reading (`| head`) is no reason to stop training, so it does not panic as `eprintln!` would.
-fn line(text: &str) {
+pub fn line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

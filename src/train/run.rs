@@ -4,6 +4,7 @@ use super::agree::{Agreement, Vote};
 use super::device::{self, Seat};
 use super::launch;
 use super::memory;
+use super::merge;
 use super::metrics::{Metrics, StepRecord, record_failure};
 use super::peak;
 use super::plan::Plan;
@@ -39,7 +40,10 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     let meter = Meter::default();
     let Seat { device, member, gpu } = device::take(plan, env, meter)?;
     let mesh = Mesh::new(member, plan.mesh)?;
-    let result = Trainer::new(plan, device, gpu.as_deref(), &mesh, signals).and_then(|mut trainer| trainer.run());
+    let result = match &plan.settings.lora.merge {
+        Some(adapter) => merge::run(plan, adapter, device, &mesh),
+        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, signals).and_then(|mut trainer| trainer.run()),
+    };
     if let Err(e) = &result {
         let stopped = matches!(e, Error::Signal(_));
         if !stopped {
@@ -102,19 +106,25 @@ impl<'a> Trainer<'a> {
         let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
         if mesh.rank() == 0 {
             let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
-            checkpointer.accompany(Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?);
+            let mut companions = Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?;
+            if let Some(lora) = &plan.engine.tuning.lora {
+                companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref());
+            }
+            checkpointer.accompany(companions);
         }
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
 
         let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
+        let adapted = plan.engine.tuning.lora.is_some();
+        if let Some(dir) = plan.settings.model.pretrain.as_ref().filter(|_| adapted || plan.resume.is_none()) {
+            checkpointer.load_model(dir, engine.state().0)?;
+        }
         if let Some((dir, _)) = &plan.resume {
             let (store, optimizer) = engine.state();
             let state = checkpointer.load(dir, store, optimizer)?;
             (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
             loader.seek(samples);
-        } else if let Some(dir) = &plan.settings.model.pretrain {
-            checkpointer.load_model(dir, engine.state().0)?;
         }
 
         let first = mesh.rank() == 0;

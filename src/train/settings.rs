@@ -19,6 +19,8 @@ pub struct Settings {
     #[command(flatten)]
     pub tune: Tune,
     #[command(flatten)]
+    pub lora: LoraArgs,
+    #[command(flatten)]
     pub batch: Batch,
     #[command(flatten)]
     pub fsdp: Fsdp,
@@ -224,6 +226,25 @@ pub struct Tune {
     #[arg(long, num_args = 1.., value_name = "PATTERN=FACTOR")]
     #[serde(deserialize_with = "pairs")]
     pub lr_scale: Option<Vec<String>>,
+}
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "LoRA")]
+pub struct LoraArgs {
+    /// Train adapters of this rank beside frozen matrices [default: none, train the model itself]
+    #[arg(long = "lora-rank", value_name = "N")]
+    pub rank: Option<usize>,
+    /// Adapters are scaled by alpha / rank [default: lora-rank]
+    #[arg(long = "lora-alpha", value_name = "ALPHA")]
+    pub alpha: Option<f64>,
+    /// Modules that are adapted: last parts of their names, or all-linear [default: q_proj v_proj]
+    #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub target_modules: Option<Vec<String>>,
+    /// Add the adapter in this directory to the model of pretrain, write it to save-hf and end [default: none]
+    #[arg(long = "lora-merge", value_name = "DIR")]
+    pub merge: Option<PathBuf>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]

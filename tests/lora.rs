@@ -1,0 +1,104 @@
+//! Adapters as people use them: trained beside a model that they were given, saved alone, resumed, merged. The files stay in
+//! target/tmp/lora, where `tests/golden/lora.py check` gives them to PEFT.
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn base() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama")
+}
+
+/// Runs and returns the events of the metrics.
+fn run(dir: &Path, model: &Path, args: &[&str]) -> Vec<Value> {
+    let Output { status, stderr, .. } = command(dir, model, args).output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    let text = fs::read_to_string(dir.join("m.jsonl")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+fn refused(dir: &Path, model: &Path, args: &[&str]) -> String {
+    let Output { status, stderr, .. } = command(dir, model, args).output().unwrap();
+    let text = String::from_utf8_lossy(&stderr).into_owned();
+    assert_eq!(status.code(), Some(2), "{text}");
+    text
+}
+fn command(dir: &Path, model: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    command.current_dir(dir).arg("--pretrain").arg(model);
+    let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --metrics-path m.jsonl --no-sample";
+    command.args(rest.split(' ')).args(args);
+    command
+}
+fn evaluated(events: &[Value]) -> f64 {
+    events.iter().rev().find(|e| e["event"] == "eval").unwrap()["loss"].as_f64().unwrap()
+}
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+const TRAIN: [&str; 8] =
+    ["--lora-rank", "4", "--lora-target-modules", "q_proj", "down_proj", "--lora-alpha", "8", "--lr=0.01"];
+
+#[test]
+fn adapters_are_saved_alone_resumed_and_merged() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lora");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let with = |more: &[&'static str]| [&TRAIN[..], more].concat();
+    let saving = with(&["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6", "--save-hf", "adapter"]);
+    let events = run(&dir, &base(), &saving);
+    let (all, learns) = (&events[0]["params"], &events[0]["trainable_params"]);
+    // Two layers, rank 4: q_proj 36 -> 40, down_proj 44 -> 36.
+    assert_eq!(*learns, 2 * 4 * (36 + 40 + 44 + 36), "of {all}");
+    let last = dir.join("ck/step-00000006");
+    let files = [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "config.json",
+        "optimizer.safetensors",
+        "trainer_state.json",
+    ];
+    assert_eq!(names(&last), files);
+    assert_eq!(names(&dir.join("adapter")), files[..3]);
+    assert!(fs::metadata(last.join("adapter_model.safetensors")).unwrap().len() < 16 << 10);
+
+    // Interrupted after step 3: the same bits.
+    let whole = fs::read(last.join("adapter_model.safetensors")).unwrap();
+    fs::remove_dir_all(&last).unwrap();
+    fs::remove_file(dir.join("ck/latest")).unwrap();
+    let resume = with(&["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6", "--resume", "auto"]);
+    run(&dir, &base(), &resume);
+    assert!(fs::read(last.join("adapter_model.safetensors")).unwrap() == whole, "a resumed run ends otherwise");
+    let other = refused(&dir, &base(), &[&resume[..], &["--lora-alpha", "9"]].concat());
+    assert!(other.contains("alpha 8"), "{other}");
+
+    // Merged, it is a model like any other, with the loss that it had beside its adapters.
+    run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
+    assert_eq!(names(&dir.join("merged")), ["config.json", "model.safetensors"]);
+    let still = ["--max-steps", "1", "--lr", "0"];
+    let (with, without) = (evaluated(&run(&dir, Path::new("merged"), &still)), evaluated(&run(&dir, &base(), &still)));
+    let beside = evaluated(&events);
+    assert!((with - beside).abs() < 1e-5 * beside, "merged {with}, beside {beside}");
+    assert!(without - with > 1e-2, "nothing was learnt: {without} before, {with} after");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, words) in [
+        (&["--lora-alpha", "8"][..], "--lora-rank"),
+        (&["--lora-rank", "2", "--lora-target-modules", "c_attn"], "q_proj"),
+        (&["--lora-merge", "nowhere"], "--save-hf"),
+        (&["--lora-merge", "nowhere", "--save-hf", "out"], "nowhere"),
+    ] {
+        let text = refused(dir.path(), &base(), args);
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!(names(dir.path()), [""; 0]);
+}
