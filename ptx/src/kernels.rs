@@ -2,6 +2,7 @@
 //! launches anything.
 pub mod attention;
 pub mod attention_hopper;
+pub mod probes;
 
 use crate::expand::{Error, expand};
 
@@ -50,6 +51,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("element.ptx", include_str!("../../kernels/element.ptx")),
     ("gelu.ptx", include_str!("../../kernels/gelu.ptx")),
     ("gelu_backward.ptx", include_str!("../../kernels/gelu_backward.ptx")),
+    ("probe_hopper.ptx", include_str!("../../kernels/probe_hopper.ptx")),
+    ("probe_mma.ptx", include_str!("../../kernels/probe_mma.ptx")),
     ("rmsnorm.ptx", include_str!("../../kernels/rmsnorm.ptx")),
     ("sigmoid.ptx", include_str!("../../kernels/sigmoid.ptx")),
     ("sum_squares.ptx", include_str!("../../kernels/sum_squares.ptx")),
@@ -63,7 +66,7 @@ fn source(file: &str) -> Option<String> {
 
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().chain(attention::VARIANTS).chain(attention_hopper::VARIANTS)
+    VARIANTS.iter().chain(attention::VARIANTS).chain(attention_hopper::VARIANTS).chain(probes::VARIANTS)
 }
 
 impl Variant {

@@ -1,15 +1,15 @@
 //! How the tensor cores and the copy engine order bytes and elements, one function each, written from the PTX ISA manual
 //! (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical layouts as in
 //! CUTLASS's mma_sm90_desc.hpp). To be proven on a GPU once: kernels/probe_*.ptx run there and here and are compared bit for
-//! bit (`scripts/gpu_check.sh`; the emulator's answers: tests/probes.rs).
+//! bit (`scripts/gpu_check.sh`; the emulator's answers: tests/hopper/probes.rs).
 //!
-//! | what                                      | here                    | probe                    |
-//! |-------------------------------------------|-------------------------|--------------------------|
-//! | mma m16n8k16, m16n8k8 fragments           | matrix_ops.rs, multiply | probe_mma.ptx            |
-//! | ldmatrix, ldmatrix.trans                  | matrix_ops.rs           | probe_ldmatrix.ptx       |
-//! | wgmma accumulator, A from registers       | [`accumulator`], [`fragment`] | probe_wgmma.ptx    |
-//! | wgmma descriptors, swizzles, transposes   | [`Matrix::row`]         | probe_wgmma.ptx          |
-//! | swizzles of tensor copies, zero fill      | [`Swizzle::apply`]      | probe_tensor.ptx         |
+//! | what                                        | here                          | probe                            |
+//! |---------------------------------------------|-------------------------------|----------------------------------|
+//! | mma m16n8k16, m16n8k8 fragments             | matrix_ops.rs, multiply       | probe_mma.ptx, probe_mma         |
+//! | ldmatrix, ldmatrix.trans                    | matrix_ops.rs, load_matrix    | probe_mma.ptx, probe_ldmatrix    |
+//! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
+//! | wgmma descriptors, swizzles, transposes     | [`Matrix::row`]               | probe_hopper.ptx, probe_wgmma    |
+//! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
 /// Exchange of 16-byte pieces within a pattern, so that neither rows nor columns fall on few banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 mod attention;
 mod faults;
 mod order;
+mod probes;
 mod product;
 #[allow(dead_code)]
 #[path = "../attention/reference.rs"]

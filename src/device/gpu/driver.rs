@@ -3,6 +3,7 @@
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Gemm, View, ViewMut};
+pub use flatshard_ptx::emulate::Swizzle;
 
 /// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`] and
 /// [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it returns.
@@ -74,4 +75,19 @@ pub enum Arg<'a> {
     U32(u32),
     U64(u64),
     F32(f32),
+    /// What the launch reads by tensor copies.
+    Map(Map<'a>),
+}
+
+/// A tensor map (CUtensorMap): a tensor of three dimensions, the contiguous one first, and the box of it that a copy brings to
+/// shared memory, swizzled. What lies outside reads as zeros.
+#[derive(Clone, Copy)]
+pub struct Map<'a> {
+    /// From the first element on; aligned to 16 bytes.
+    pub of: View<'a>,
+    pub sizes: [u64; 3],
+    /// Elements between neighbours of the second and the third dimension: multiples of 16 bytes.
+    pub strides: [u64; 2],
+    pub tile: [u32; 3],
+    pub swizzle: Swizzle,
 }

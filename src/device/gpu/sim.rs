@@ -5,13 +5,13 @@
 //! an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only reads
 //! ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and must be
 //! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
-use super::driver::{Arg, Driver, Kernel, Shape};
+use super::driver::{Arg, Driver, Kernel, Map, Shape};
 use super::kernels::{self, TEXTS};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::cpu::{gemm, memory};
 use crate::device::{Buf, Gemm, View, ViewMut};
-use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, parse};
+use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// As small as a GPU may be: launches of tests then have several CTAs, and CTAs several pieces of work.
@@ -22,6 +22,7 @@ pub struct Sim {
     kernels: Vec<OnceLock<Entries>>,
     /// Of the warps' turns; see [`Launch::schedule`].
     schedule: u64,
+    arch: u32,
     gemm: Mutex<gemm::Scratch>,
     tally: Mutex<Tally>,
 }
@@ -46,7 +47,11 @@ impl Sim {
     /// CTAs and warps in another order: correct kernels give the same results.
     pub fn with_schedule(schedule: u64) -> Sim {
         let kernels = std::iter::repeat_with(OnceLock::new).take(TEXTS.len()).collect();
-        Sim { kernels, schedule, gemm: Mutex::default(), tally: Mutex::default() }
+        Sim { kernels, schedule, arch: 80, gemm: Mutex::default(), tally: Mutex::default() }
+    }
+    /// As a GPU of another architecture: launches choose their kernels by it.
+    pub fn of_arch(self, arch: u32) -> Sim {
+        Sim { arch, ..self }
     }
     /// With another text for a variant: a test's own kernel, right or wrong.
     pub fn replace(mut self, variant: &str, file: &str, ptx: &str) -> Result<Sim> {
@@ -84,7 +89,7 @@ impl Driver for Sim {
         format!("sim (sm_{}, {} kernel variants)", self.arch(), TEXTS.len())
     }
     fn arch(&self) -> u32 {
-        80
+        self.arch
     }
     fn multiprocessors(&self) -> u32 {
         MULTIPROCESSORS
@@ -128,6 +133,10 @@ impl Driver for Sim {
                 Arg::U32(x) => Argument::U32(*x),
                 Arg::U64(x) => Argument::U64(*x),
                 Arg::F32(x) => Argument::F32(*x),
+                Arg::Map(map) => {
+                    let address = memory.lend(name, map.of.host_bytes(kernel.entry)?);
+                    tensor_map(kernel.entry, map, address)?
+                }
             });
         }
         let Shape { grid, block, shared } = shape;
@@ -157,4 +166,12 @@ impl Driver for Sim {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
+}
+
+fn tensor_map(op: &'static str, map: &Map, address: u64) -> Result<Argument> {
+    let element = map.of.dtype().size();
+    let strides = map.strides.map(|elements| elements * element as u64).to_vec();
+    let (sizes, tile, swizzle) = (map.sizes.to_vec(), map.tile.to_vec(), map.swizzle);
+    let encoded = TensorMap { address, element, sizes, strides, tile, swizzle }.encode();
+    encoded.map(Argument::TensorMap).map_err(|e| Error::op(op, format!("sim: {e}")))
 }

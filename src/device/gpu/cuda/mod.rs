@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `machine` | which GPUs there are, and whether they serve |
 //! | `modules` | kernels, compiled by the driver |
+//! | `maps` | tensor maps |
 //! | `memory` | device memory, pinned memory |
 //! | `blas` | matrix products |
 //! | `failure` | results of the driver as messages |
@@ -17,6 +18,7 @@ mod failure;
 #[cfg(feature = "cust")]
 pub mod link;
 mod machine;
+mod maps;
 mod memory;
 mod modules;
 
@@ -235,7 +237,10 @@ impl Cuda {
         };
         let mut words = [0u64; PARAMETERS];
         let count = pack(kernel.entry, args, &mut words)?;
+        let mut maps = maps::encode(kernel.entry, args)?;
         let mut pointers = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());
+        let places = pointers.iter_mut().zip(args.iter()).filter(|(_, arg)| matches!(arg, Arg::Map(_)));
+        places.zip(&mut maps).for_each(|((place, _), map)| *place = (&raw mut *map).cast());
         let newest = self.launches.fetch_add(1, Relaxed);
         self.recent[newest % RECENT].store(function.index, Relaxed);
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
@@ -282,6 +287,8 @@ fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Re
             Arg::U32(x) => u64::from(*x),
             Arg::F32(x) => u64::from(x.to_bits()),
             Arg::U64(x) => *x,
+            // Not of a word's size: see maps.rs.
+            Arg::Map(_) => 0,
         };
     }
     Ok(args.len())

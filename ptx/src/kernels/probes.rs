@@ -1,0 +1,46 @@
+//! Kernels that show how a GPU lays matrices out in registers and in shared memory. What they give here and there is compared
+//! bit for bit: `scripts/gpu_check.sh` does, and `ptx/tests/hopper/probes.rs` holds the emulator's answers against formulas.
+use super::Variant;
+
+pub const VARIANTS: &[Variant] = &[
+    Variant { name: "probe_mma", file: "probe_mma.ptx", given: &[] },
+    Variant { name: "probe_hopper", file: "probe_hopper.ptx", given: &[] },
+];
+
+/// A probe of two buffers: `entry(x, out)`, one CTA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    pub variant: &'static str,
+    pub entry: &'static str,
+    pub threads: u32,
+    /// Of 32 bits, in x and in out.
+    pub words: [usize; 2],
+}
+
+pub const PROBES: [Probe; 3] = [
+    Probe { variant: "probe_mma", entry: "probe_mma", threads: 32, words: [30 * 32, 12 * 32] },
+    Probe { variant: "probe_mma", entry: "probe_ldmatrix", threads: 32, words: [128, 8 * 32] },
+    Probe { variant: "probe_hopper", entry: "probe_wgmma", threads: 128, words: [8192, 9 * 32 * 128] },
+];
+
+impl Probe {
+    /// What x is to hold: whole numbers from -4 to 4, of the type that reads them, so that every sum is exact.
+    pub fn inputs(&self) -> Vec<u32> {
+        let whole = |i: usize| ((i * 7919 + 13) % 61 % 9) as f32 - 4.0;
+        let wide = |i: usize| whole(i).to_bits();
+        let bf16 = |i: usize| (wide(2 * i) >> 16) | (wide(2 * i + 1) & 0xffff_0000);
+        let half = |i: usize| half::f16::from_f32(whole(i)).to_bits() as u32;
+        let f16 = |i: usize| half(2 * i) | half(2 * i + 1) << 16;
+        // Of probe_mma: 4 registers of A, 2 of B and 4 of C, 32 lanes each, in bf16, in f16, and in tf32, which is as f32.
+        let mma = |i: usize| match (i / 320, i % 320 / 32) {
+            (0, 0..6) => bf16(i),
+            (1, 0..6) => f16(i),
+            _ => wide(i),
+        };
+        (0..self.words[0]).map(|i| if self.entry == "probe_mma" { mma(i) } else { bf16(i) }).collect()
+    }
+}
+
+/// Words of `probe_tensor(map, out, a, b, c, bytes)`, and what those hold that the box leaves.
+pub const TENSOR_WORDS: usize = 4096;
+pub const TENSOR_UNTOUCHED: u32 = 0x5555_5555;
