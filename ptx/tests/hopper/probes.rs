@@ -60,7 +60,11 @@ fn fragments_of_mma() {
             for column in 0..8 {
                 let (i, lane) = (2 * (row / 8) + column % 2, row % 8 * 4 + column / 2);
                 let sum: f32 = (0..depth).map(|k| a(row, k) * b(k, column)).sum();
-                assert_eq!(float(out[(4 * kind + i) * 32 + lane]), sum + float(register(6 + i, lane)), "{kind} {row} {column}");
+                assert_eq!(
+                    float(out[(4 * kind + i) * 32 + lane]),
+                    sum + float(register(6 + i, lane)),
+                    "{kind} {row} {column}"
+                );
             }
         }
     }
@@ -68,7 +72,8 @@ fn fragments_of_mma() {
 #[test]
 fn fragments_of_ldmatrix() {
     let (x, out) = probe("probe_ldmatrix");
-    let element = |m: usize, row: usize, column: usize| x[m * 32 + row * 4 + column / 2] >> (16 * (column % 2)) & 0xffff;
+    let element =
+        |m: usize, row: usize, column: usize| x[m * 32 + row * 4 + column / 2] >> (16 * (column % 2)) & 0xffff;
     for m in 0..4 {
         for lane in 0..32 {
             let (r, c) = (lane / 4, 2 * (lane % 4));
@@ -123,7 +128,9 @@ fn boxes_of_tensor_copies() {
     // 5 planes of 7 rows of 40 elements of 16 bits, rows of 48: element (x, y, z) is its place.
     let (sizes, strides) = ([40, 7, 5], [48, 7 * 48]);
     let x: Vec<u8> = (0..5 * 7 * 48u16).flat_map(|i| i.to_le_bytes()).collect();
-    for (swizzle, bits, wide) in [(Swizzle::None, 0, 24), (Swizzle::B32, 1, 16), (Swizzle::B64, 2, 32), (Swizzle::B128, 3, 64)] {
+    for (swizzle, bits, wide) in
+        [(Swizzle::None, 0, 24), (Swizzle::B32, 1, 16), (Swizzle::B64, 2, 32), (Swizzle::B128, 3, 64)]
+    {
         for corner in [[0i32, 0, 0], [8, 2, 1], [-8, -3, 0], [30, 5, 4], [16, -1, -2]] {
             let mut memory = Memory::new();
             let (address, out) = (memory.upload("x", &x), memory.alloc("out", 4 * TENSOR_WORDS));
@@ -134,7 +141,8 @@ fn boxes_of_tensor_copies() {
             arguments.extend(corner.map(|c| Argument::U32(c as u32)));
             arguments.push(Argument::U32(map.bytes() as u32));
             launch("probe_hopper", "probe_tensor", 128, &arguments, &mut memory);
-            let got: Vec<u16> = memory.download(out).unwrap().as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+            let got: Vec<u16> =
+                memory.download(out).unwrap().as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
             let mut want = vec![TENSOR_UNTOUCHED as u16; 2 * TENSOR_WORDS];
             for (i, place) in (0..wide as usize * 8 * 3).map(|i| (i, swizzled(bits, 2 * i) / 2)) {
                 let [a, b, c] = [i % wide as usize, i / wide as usize % 8, i / wide as usize / 8];
@@ -148,7 +156,14 @@ fn boxes_of_tensor_copies() {
 }
 #[test]
 fn maps_that_a_driver_refuses() {
-    let good = TensorMap { address: 64, element: 2, sizes: vec![64, 8], strides: vec![128], tile: vec![64, 8], swizzle: Swizzle::B128 };
+    let good = TensorMap {
+        address: 64,
+        element: 2,
+        sizes: vec![64, 8],
+        strides: vec![128],
+        tile: vec![64, 8],
+        swizzle: Swizzle::B128,
+    };
     assert!(good.encode().is_ok());
     let bad = |change: fn(&mut TensorMap)| {
         let mut map = good.clone();
