@@ -33,7 +33,7 @@ fn any_world_strategy_and_precision_writes_the_same_bytes_and_reads_any() {
         saved(3, &spec, &plain(), rule, SMALL, &first, 100);
         let reference = contents(&first.join("step-00000100"));
         assert!(reference.keys().filter(|n| n.starts_with("model-")).count() > 1, "{:?}", reference.keys());
-        for world in 1..=4 {
+        for world in 1..=5 {
             for (name, strategy) in strategies() {
                 let other = dir.path().join(format!("{name} {world}"));
                 saved(world, &spec, &strategy, rule, SMALL, &other, 100);

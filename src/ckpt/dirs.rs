@@ -1,7 +1,8 @@
 //! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed. Never
 //! reads what is inside, and never removes a directory that does not carry our name.
 use crate::base::{Error, Result};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -84,11 +85,26 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
     }
 }
 
-/// Makes `dir` and removes what dead saves left in it. One process calls it, before any rank saves; two runs must not
-/// share a checkpoint directory.
-pub fn prepare(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).map_err(|e| Error::input(format!("--ckpt-dir {}: cannot make it: {e}", dir.display())))?;
-    sweep(dir, |name| name.starts_with(STEP) || name == LATEST)
+/// Keeps a directory of checkpoints for one run, until it is dropped or its process ends, however that ends.
+#[derive(Debug)]
+pub struct Lock {
+    _dir: File,
+}
+
+/// Makes `dir`, keeps other runs out of it and removes what dead saves left in it. One process a host calls it, before any
+/// rank saves.
+pub fn prepare(dir: &Path) -> Result<Lock> {
+    let bad = |what: String| Error::input(format!("--ckpt-dir {}: {what}", dir.display()));
+    fs::create_dir_all(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
+    let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
+    // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none (NFS), two
+    // runs are not told apart.
+    if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        let what = "another run is using it now; wait until that has ended, or give another directory";
+        return Err(bad(what.into()));
+    }
+    sweep(dir, |name| name.starts_with(STEP) || name == LATEST)?;
+    Ok(Lock { _dir: file })
 }
 
 /// Removes what dead saves left in `dir`; `ours` tells by the name behind the mark of an unfinished one.

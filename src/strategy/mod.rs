@@ -5,7 +5,7 @@ mod generate;
 mod staging;
 
 pub use engine::{Engine, EngineOptions, Step, StepReport};
-pub use generate::Sampling;
+pub use generate::{Generator, Sampling};
 
 use crate::base::{Category, DType, Result};
 use crate::comm::Collective;

@@ -31,6 +31,9 @@ pub struct Files {
     /// One of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
+    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; nothing is trained
+    #[arg(long, value_name = "PROMPT")]
+    pub generate: Option<String>,
     /// Print the resolved settings and the plan (mesh, parameters, planned bytes of a rank), start nothing
     #[arg(long)]
     pub print_config: bool,

@@ -108,6 +108,10 @@ pub fn numbers(s: &Settings) -> Result<()> {
     real("min_lr_ratio", o.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
     real("grad_clip", o.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")?;
     real("dropout", s.model.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+    let g = &s.generate;
+    whole("max_new_tokens", n(g.max_new_tokens))?;
+    real("temperature", g.temperature, |x| x >= 0.0, "0 or more")?;
+    real("top_p", g.top_p, |x| x > 0.0 && x <= 1.0, "above 0, at most 1")?;
     real("comm_timeout", s.run.comm_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")
 }
 

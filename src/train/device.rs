@@ -11,6 +11,18 @@ use crate::device::gpu::GpuDevice;
 use crate::device::gpu::cuda::{self, Cuda, Machine};
 use crate::device::gpu::sim::Sim;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// What every rank of a run asks for.
+pub struct Wanted {
+    /// Never `auto`.
+    pub device: DeviceName,
+    pub ranks_per_gpu: usize,
+    pub tf32: bool,
+    /// Bytes of a rank, as far as they are known before it starts.
+    pub planned: usize,
+    pub comm_timeout: Duration,
+}
 
 /// Where a rank computes, and how it reaches the others.
 pub struct Seat {
@@ -59,17 +71,17 @@ pub fn prepare(plan: &Plan) -> Result<()> {
 }
 
 /// The device of this rank, and its membership. Returns when all ranks are there.
-pub fn take(plan: &Plan, env: &RankEnv, meter: Meter) -> Result<Seat> {
-    let timeout = plan.comm_timeout;
-    let device: Arc<dyn Device> = match plan.device {
+pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
+    let timeout = wanted.comm_timeout;
+    let device: Arc<dyn Device> = match wanted.device {
         DeviceName::Auto | DeviceName::Cpu => Arc::new(CpuDevice::new(meter.clone())),
         DeviceName::Sim => Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone())?),
         DeviceName::Cuda => {
-            let (local_rank, ranks_per_gpu) = (env.local_rank, plan.ranks_per_gpu);
-            let options = cuda::Options { local_rank, ranks_per_gpu, tf32: plan.tf32 };
+            let (local_rank, ranks_per_gpu) = (env.local_rank, wanted.ranks_per_gpu);
+            let options = cuda::Options { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
             // Of the ranks that share a GPU, those that came before have what they need.
-            gpu.require(plan.planned_total(), 1)?;
+            gpu.require(wanted.planned, 1)?;
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(gpu.clone(), meter.clone())?);
             let member = nccl::World::join(env, gpu.clone(), device.clone(), meter, timeout)?;
             return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu) });

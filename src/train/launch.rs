@@ -1,6 +1,5 @@
 //! A plain start: this process makes the arena, starts one child a rank (itself, with the same arguments) and watches them.
 //! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
-use super::plan::Plan;
 use crate::base::{Error, Result};
 use crate::comm::shm::{Arena, Watch};
 use crate::comm::{env, nccl};
@@ -47,15 +46,15 @@ struct Rank {
     printers: Vec<JoinHandle<()>>,
 }
 
-/// Starts the ranks of `plan` on this host and returns when all have ended. The error is that of the first that failed.
+/// Starts `nproc` ranks on this host and returns when all have ended. The error is that of the first that failed.
 /// `stage`: the one of the file's stages that it is, where they are run one after the other.
-pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
+pub fn run(nproc: usize, ranks_per_gpu: usize, stage: Option<&str>) -> Result<()> {
     let mut signals = stop_signals()?;
-    let arena = Arc::new(Arena::create(plan.nproc)?);
+    let arena = Arc::new(Arena::create(nproc)?);
     let watch = Watch::new(arena.clone())?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
-    for rank in 0..plan.nproc {
-        ranks.ranks.push(start(rank, plan, stage, &arena)?);
+    for rank in 0..nproc {
+        ranks.ranks.push(start(rank, nproc, ranks_per_gpu, stage, &arena)?);
     }
     let mut stopping = None;
     let mut failed_at: Option<Instant> = None;
@@ -81,8 +80,7 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, plan: &Plan, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
-    let world = plan.nproc;
+fn start(rank: usize, world: usize, ranks_per_gpu: usize, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
@@ -93,7 +91,7 @@ fn start(rank: usize, plan: &Plan, stage: Option<&str>, arena: &Arena) -> Result
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");
     command.env(env::ARENA_FD, arena.fd().to_string()).env(env::PARENT_PID, std::process::id().to_string());
-    if plan.ranks_per_gpu > 1 {
+    if ranks_per_gpu > 1 {
         command.envs(nccl::shared_gpu(rank));
     }
     // Rank 0 may draw a progress bar; otherwise every line passes through this process, so that none is torn.

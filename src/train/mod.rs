@@ -8,6 +8,7 @@ mod check;
 pub mod config;
 mod derive;
 mod device;
+mod generate;
 pub mod launch;
 mod memory;
 mod merge;
@@ -50,6 +51,9 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         }
         Parsed::Run(cli) => cli,
     };
+    if let Some(prompt) = &cli.files.generate {
+        return generate::main(config::resolve(&cli, cli.files.stage.as_deref())?, strategy, launched, prompt);
+    }
     match (config::stages(&cli)?, &cli.files.stage) {
         (stages, None) if !stages.is_empty() => {
             // Every stage's settings are read before the first one starts; its plan is made when its turn comes.
@@ -85,15 +89,13 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
         // Started by us: the parent has made room and seen that the run fits.
         Some(env) if env.parent_pid.is_some() => run::run(plan, env),
         Some(env) => {
-            if env.local_rank == 0 {
-                plan.prepare()?;
-            }
+            let _lock = if env.local_rank == 0 { plan.prepare(env.rank == 0)? } else { None };
             run::run(plan, env)
         }
         None => {
-            plan.prepare()?;
+            let _lock = plan.prepare(true)?;
             let metrics = plan.settings.run.metrics_path.as_deref();
-            launch::run(plan, stage).inspect_err(|e| metrics::record_failure(metrics, e))
+            launch::run(plan.nproc, plan.ranks_per_gpu, stage).inspect_err(|e| metrics::record_failure(metrics, e))
         }
     }
 }

@@ -165,13 +165,20 @@ impl Plan {
         }
     }
 
-    /// Once on a host, before any rank starts: the run fits in memory, and the directory of checkpoints is there.
-    pub fn prepare(&self) -> Result<()> {
+    /// What each rank asks of the machine.
+    pub fn wanted(&self) -> device::Wanted {
+        let Plan { device, ranks_per_gpu, tf32, comm_timeout, .. } = *self;
+        device::Wanted { device, ranks_per_gpu, tf32, planned: self.planned_total(), comm_timeout }
+    }
+
+    /// Once on a host, before any rank starts: the run fits in memory. On the `first` host the directory of checkpoints is
+    /// there, and this run's own for as long as what is returned lives.
+    pub fn prepare(&self, first: bool) -> Result<Option<ckpt::Lock>> {
         device::prepare(self)?;
         if self.device != DeviceName::Cuda {
             self.check_memory()?;
         }
-        self.settings.checkpoint.ckpt_dir.as_deref().map_or(Ok(()), ckpt::prepare)
+        self.settings.checkpoint.ckpt_dir.as_deref().filter(|_| first).map(ckpt::prepare).transpose()
     }
 
     fn check_memory(&self) -> Result<()> {

@@ -38,7 +38,7 @@ const PROMPT: usize = 64;
 pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     let signals = launch::stop_signals()?;
     let meter = Meter::default();
-    let Seat { device, member, gpu } = device::take(plan, env, meter)?;
+    let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
     let mesh = Mesh::new(member, plan.mesh)?;
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh),
@@ -387,7 +387,7 @@ impl<'a> Trainer<'a> {
         let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
         self.plan.dataset.fill(self.plan.dataset.rows() - 1, &mut tokens, &mut targets);
         let prompt = &tokens[..PROMPT.min(len)];
-        let sampling = Sampling { temperature: 0.8, seed: self.plan.engine.seed };
+        let sampling = Sampling { temperature: 0.8, seed: self.plan.engine.seed, ..Sampling::default() };
         let written = self.engine.generate(prompt, count, &sampling)?;
         if self.mesh.rank() == 0 {
             let text = |tokens: &[u32]| self.plan.tokenizer.decode(tokens);

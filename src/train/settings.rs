@@ -30,6 +30,8 @@ pub struct Settings {
     pub parallel: Parallel,
     #[command(flatten)]
     pub checkpoint: Checkpoint,
+    #[command(flatten)]
+    pub generate: Generate,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -371,6 +373,25 @@ pub struct Checkpoint {
     /// What save-hf writes; checkpoints are always fp32
     #[arg(long)]
     pub save_dtype: Option<PrecisionName>,
+}
+
+/// How `--generate` picks tokens.
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Generate")]
+pub struct Generate {
+    /// Tokens to write at most; an end-of-text token ends earlier
+    #[arg(long, value_name = "TOKENS")]
+    pub max_new_tokens: Option<usize>,
+    /// Divides the logits; 0: always the likeliest token
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Pick among so many likeliest tokens; 0: all
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Pick among the fewest tokens whose probabilities add up to this; 1: all
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f64>,
 }
 
 /// A name that both a flag and a file take; the spelling is the one of the derive line.

@@ -1,9 +1,10 @@
 """Models that change hands with Hugging Face transformers. Needs torch and transformers.
 
     python pretrained.py make    writes pretrained/{llama,gpt}: what transformers saves (bf16), which tests/export.rs reads
-    python pretrained.py check   reads target/tmp/export/{llama,gpt}: what tests/export.rs saved when it last ran
+    python pretrained.py check   reads target/tmp/export/*: what tests/export.rs saved when it last ran
 
-Both compare logits: `logits.json` beside the model holds tokens and the logits after each.
+Both compare logits: `logits.json` beside the model holds tokens and the logits after each, and what follows the first five of
+them when the likeliest token is always taken.
 """
 
 import json
@@ -24,6 +25,11 @@ def logits(model, tokens):
         return model.eval()(torch.tensor([tokens])).logits[0].float()
 
 
+def greedy(model, tokens):
+    out = model.eval().generate(torch.tensor([tokens]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)
+    return out[0, len(tokens) :].tolist()
+
+
 def make():
     for name, build in [("llama", llama), ("gpt", gpt)]:
         torch.manual_seed(8)
@@ -33,17 +39,19 @@ def make():
         said = logits(model, TOKENS).tolist()  # weights are exact in bf16, so fp32 logits are those of the file
         model.bfloat16().save_pretrained(path)
         (path / "generation_config.json").unlink(missing_ok=True)
-        (path / "logits.json").write_text(json.dumps({"tokens": TOKENS, "logits": said}) + "\n")
+        written = greedy(model.float(), TOKENS[:5])
+        (path / "logits.json").write_text(json.dumps({"tokens": TOKENS, "logits": said, "greedy": written}) + "\n")
         print("made", path)
 
 
 def check():
-    for name in ["llama", "gpt"]:
-        path = HERE.parent.parent / "target" / "tmp" / "export" / name
-        model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    for path in sorted((HERE.parent.parent / "target" / "tmp" / "export").glob("*/")):
+        name = path.name
+        model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, dtype="auto")
         for kind in ["missing_keys", "unexpected_keys", "mismatched_keys"]:
             assert not info[kind], f"{name}: {kind}: {info[kind]}"
-        assert model.dtype == torch.float32, model.dtype
+        assert str(model.dtype) == {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(name.split("-")[-1], "torch.float32")
+        model = model.float()
         golden = json.loads((path.parent / f"{name}.logits.json").read_text())
         ours, theirs = torch.tensor(golden["logits"]), logits(model, golden["tokens"])
         difference = (ours - theirs).abs().max().item() / theirs.abs().max().item()

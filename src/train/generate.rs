@@ -1,0 +1,211 @@
+//! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never trains and
+//! writes no file.
+use super::derive::{self, set};
+use super::device::{self, Seat};
+use super::launch;
+use super::settings::{Settings, StrategyName};
+use crate::base::{Error, Meter, Result};
+use crate::ckpt::{self, Checkpointer, Resume};
+use crate::comm::env::RankEnv;
+use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::data::Tokenizer;
+use crate::nn::Spec;
+use crate::strategy::{Generator, Sampling, Strategy};
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Everything that a rank needs to know.
+struct Request {
+    wanted: device::Wanted,
+    mesh: MeshSizes,
+    nproc: usize,
+    strategy: Arc<dyn Strategy>,
+    spec: Spec,
+    /// Where the weights are.
+    model: PathBuf,
+    tokenizer: Tokenizer,
+    /// The prompt's tokens.
+    prompt: Vec<u32>,
+    /// Tokens to write at most.
+    count: usize,
+    /// Tokens that end the text.
+    stop: Vec<u32>,
+    sampling: Sampling,
+}
+
+/// Prints what the model writes after `prompt` on standard output.
+pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
+    let request = Request::new(settings, default, launched, prompt)?;
+    match launched {
+        Some(env) => request.run(env),
+        None => launch::run(request.nproc, request.wanted.ranks_per_gpu, None),
+    }
+}
+
+impl Request {
+    fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
+        super::check::unbuilt(&s)?;
+        super::check::numbers(&s)?;
+        let model = model(&s)?;
+        ckpt::is_model(&model)?;
+        s.model.pretrain = Some(model.clone());
+        s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
+        let device = device::choose(set(&s.run.device, "run.device")?);
+        let strategy = derive::strategy(&mut s, default);
+        let (mesh, nproc) = derive::mesh(&mut s, strategy, device, launched)?;
+        let tokenizer = derive::tokenizer(&mut s)?;
+        let spec = derive::spec(&mut s, &tokenizer)?;
+        tokenizer.check_vocab(spec.vocab)?;
+
+        let mut tokens = tokenizer.around().0.to_vec();
+        tokenizer.encode(prompt, &mut tokens)?;
+        let room = spec.max_len.saturating_sub(tokens.len());
+        if tokens.is_empty() {
+            return Err(Error::input("--generate: the prompt is empty: give it at least one token"));
+        }
+        if room == 0 {
+            return Err(Error::input(format!(
+                "--generate: the prompt has {} tokens and the model's max_positions is {}: give a shorter one",
+                tokens.len(),
+                spec.max_len
+            )));
+        }
+        let g = &s.generate;
+        let sampling = Sampling {
+            temperature: set(&g.temperature, "generate.temperature")? as f32,
+            top_k: set(&g.top_k, "generate.top_k")?,
+            top_p: set(&g.top_p, "generate.top_p")? as f32,
+            seed: set(&s.run.seed, "run.seed")?,
+        };
+        Ok(Request {
+            wanted: device::Wanted {
+                device,
+                ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
+                tf32: set(&s.precision.tf32, "precision.tf32")?,
+                planned: 0,
+                comm_timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
+            },
+            mesh,
+            nproc,
+            strategy: derive::engine(&s, strategy, spec.clone())?.strategy,
+            stop: stop_tokens(&model, &tokenizer)?,
+            spec,
+            model,
+            tokenizer,
+            prompt: tokens,
+            count: set(&g.max_new_tokens, "generate.max_new_tokens")?.min(room),
+            sampling,
+        })
+    }
+
+    /// This process's rank.
+    fn run(&self, env: &RankEnv) -> Result<()> {
+        let Seat { device, member, gpu: _gpu } = device::take(&self.wanted, env, Meter::default())?;
+        let mesh = Mesh::new(member, self.mesh)?;
+        let group = if self.strategy.name() == "ddp" { &mesh.dp } else { &mesh.fsdp };
+        let write = || {
+            let window = self.prompt.len() + self.count;
+            let mut generator = Generator::new(device.clone(), group.clone(), &*self.strategy, &self.spec, window)?;
+            let layouts = generator.decoder().layouts().to_vec();
+            let mut checkpointer = Checkpointer::new(device, group.clone(), &self.spec, &layouts, &[])?;
+            checkpointer.load_model(&self.model, generator.store())?;
+            let started = Instant::now();
+            let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first: mesh.rank() == 0 };
+            let written = generator.generate(&self.prompt, self.count, &self.sampling, &mut |token| {
+                let more = !self.stop.contains(&token);
+                if more {
+                    told.say(token);
+                }
+                more
+            })?;
+            told.end(written.len() as f64 / started.elapsed().as_secs_f64());
+            Ok(())
+        };
+        write().inspect_err(|_| mesh.member.abort())
+    }
+}
+
+/// What was written so far, shown as soon as it is text.
+struct Told<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// Bytes on standard output already.
+    shown: usize,
+    /// Rank 0 alone shows it.
+    first: bool,
+}
+
+impl Told<'_> {
+    fn say(&mut self, token: u32) {
+        self.tokens.push(token);
+        let text = self.tokenizer.decode(&self.tokens);
+        // A character may take several tokens: until the last of them it reads as U+FFFD.
+        if !text.ends_with('\u{fffd}') {
+            self.show(&text);
+        }
+    }
+    fn show(&mut self, text: &str) {
+        if let Some(new) = text.get(self.shown..).filter(|new| self.first && !new.is_empty()) {
+            self.shown = text.len();
+            let mut out = std::io::stdout();
+            let _ = out.write_all(new.as_bytes()).and_then(|()| out.flush()); // nobody reading is no failure
+        }
+    }
+    fn end(mut self, tokens_per_sec: f64) {
+        let rest = self.tokenizer.decode(&self.tokens);
+        self.show(&format!("{rest}\n"));
+        if self.first {
+            let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} a second", self.tokens.len());
+        }
+    }
+}
+
+/// The checkpoint that `--resume` or `--ckpt-dir` names, else the model of `--pretrain`, which may be a directory of
+/// checkpoints too.
+fn model(s: &Settings) -> Result<PathBuf> {
+    let c = &s.checkpoint;
+    let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
+        (None | Some("auto"), Some(dir), _) => dir,
+        (Some(dir), ..) if dir != "auto" => &PathBuf::from(dir),
+        (_, _, Some(dir)) => dir,
+        _ => {
+            return Err(Error::input(
+                "--generate needs a model: add --pretrain DIR, or --ckpt-dir DIR for the newest checkpoint there",
+            ));
+        }
+    };
+    if from.join(ckpt::hf::FILE).exists() {
+        return Ok(from.clone());
+    }
+    match (ckpt::newest(from)?, &s.model.pretrain) {
+        (Some(newest), _) => Ok(newest),
+        (None, Some(dir)) if dir == from => Ok(from.clone()),
+        (None, _) => ckpt::resolve(None, &Resume::Dir(from.clone()))?
+            .ok_or_else(|| Error::input(format!("{}: holds no checkpoint", from.display()))),
+    }
+}
+
+/// What ends a text: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
+fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
+    for name in ["generation_config.json", ckpt::hf::FILE] {
+        let path = model.join(name);
+        let Ok(text) = std::fs::read(&path) else { continue };
+        let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+        let parsed: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON ({e})")))?;
+        let ids = match &parsed["eos_token_id"] {
+            Value::Null => continue,
+            Value::Array(ids) => ids.clone(),
+            one => vec![one.clone()],
+        };
+        for id in ids {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token's number")))?);
+        }
+        break;
+    }
+    Ok(stop)
+}
