@@ -92,7 +92,13 @@ impl Checkpointer {
     /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not write is
     /// an error on all.
     pub fn advance(&mut self) -> Result<()> {
-        let Behind::Writing(job, publication) = std::mem::take(&mut self.behind) else { return Ok(()) };
+        let (job, publication) = match std::mem::take(&mut self.behind) {
+            Behind::Writing(job, publication) => (job, publication),
+            other => {
+                self.behind = other;
+                return Ok(());
+            }
+        };
         let tensors = publication.plan.tensors.list.len();
         let (snapshot, sums) = job.join();
         self.snapshot = snapshot;

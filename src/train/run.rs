@@ -76,6 +76,8 @@ struct Trainer<'a> {
     done: u64,
     samples: u64,
     trained_tokens: u64,
+    /// That it took to read weights, where they were read.
+    load_seconds: Option<f64>,
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
     skipped_in_a_row: u32,
@@ -116,6 +118,7 @@ impl<'a> Trainer<'a> {
         let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
 
         let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
+        let loading = Instant::now();
         let adapted = plan.engine.tuning.lora.is_some();
         if let Some(dir) = plan.settings.model.pretrain.as_ref().filter(|_| adapted || plan.resume.is_none()) {
             checkpointer.load_model(dir, engine.state().0)?;
@@ -126,6 +129,7 @@ impl<'a> Trainer<'a> {
             (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
             loader.seek(samples);
         }
+        let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
 
         let first = mesh.rank() == 0;
         let dtype = plan.engine.strategy.dtype();
@@ -149,6 +153,7 @@ impl<'a> Trainer<'a> {
             agreement: Agreement::new(mesh.world.clone())?,
             batches: vec![MicroBatch::default(); plan.loader(0)?.grad_accum],
             comm: group.stats(),
+            load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
             skipped_in_a_row: 0,
             held_bytes: 0,
@@ -218,6 +223,7 @@ impl<'a> Trainer<'a> {
                 "data": self.plan.dataset.report().to_string(),
                 "gpu": self.telemetry.as_ref().and_then(Telemetry::sample),
                 "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),
+                "load_seconds": self.load_seconds,
             }),
         )?;
         self.restart_clock();

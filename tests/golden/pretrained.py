@@ -26,8 +26,10 @@ def logits(model, tokens):
 
 
 def greedy(model, tokens):
-    out = model.eval().generate(torch.tensor([tokens]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)
-    return out[0, len(tokens) :].tolist()
+    tokens = torch.tensor([tokens])
+    seen = torch.ones_like(tokens)  # or token 0 would be taken for padding
+    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    return model.eval().generate(tokens, attention_mask=seen, **options)[0, tokens.shape[1] :].tolist()
 
 
 def make():
