@@ -172,7 +172,8 @@ fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
                 let index = rank.rank;
                 let mut engine = engine(rank, &golden, strategy.clone())?;
                 let (prompt, greedy) = (golden.unsigned("prompt"), golden.unsigned("greedy"));
-                let said = engine.generate(&prompt, greedy.len(), &Sampling { temperature: 0.0, ..Sampling::default() })?;
+                let said =
+                    engine.generate(&prompt, greedy.len(), &Sampling { temperature: 0.0, ..Sampling::default() })?;
                 assert_eq!(said, greedy, "{} on {world} ranks: greedy tokens", golden.name);
                 let step = Step { number: 1, lr: 0.0, tokens: golden.loss_tokens() };
                 let report = engine.train_step(&[golden.batch(index, world)], &step)?;
