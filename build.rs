@@ -1,6 +1,6 @@
 //! Expands every kernel variant into plain PTX, which the library embeds (`src/device/gpu/kernels.rs`). A mistake in
 //! `kernels/` ends the build with its file and line. Needs no toolkit and no network.
-use flatshard_ptx::kernels::VARIANTS;
+use flatshard_ptx::kernels::variants;
 use std::path::Path;
 use std::{env, fs};
 
@@ -9,7 +9,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let Some(out) = env::var_os("OUT_DIR") else { return println!("cargo::error=cargo sets no OUT_DIR") };
     let mut table = String::from("pub const TEXTS: &[Text] = &[\n");
-    for variant in VARIANTS {
+    for variant in variants() {
         let path = Path::new(&out).join(format!("{}.ptx", variant.name));
         let written = variant
             .expand()

@@ -41,8 +41,16 @@ pub const VARIANTS: &[Variant] = &[
 
 const SOURCES: &[(&str, &str)] = &[
     ("attention.ptx", include_str!("../../kernels/attention.ptx")),
+    ("attention_dkv.ptx", include_str!("../../kernels/attention_dkv.ptx")),
+    ("attention_dq.ptx", include_str!("../../kernels/attention_dq.ptx")),
+    ("attention_forward.ptx", include_str!("../../kernels/attention_forward.ptx")),
+    ("attention_start.ptx", include_str!("../../kernels/attention_start.ptx")),
+    ("attention_tile.ptx", include_str!("../../kernels/attention_tile.ptx")),
     ("attention_delta.ptx", include_str!("../../kernels/attention_delta.ptx")),
     ("attention_hopper.ptx", include_str!("../../kernels/attention_hopper.ptx")),
+    ("attention_merge.ptx", include_str!("../../kernels/attention_merge.ptx")),
+    ("attention_ranges.ptx", include_str!("../../kernels/attention_ranges.ptx")),
+    ("columns.ptx", include_str!("../../kernels/columns.ptx")),
     ("attention_plain.ptx", include_str!("../../kernels/attention_plain.ptx")),
     ("attention_shape.ptx", include_str!("../../kernels/attention_shape.ptx")),
     ("add.ptx", include_str!("../../kernels/add.ptx")),
@@ -66,7 +74,7 @@ fn source(file: &str) -> Option<String> {
 
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().chain(attention::VARIANTS).chain(attention_hopper::VARIANTS).chain(probes::VARIANTS)
+    VARIANTS.iter().chain(attention::variants()).chain(attention_hopper::VARIANTS).chain(probes::VARIANTS)
 }
 
 impl Variant {

@@ -8,7 +8,7 @@ pub mod mapped;
 pub mod ops;
 
 pub use buf::{Buf, View, ViewMut};
-pub use ops::{AdamW, Attention, CrossEntropy, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd};
+pub use ops::{AdamW, Attention, Columns, CrossEntropy, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd};
 
 use crate::base::{Category, DType, Meter, Result};
 
@@ -133,6 +133,54 @@ pub trait Device: Send + Sync {
         delta: ViewMut,
         dqkv: ViewMut,
     ) -> Result<()>;
+
+    /// Who sees whom in a pass of ring attention (Liu et al. 2023): queries at the rows `q_rows` (Nq) and keys at the rows
+    /// `k_rows` (Nk), u32 and rising, of the packed batch that `cu_seqlens` bounds. So any cut of any batch is described alike:
+    /// zigzag chunks of dense sequences, or documents cut anywhere. As all of these rise, each query sees one range of the
+    /// block's keys: `of_queries` (Nq, 2) u32; and each key is seen by one range of queries: `of_keys` (Nk, 2). Assigns.
+    fn attention_ranges(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        q_rows: View,
+        k_rows: View,
+        of_queries: ViewMut,
+        of_keys: ViewMut,
+    ) -> Result<()>;
+    /// Attention of the queries in `qkv` (Nq, row) over one block `kv` (Nk, 2 kv_heads * head_dim), keys before values in a
+    /// row: `o` (Nq, heads * head_dim) f32 and `lse` (heads, Nq) f32, which is -inf (and o 0) where nothing is seen. Assigns.
+    fn attention_pass(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        qkv: View,
+        kv: View,
+        o: ViewMut,
+        lse: ViewMut,
+    ) -> Result<()>;
+    /// `o` and `lse` of earlier passes become those of all with one more: o = sum of exp(lse_i - lse) o_i, without overflow.
+    fn attention_merge(&self, shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut) -> Result<()>;
+    /// `delta` (heads, N) f32 = row sums of d_o * o, both (N, heads * head_dim). Assigns.
+    fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()>;
+    /// The backward pass over one block, from the `lse` of all passes merged: adds to `dq` (Nq, heads * head_dim) f32 and to
+    /// `dkv` (Nk, 2 kv_heads * head_dim) f32, which travels with its block.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_pass_backward(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        of_keys: View,
+        qkv: View,
+        kv: View,
+        lse: View,
+        delta: View,
+        d_o: View,
+        dq: ViewMut,
+        dkv: ViewMut,
+    ) -> Result<()>;
+    /// Columns of `src` to columns of `dst`, cast where the dtypes (f32, bf16) differ; both start at their first column. The
+    /// other columns keep what they hold.
+    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()>;
 
     /// `y = silu(gate) * up` (Shazeer 2020).
     fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()>;

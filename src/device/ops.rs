@@ -129,6 +129,50 @@ impl Attention {
     pub fn row(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
+    /// Elements in a row of the keys and values of a block.
+    pub fn kv_row(&self) -> usize {
+        2 * self.kv_heads * self.head_dim
+    }
+    /// Rows of queries in `qkv` and of keys in `kv`.
+    pub fn block(&self, op: &'static str, qkv: usize, kv: usize) -> Result<(usize, usize)> {
+        let queries = self.rows(op, qkv)?;
+        match kv.is_multiple_of(self.kv_row()) {
+            true => Ok((queries, kv / self.kv_row())),
+            false => Err(Error::op(op, format!("kv holds {kv} elements, no whole rows of {}", self.kv_row()))),
+        }
+    }
+    /// Rows of a `qkv` of `len` elements.
+    pub fn rows(&self, op: &'static str, len: usize) -> Result<usize> {
+        let divides =
+            self.head_dim > 0 && self.kv_heads > 0 && self.heads > 0 && self.heads.is_multiple_of(self.kv_heads);
+        if !divides || !len.is_multiple_of(self.row()) {
+            return Err(Error::op(op, format!("qkv holds {len} elements, which do not fit {self:?}")));
+        }
+        Ok(len / self.row())
+    }
+}
+
+/// See [`super::Device::copy_columns`].
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    pub rows: usize,
+    /// Columns that are copied.
+    pub width: usize,
+    /// Elements from a row to the next.
+    pub src_row: usize,
+    pub dst_row: usize,
+}
+
+impl Columns {
+    /// An error unless `src` and `dst` hold the rows.
+    pub fn check(&self, src: usize, dst: usize) -> Result<()> {
+        let Columns { rows, width, src_row, dst_row } = *self;
+        let extent = |row: usize| if rows == 0 { 0 } else { (rows - 1) * row + width };
+        if width <= src_row && width <= dst_row && extent(src_row) <= src && extent(dst_row) <= dst {
+            return Ok(());
+        }
+        Err(Error::op("copy_columns", format!("src of {src} and dst of {dst} elements do not hold {self:?}")))
+    }
 }
 
 /// See [`super::Device::dropout`].

@@ -205,9 +205,10 @@ fn attention_with_large_scores() {
     }
 }
 
+/// Where the host can look: a GPU alone knows what stands in its memory, and only keeps within bounds.
 #[test]
 fn attention_refuses_boundaries_that_do_not_rise_to_the_rows() {
-    for dev in devices_with("attention") {
+    for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
         let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let qkv = buf(&*dev, DType::F32, &[0.0; 18]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));

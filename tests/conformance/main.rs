@@ -10,3 +10,4 @@ mod layers;
 mod loss;
 mod optim;
 mod reference;
+mod ring;

@@ -225,7 +225,7 @@ pub fn qk_norm_rope_backward<R: Real>(
 }
 
 /// Shape of an attention: heads, key/value heads, elements of a head, scale.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub q: usize,
     pub kv: usize,

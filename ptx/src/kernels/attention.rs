@@ -34,18 +34,13 @@ const fn variant(name: &'static str, file: &'static str, given: &'static [(&'sta
     Variant { name, file, given }
 }
 
-pub const VARIANTS: &[Variant] = &[
-    variant("attention_delta_f32", "attention_delta.ptx", &[("DTYPE", 0)]),
-    variant("attention_delta_bf16", "attention_delta.ptx", &[("DTYPE", 1)]),
-    variant("attention_delta_f16", "attention_delta.ptx", &[("DTYPE", 2)]),
-    variant("attention_plain_f32", "attention_plain.ptx", &[("DTYPE", 0)]),
-    variant("attention_plain_bf16", "attention_plain.ptx", &[("DTYPE", 1)]),
-    variant("attention_plain_f16", "attention_plain.ptx", &[("DTYPE", 2)]),
-];
-
 macro_rules! plain {
-    ($name:ident, $dtype:literal) => {
-        const $name: Family = Family {
+    ($variants:ident, $family:ident, $dtype:literal, $number:literal) => {
+        const $variants: [Variant; 2] = [
+            variant(concat!("attention_delta_", $dtype), "attention_delta.ptx", &[("DTYPE", $number)]),
+            variant(concat!("attention_plain_", $dtype), "attention_plain.ptx", &[("DTYPE", $number)]),
+        ];
+        const $family: Family = Family {
             forward: plain(concat!("attention_plain_", $dtype), "attention_forward"),
             delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
             dq: plain(concat!("attention_plain_", $dtype), "attention_dq"),
@@ -53,9 +48,96 @@ macro_rules! plain {
         };
     };
 }
-plain!(PLAIN_F32, "f32");
-plain!(PLAIN_BF16, "bf16");
-plain!(PLAIN_F16, "f16");
+plain!(PLAIN_F32_VARIANTS, PLAIN_F32, "f32", 0);
+plain!(PLAIN_BF16_VARIANTS, PLAIN_BF16, "bf16", 1);
+plain!(PLAIN_F16_VARIANTS, PLAIN_F16, "f16", 2);
+
+/// What `.const`s of a tile kernel make of its shared memory: see `kernels/attention_tile.ptx`.
+const fn tiles(
+    variant: &'static str,
+    entry: &'static str,
+    head_dim: u32,
+    [m, columns, own, extra]: [u32; 4],
+) -> Kernel {
+    let (rows, pitch) = (64 * m, 2 * head_dim);
+    let shared = own * rows * pitch + 2 * (2 * columns * pitch + extra) + 8 * rows;
+    Kernel { variant, entry, rows, threads: 128, shared }
+}
+
+/// The kernels of a head of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` where a launch has
+/// registers for the gradient of keys or of values alone.
+macro_rules! sm_80 {
+    (@name $stem:literal, $dtype:literal, $dim:literal) => { concat!("attention_", $stem, "_", $dtype, "_", $dim) };
+    (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $dkv:expr) => {
+        Family {
+            forward: tiles(sm_80!(@name "forward", $dtype, $dim), "attention_forward", $dim, $forward),
+            delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
+            dq: tiles(sm_80!(@name "dq", $dtype, $dim), "attention_dq", $dim, $dq),
+            dkv: $dkv,
+        }
+    };
+    (@variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal $(, $key:literal = $value:literal)*) => {
+        variant(sm_80!(@name $stem, $dtype, $dim), $file, &[("DTYPE", $number), ("HEAD_DIM", $dim) $(, ($key, $value))*])
+    };
+    ($variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal, $forward:expr, $dq:expr, $dkv:expr) => {
+        const $variants: [Variant; 3] = [
+            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
+            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
+            sm_80!(@variant "dkv", "attention_dkv.ptx", $dtype, $number, $dim),
+        ];
+        const $family: Family = sm_80!(@common $forward, $dq, $dtype, $dim,
+            &[tiles(sm_80!(@name "dkv", $dtype, $dim), "attention_dkv", $dim, $dkv)]);
+    };
+    (halves $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal, $forward:expr, $dq:expr, $dkv:expr) => {
+        const $variants: [Variant; 4] = [
+            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
+            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
+            sm_80!(@variant "dk", "attention_dkv.ptx", $dtype, $number, $dim, "DV" = 0),
+            sm_80!(@variant "dv", "attention_dkv.ptx", $dtype, $number, $dim, "DK" = 0),
+        ];
+        const $family: Family = sm_80!(@common $forward, $dq, $dtype, $dim, &[
+            tiles(sm_80!(@name "dk", $dtype, $dim), "attention_dkv", $dim, $dkv),
+            tiles(sm_80!(@name "dv", $dtype, $dim), "attention_dkv", $dim, $dkv),
+        ]);
+    };
+}
+sm_80!(BF16_64_VARIANTS, BF16_64, "bf16", 1, 64, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
+sm_80!(BF16_96_VARIANTS, BF16_96, "bf16", 1, 96, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(BF16_128_VARIANTS, BF16_128, "bf16", 1, 128, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves BF16_256_VARIANTS, BF16_256, "bf16", 1, 256, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+sm_80!(F16_64_VARIANTS, F16_64, "f16", 2, 64, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
+sm_80!(F16_96_VARIANTS, F16_96, "f16", 2, 96, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(F16_128_VARIANTS, F16_128, "f16", 2, 128, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves F16_256_VARIANTS, F16_256, "f16", 2, 256, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+
+/// Around the passes of ring attention.
+const RING: &[Variant] = &[
+    variant("attention_merge", "attention_merge.ptx", &[]),
+    variant("attention_ranges", "attention_ranges.ptx", &[]),
+    variant("copy_columns_f32_f32", "columns.ptx", &[("FROM", 0), ("TO", 0)]),
+    variant("copy_columns_f32_bf16", "columns.ptx", &[("FROM", 0), ("TO", 1)]),
+    variant("copy_columns_bf16_f32", "columns.ptx", &[("FROM", 1), ("TO", 0)]),
+    variant("copy_columns_bf16_bf16", "columns.ptx", &[("FROM", 1), ("TO", 1)]),
+];
+
+const ALL: &[&[Variant]] = &[
+    RING,
+    &PLAIN_F32_VARIANTS,
+    &PLAIN_BF16_VARIANTS,
+    &PLAIN_F16_VARIANTS,
+    &BF16_64_VARIANTS,
+    &BF16_96_VARIANTS,
+    &BF16_128_VARIANTS,
+    &BF16_256_VARIANTS,
+    &F16_64_VARIANTS,
+    &F16_96_VARIANTS,
+    &F16_128_VARIANTS,
+    &F16_256_VARIANTS,
+];
+
+pub fn variants() -> impl Iterator<Item = &'static Variant> {
+    ALL.iter().copied().flatten()
+}
 
 /// Elements of the largest head that any kernel takes.
 pub const MOST: usize = 256;
@@ -69,4 +151,22 @@ pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
         _ => return None,
     };
     (1..=MOST).contains(&head_dim).then_some(family)
+}
+
+/// On tensor cores of sm_80 and later: 16-bit types, heads of a multiple of 8. `None` where only the plain family fits.
+pub fn sm_80_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
+    if !head_dim.is_multiple_of(8) {
+        return None;
+    }
+    match (dtype, head_dim) {
+        ("bf16", 1..=64) => Some(&BF16_64),
+        ("bf16", 65..=96) => Some(&BF16_96),
+        ("bf16", 97..=128) => Some(&BF16_128),
+        ("bf16", 129..=256) => Some(&BF16_256),
+        ("f16", 1..=64) => Some(&F16_64),
+        ("f16", 65..=96) => Some(&F16_96),
+        ("f16", 97..=128) => Some(&F16_128),
+        ("f16", 129..=256) => Some(&F16_256),
+        _ => None,
+    }
 }

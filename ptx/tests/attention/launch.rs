@@ -1,9 +1,11 @@
 //! Runs the kernels of a family as the device does: buffers, arguments, grids. Never judges what they give.
 use crate::reference::{Inputs, Outputs, Shape, Sight};
-use flatshard_ptx::emulate::{Argument, Counts, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, Report, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::{Family, Kernel};
 use half::{bf16, f16};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DType {
@@ -42,10 +44,24 @@ impl DType {
     }
 }
 
-/// Changes the expanded text of a kernel: to plant a fault.
+/// Changes the expanded text of an entry: to plant a fault.
 pub type Plant<'a> = &'a dyn Fn(&str, String) -> String;
-pub fn sound(_: &str, text: String) -> String {
-    text
+
+/// The entries of a variant's text, parsed once where nothing is planted.
+fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::Kernel>> {
+    static PARSED: Mutex<Option<HashMap<&'static str, Arc<Vec<emulate::Kernel>>>>> = Mutex::new(None);
+    let parsed = |plant: Plant| {
+        let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
+        let text = plant(entry, found.expand().unwrap_or_else(|e| panic!("{e}")));
+        Arc::new(parse(found.file, &text).unwrap_or_else(|e| panic!("{variant}: {e}")))
+    };
+    match plant {
+        Some(plant) => parsed(plant),
+        None => {
+            let mut known = PARSED.lock().unwrap_or_else(|e| e.into_inner());
+            known.get_or_insert_default().entry(variant).or_insert_with(|| parsed(&|_, text| text)).clone()
+        }
+    }
 }
 
 /// Rows of `width` elements out of rows of `row`.
@@ -62,7 +78,7 @@ pub struct Run<'a> {
     pub dtype: DType,
     pub shape: &'a Shape,
     pub schedule: u64,
-    pub plant: Plant<'a>,
+    pub plant: Option<Plant<'a>>,
 }
 
 /// What the kernels cost, one after the other.
@@ -77,10 +93,7 @@ impl Run<'_> {
         memory: &mut Memory,
         costs: &mut Costs,
     ) -> Result<(), Report> {
-        let variant = Variant::by_name(kernel.variant).unwrap_or_else(|| panic!("no variant {}", kernel.variant));
-        let text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
-        let text = (self.plant)(kernel.entry, text);
-        let parsed = parse(variant.file, &text).unwrap_or_else(|e| panic!("{}: {e}", kernel.variant));
+        let parsed = entries(kernel.variant, kernel.entry, self.plant);
         let entry = parsed.iter().find(|k| k.name == kernel.entry).unwrap();
         let grid = [(rows as u32).div_ceil(kernel.rows), heads as u32, 1];
         let (block, dynamic_shared) = ([kernel.threads, 1, 1], kernel.shared as usize);
@@ -110,7 +123,6 @@ impl Run<'_> {
             let kv = self.dtype.encode(&beside([(&x.k, wk), (&x.v, wk), (&[], 0)]));
             (memory.upload("kv", &kv), 2 * wk)
         };
-        let v = k + wk as u64 * size;
         let table = |of: usize| {
             let ranges = &self.shape.tables()[of];
             ranges.iter().flat_map(|r| [r.start, r.end]).flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
@@ -135,7 +147,7 @@ impl Run<'_> {
         let out = if packed { self.dtype } else { DType::F32 };
         let o = memory.alloc("o", nq * wq * out.size() as usize);
         let lse = memory.alloc("lse", 4 * heads * nq);
-        self.launch(&self.family.forward, (nq, heads), &all(&[q, k, v, o, lse], tail(0, 0)), &mut memory, &mut costs)?;
+        self.launch(&self.family.forward, (nq, heads), &all(&[q, k, o, lse], tail(0, 0)), &mut memory, &mut costs)?;
         let forward = memory.download(o).unwrap().to_vec();
         let lses = memory.download(lse).unwrap().to_vec();
 
@@ -156,11 +168,10 @@ impl Run<'_> {
         } else {
             (gradient("dq", nq * wq), gradient("dkv", nk * 2 * wk))
         };
-        let dv = dk + wk as u64 * out.size();
         let (q_out, kv_out) = if packed { (row, row) } else { (wq, 2 * wk) };
-        let dq_arguments = all(&[q, k, v, d_o, lse, delta, dq], tail(0, q_out));
+        let dq_arguments = all(&[q, k, d_o, lse, delta, dq], tail(0, q_out));
         self.launch(&self.family.dq, (nq, heads), &dq_arguments, &mut memory, &mut costs)?;
-        let dkv_arguments = all(&[q, k, v, d_o, lse, delta, dk, dv], tail(1, kv_out));
+        let dkv_arguments = all(&[q, k, d_o, lse, delta, dk], tail(1, kv_out));
         for kernel in self.family.dkv {
             self.launch(kernel, (nk, kv_heads), &dkv_arguments, &mut memory, &mut costs)?;
         }

@@ -1,4 +1,6 @@
-//! The attention kernels of every family: values, costs, and the faults that the emulator must see.
+//! The attention kernels of sm_80 and those by rows: values, costs, and the faults that the emulator must see.
+mod costs;
+mod faults;
 mod launch;
 mod reference;
 mod values;

@@ -5,23 +5,14 @@
 //! start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over keys (the
 //! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
 use super::gemm::Lines;
-use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
+use super::simd::{LANES, Level, exp, lane_sum, tanh};
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::Attention;
 use std::ops::Range;
 
 /// Queries and keys of a tile. Four tiles of 64 x 64 f32 are 64 KiB: they stay in the second-level cache at worst.
-const SIDE: usize = 64;
-
-/// Rows of a `qkv` of `len` elements.
-pub fn rows(op: &'static str, a: &Attention, len: usize) -> Result<usize> {
-    let divides = a.head_dim > 0 && a.kv_heads > 0 && a.heads > 0 && a.heads.is_multiple_of(a.kv_heads);
-    if !divides || !len.is_multiple_of(a.row()) {
-        return Err(Error::op(op, format!("qkv holds {len} elements, which do not fit {a:?}")));
-    }
-    Ok(len / a.row())
-}
+pub(super) const SIDE: usize = 64;
 
 /// The boundaries, once they are known to rise from 0 to `n`.
 pub fn documents<'a>(op: &'static str, cu_seqlens: &'a [u32], n: usize) -> Result<&'a [u32]> {
@@ -38,7 +29,7 @@ pub struct Scratch(Lines);
 
 impl Scratch {
     /// Slices of these lengths, whole cache lines each, of any content.
-    fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
+    pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
         let lens = lens.map(|len| len.next_multiple_of(LANES));
         let mut rest = self.0.take(lens.iter().sum());
         lens.map(|len| {
@@ -69,7 +60,7 @@ impl Heads {
 
 /// `tile[r][c] = src[r * row + c]` for `dim` columns.
 #[inline(always)]
-fn load<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32], width: usize) {
+pub(super) fn load<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32], width: usize) {
     for (src, tile) in src.chunks(row).zip(tile.chunks_exact_mut(width)).take(rows) {
         for (x, t) in src[..dim].iter().zip(tile) {
             *t = x.to_f32();
@@ -78,7 +69,7 @@ fn load<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f3
 }
 /// `tile[c][r] = src[r * row + c]`.
 #[inline(always)]
-fn load_transposed<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32]) {
+pub(super) fn load_transposed<T: Float>(src: &[T], row: usize, rows: usize, dim: usize, tile: &mut [f32]) {
     for (r, src) in src.chunks(row).take(rows).enumerate() {
         for (x, t) in src[..dim].iter().zip(tile.chunks_exact_mut(SIDE)) {
             t[r] = x.to_f32();
@@ -105,7 +96,7 @@ fn store<T: Float>(
 }
 
 /// One row of a tile of scores.
-type Row = [f32; SIDE];
+pub(super) type Row = [f32; SIDE];
 
 /// Which keys of a document a query sees: those up to itself, the last `window` of them.
 #[derive(Clone, Copy)]
@@ -225,7 +216,12 @@ pub fn forward<T: Float>(
 /// Turns raw products into weights relative to the new maximum. Returns it, the new total, and by what earlier weights
 /// shrink (Milakov & Gimelshein 2018).
 #[inline(always)]
-fn online_softmax(row: &mut Row, visible: Range<usize>, a: &Attention, (max, total): (f32, f32)) -> (f32, f32, f32) {
+pub(super) fn online_softmax(
+    row: &mut Row,
+    visible: Range<usize>,
+    a: &Attention,
+    (max, total): (f32, f32),
+) -> (f32, f32, f32) {
     if a.softcap > 0.0 {
         let inner = a.scale / a.softcap;
         row.iter_mut().for_each(|x| *x = a.softcap * tanh(*x * inner).0);
@@ -264,13 +260,7 @@ pub fn backward<T: Float>(
 ) {
     let (h, band) = (Heads::new(a), Band::new(a));
     let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
-    for head in 0..a.heads {
-        for i in 0..n {
-            let at = i * o_row + head * h.dim;
-            let (o, d_o) = (&o[at..][..h.dim], &d_o[at..][..h.dim]);
-            delta[head * n + i] = sum(h.dim, |c| o[c].to_f32() * d_o[c].to_f32());
-        }
-    }
+    super::ring::delta(a, o, d_o, delta);
     for document in documents.windows(2) {
         let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
         let padded = len.next_multiple_of(SIDE);
@@ -334,7 +324,7 @@ pub fn backward<T: Float>(
 
 /// `p`: raw products to weights, exp(s - lse). `ds`: gradients of the weights to those of the raw products.
 #[inline(always)]
-fn slope(p: &mut Row, ds: &mut Row, visible: Range<usize>, a: &Attention, lse: f32, delta: f32) {
+pub(super) fn slope(p: &mut Row, ds: &mut Row, visible: Range<usize>, a: &Attention, lse: f32, delta: f32) {
     if a.softcap > 0.0 {
         let inner = a.scale / a.softcap;
         for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {

@@ -12,13 +12,15 @@ pub(super) mod memory;
 mod norm;
 mod optim;
 mod reduce;
+mod ring;
 mod rope;
 pub mod simd;
 mod tile;
 
 use self::simd::Level;
 use super::{
-    AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd, View,
+    ViewMut,
 };
 use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
 use half::bf16;
@@ -278,7 +280,7 @@ impl Device for CpuDevice {
     }
     fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
         const OP: &str = "attention";
-        let n = attention::rows(OP, shape, qkv.len())?;
+        let n = shape.rows(OP, qkv.len())?;
         lengths(OP, &[("o", o.len(), n * shape.heads * shape.head_dim), ("lse", lse.len(), shape.heads * n)])?;
         let documents = attention::documents(OP, cu_seqlens.host(OP)?, n)?;
         let scratch = &mut *lock(&self.attention);
@@ -297,7 +299,7 @@ impl Device for CpuDevice {
         dqkv: ViewMut,
     ) -> Result<()> {
         const OP: &str = "attention_backward";
-        let n = attention::rows(OP, shape, qkv.len())?;
+        let n = shape.rows(OP, qkv.len())?;
         let (out, stats) = (n * shape.heads * shape.head_dim, shape.heads * n);
         lengths(OP, &[("o", o.len(), out), ("lse", lse.len(), stats), ("d_o", d_o.len(), out)])?;
         lengths(OP, &[("delta", delta.len(), stats), ("dqkv", dqkv.len(), qkv.len())])?;
@@ -305,6 +307,87 @@ impl Device for CpuDevice {
         let scratch = &mut *lock(&self.attention);
         floats!(self, OP, qkv.dtype(), T => attention::backward::<T>(self.level, scratch, shape, documents, qkv.host(OP)?, o.host(OP)?, lse.host(OP)?, d_o.host(OP)?, delta.host(OP)?,
             dqkv.host(OP)?))
+    }
+    fn attention_ranges(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        q_rows: View,
+        k_rows: View,
+        of_queries: ViewMut,
+        of_keys: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "attention_ranges";
+        let (queries, keys) = (q_rows.len(), k_rows.len());
+        lengths(OP, &[("of_queries", of_queries.len(), 2 * queries), ("of_keys", of_keys.len(), 2 * keys)])?;
+        let rows = [q_rows.host(OP)?, k_rows.host(OP)?];
+        ring::ranges(shape, cu_seqlens.host(OP)?, rows, of_queries.host(OP)?, of_keys.host(OP)?)
+    }
+    fn attention_pass(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        qkv: View,
+        kv: View,
+        o: ViewMut,
+        lse: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "attention_pass";
+        let (queries, _) = shape.block(OP, qkv.len(), kv.len())?;
+        let (out, stats) = (queries * shape.heads * shape.head_dim, shape.heads * queries);
+        lengths(OP, &[("of_queries", of_queries.len(), 2 * queries), ("o", o.len(), out), ("lse", lse.len(), stats)])?;
+        let scratch = &mut *lock(&self.attention);
+        floats!(self, OP, qkv.dtype(), T => ring::forward::<T>(self.level, scratch, shape, of_queries.host(OP)?,
+            qkv.host(OP)?, kv.host(OP)?, o.host(OP)?, lse.host(OP)?))
+    }
+    fn attention_merge(&self, shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+        const OP: &str = "attention_merge";
+        let n = rows(OP, "o", o.len(), shape.heads * shape.head_dim)?;
+        let stats = shape.heads * n;
+        lengths(
+            OP,
+            &[("o_pass", o_pass.len(), o.len()), ("lse_pass", lse_pass.len(), stats), ("lse", lse.len(), stats)],
+        )?;
+        ring::merge(shape, o_pass.host(OP)?, lse_pass.host(OP)?, o.host(OP)?, lse.host(OP)?);
+        Ok(())
+    }
+    fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
+        const OP: &str = "attention_delta";
+        let n = rows(OP, "o", o.len(), shape.heads * shape.head_dim)?;
+        lengths(OP, &[("d_o", d_o.len(), o.len()), ("delta", delta.len(), shape.heads * n)])?;
+        floats!(self, OP, o.dtype(), T => ring::delta::<T>(shape, o.host(OP)?, d_o.host(OP)?, delta.host(OP)?))
+    }
+    fn attention_pass_backward(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        of_keys: View,
+        qkv: View,
+        kv: View,
+        lse: View,
+        delta: View,
+        d_o: View,
+        dq: ViewMut,
+        dkv: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "attention_pass_backward";
+        let (queries, keys) = shape.block(OP, qkv.len(), kv.len())?;
+        let (out, stats) = (queries * shape.heads * shape.head_dim, shape.heads * queries);
+        lengths(OP, &[("of_queries", of_queries.len(), 2 * queries), ("of_keys", of_keys.len(), 2 * keys)])?;
+        lengths(OP, &[("lse", lse.len(), stats), ("delta", delta.len(), stats), ("d_o", d_o.len(), out)])?;
+        lengths(OP, &[("dq", dq.len(), out), ("dkv", dkv.len(), kv.len())])?;
+        let scratch = &mut *lock(&self.attention);
+        floats!(self, OP, qkv.dtype(), T => ring::backward::<T>(self.level, scratch, shape,
+            [of_queries.host(OP)?, of_keys.host(OP)?], [qkv.host(OP)?, kv.host(OP)?, d_o.host(OP)?],
+            [lse.host(OP)?, delta.host(OP)?], dq.host(OP)?, dkv.host(OP)?))
+    }
+    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
+        const OP: &str = "copy_columns";
+        shape.check(src.len(), dst.len())?;
+        floats!(self, OP, src.dtype(), S => match dst.dtype() {
+            DType::F32 => ring::copy_columns::<S, f32>(shape, src.host(OP)?, dst.host(OP)?),
+            _ => ring::copy_columns::<S, bf16>(shape, src.host(OP)?, dst.host(OP)?),
+        })
     }
 
     fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {

@@ -1,20 +1,186 @@
-//! Launches of attention.
-use super::{GpuDevice, missing};
-use crate::base::Result;
+//! Launches of attention: whole, and the passes of ring attention. Which family of kernels runs is decided here, by what the
+//! GPU executes, the element type and the head; `kernels/attention_shape.ptx` says what they are all given.
+//!
+//! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers, and
+//! nothing is read or written out of bounds.
+use super::{Arg, GpuDevice, Kernel, Operand, Shape};
+use crate::base::{DType, Error, Result};
 use crate::device::{Attention, View, ViewMut};
+use flatshard_ptx::kernels::attention::{self, Family, MOST};
 
-pub fn forward(_: &GpuDevice, _: &Attention, _cu_seqlens: View, _qkv: View, _o: ViewMut, _lse: ViewMut) -> Result<()> {
-    missing("attention")
+/// Bytes to which rows and operands must be aligned for the kernels on tensor cores.
+const VECTOR: usize = 16;
+
+/// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
+fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static Family> {
+    let none = || match dtype {
+        DType::F32 | DType::Bf16 => Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim)),
+        other => Error::op(op, format!("computes in f32 or bf16, got {other}")),
+    };
+    let aligned = starts.iter().all(|at| at % VECTOR == 0);
+    let tiles = attention::sm_80_family(dtype.name(), a.head_dim).filter(|_| aligned);
+    tiles.or_else(|| attention::plain_family(dtype.name(), a.head_dim)).ok_or_else(none)
+}
+
+/// The last arguments of every kernel: who sees whom, and how rows lie.
+struct Tail<'a> {
+    bounds: View<'a>,
+    /// 0 where bounds is a table of ranges.
+    documents: usize,
+    queries: usize,
+    keys: usize,
+    q_row: usize,
+    kv_row: usize,
+    out_row: usize,
+}
+
+/// `args!(tail, shape; first ..)`: an array of the first arguments and those of a [`Tail`].
+macro_rules! args {
+    ($tail:expr, $a:expr; $($first:expr),*) => {{
+        let (t, a): (&Tail, &Attention) = (&$tail, $a);
+        &mut [
+            $($first,)* Arg::In(t.bounds), Arg::U32(t.documents as u32), Arg::U32(a.window.min(u32::MAX as usize) as u32),
+            Arg::U32(t.queries as u32), Arg::U32(t.keys as u32), Arg::U32(t.q_row as u32), Arg::U32(t.kv_row as u32),
+            Arg::U32(t.out_row as u32), Arg::U32(a.heads as u32), Arg::U32(a.kv_heads as u32),
+            Arg::U32(a.head_dim as u32), Arg::F32(a.scale), Arg::F32(a.softcap),
+        ]
+    }};
+}
+
+fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
+    let attention::Kernel { variant, entry, rows: tile, threads, shared } = *kernel;
+    let grid = [(rows as u32).div_ceil(tile), heads as u32, 1];
+    gpu.driver.launch(Kernel { variant, entry }, Shape { grid, block: [threads, 1, 1], shared }, args)
+}
+
+fn delta_of(gpu: &GpuDevice, family: &Family, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
+    let rows = d_o.len() / (a.heads * a.head_dim);
+    let shape = [rows, a.heads, a.head_dim].map(|n| Arg::U32(n as u32));
+    let [n, heads, dim] = shape;
+    let args = &mut [Arg::In(o), Arg::In(d_o), Arg::Out(delta), n, heads, dim];
+    launch(gpu, &family.delta, rows, a.heads, args)
+}
+
+/// Documents, of `cu_seqlens`.
+fn documents(op: &'static str, cu_seqlens: &View) -> Result<usize> {
+    cu_seqlens.fits(op, "cu_seqlens", DType::U32, cu_seqlens.len())?;
+    let none = || Error::op(op, "cu_seqlens is empty: it holds 0 and the end of each document");
+    cu_seqlens.len().checked_sub(1).ok_or_else(none)
+}
+
+pub fn forward(gpu: &GpuDevice, a: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+    const OP: &str = "attention";
+    let (n, width) = (a.rows(OP, qkv.len())?, a.heads * a.head_dim);
+    let documents = documents(OP, &cu_seqlens)?;
+    o.fits(OP, "o", qkv.dtype(), n * width)?;
+    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
+    let family = family(OP, qkv.dtype(), a, &[qkv.address(), o.address()])?;
+    if n == 0 {
+        return Ok(());
+    }
+    let (row, kv) = (a.row(), qkv.slice(width..qkv.len()));
+    let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
+    let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
+    launch(gpu, &family.forward, n, a.heads, args)
 }
 
 /// Of qkv, o, lse, d_o.
 pub fn backward(
-    _: &GpuDevice,
-    _: &Attention,
-    _cu_seqlens: View,
-    _: [View; 4],
-    _delta: ViewMut,
-    _dqkv: ViewMut,
+    gpu: &GpuDevice,
+    a: &Attention,
+    cu_seqlens: View,
+    [qkv, o, lse, d_o]: [View; 4],
+    mut delta: ViewMut,
+    mut dqkv: ViewMut,
 ) -> Result<()> {
-    missing("attention_backward")
+    const OP: &str = "attention_backward";
+    let (n, width, dtype) = (a.rows(OP, qkv.len())?, a.heads * a.head_dim, qkv.dtype());
+    let documents = documents(OP, &cu_seqlens)?;
+    o.fits(OP, "o", dtype, n * width)?;
+    d_o.fits(OP, "d_o", dtype, n * width)?;
+    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
+    delta.fits(OP, "delta", DType::F32, a.heads * n)?;
+    dqkv.fits(OP, "dqkv", dtype, qkv.len())?;
+    let family = family(OP, dtype, a, &[qkv.address(), d_o.address(), dqkv.address()])?;
+    if n == 0 {
+        return Ok(());
+    }
+    delta_of(gpu, family, a, o, d_o, delta.reborrow())?;
+    let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
+    let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
+    let given = |view| Arg::In(view);
+    let dq = Arg::InOut(dqkv.reborrow());
+    let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dq);
+    launch(gpu, &family.dq, n, a.heads, args)?;
+    for kernel in family.dkv {
+        let dkv = Arg::InOut(dqkv.reborrow().slice(width..qkv.len()));
+        let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dkv);
+        launch(gpu, kernel, n, a.kv_heads, args)?;
+    }
+    Ok(())
+}
+
+pub fn delta(gpu: &GpuDevice, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
+    const OP: &str = "attention_delta";
+    let width = (a.heads * a.head_dim).max(1);
+    let n = o.len() / width;
+    o.fits(OP, "o", o.dtype(), n * width)?;
+    d_o.fits(OP, "d_o", o.dtype(), n * width)?;
+    delta.fits(OP, "delta", DType::F32, a.heads * n)?;
+    let family = family(OP, o.dtype(), a, &[])?;
+    if n == 0 { Ok(()) } else { delta_of(gpu, family, a, o, d_o, delta) }
+}
+
+/// Of the ranges of queries, qkv, kv.
+pub fn pass(gpu: &GpuDevice, a: &Attention, [of_queries, qkv, kv]: [View; 3], o: ViewMut, lse: ViewMut) -> Result<()> {
+    const OP: &str = "attention_pass";
+    let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
+    of_queries.fits(OP, "of_queries", DType::U32, 2 * queries)?;
+    kv.fits(OP, "kv", qkv.dtype(), kv.len())?;
+    o.fits(OP, "o", DType::F32, queries * width)?;
+    lse.fits(OP, "lse", DType::F32, a.heads * queries)?;
+    let family = family(OP, qkv.dtype(), a, &[qkv.address(), kv.address()])?;
+    if queries == 0 {
+        return Ok(());
+    }
+    let (q_row, kv_row) = (a.row(), a.kv_row());
+    let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
+    let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
+    launch(gpu, &family.forward, queries, a.heads, args)
+}
+
+/// The ranges of queries and of keys; of qkv, kv, lse, delta, d_o.
+pub fn pass_backward(
+    gpu: &GpuDevice,
+    a: &Attention,
+    [of_queries, of_keys]: [View; 2],
+    [qkv, kv, lse, delta, d_o]: [View; 5],
+    dq: ViewMut,
+    mut dkv: ViewMut,
+) -> Result<()> {
+    const OP: &str = "attention_pass_backward";
+    let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
+    of_queries.fits(OP, "of_queries", DType::U32, 2 * queries)?;
+    of_keys.fits(OP, "of_keys", DType::U32, 2 * keys)?;
+    kv.fits(OP, "kv", qkv.dtype(), kv.len())?;
+    d_o.fits(OP, "d_o", qkv.dtype(), queries * width)?;
+    lse.fits(OP, "lse", DType::F32, a.heads * queries)?;
+    delta.fits(OP, "delta", DType::F32, a.heads * queries)?;
+    dq.fits(OP, "dq", DType::F32, queries * width)?;
+    dkv.fits(OP, "dkv", DType::F32, kv.len())?;
+    let family = family(OP, qkv.dtype(), a, &[qkv.address(), kv.address(), d_o.address()])?;
+    if queries == 0 || keys == 0 {
+        return Ok(());
+    }
+    let (q_row, kv_row, given) = (a.row(), a.kv_row(), |view| Arg::In(view));
+    let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
+    let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), Arg::InOut(dq));
+    launch(gpu, &family.dq, queries, a.heads, args)?;
+    let tail = Tail { bounds: of_keys, out_row: kv_row, ..tail };
+    for kernel in family.dkv {
+        let dkv = Arg::InOut(dkv.reborrow());
+        let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dkv);
+        launch(gpu, kernel, keys, a.kv_heads, args)?;
+    }
+    Ok(())
 }

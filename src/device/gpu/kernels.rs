@@ -1,6 +1,6 @@
 //! The text of every kernel variant, expanded by build.rs: plain PTX, embedded. Never launches anything.
 
-/// A variant of `flatshard_ptx::kernels::VARIANTS` as plain PTX with `# line "file"` markers.
+/// A variant of `flatshard_ptx::kernels::variants` as plain PTX with `# line "file"` markers.
 #[derive(Clone, Copy)]
 pub struct Text {
     pub variant: &'static str,

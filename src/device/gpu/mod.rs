@@ -13,6 +13,7 @@ pub mod kernels;
 mod loss;
 mod norm;
 mod optim;
+mod ring;
 mod rope;
 pub mod sim;
 pub mod telemetry;
@@ -20,7 +21,7 @@ pub mod telemetry;
 pub use driver::{Arg, Driver, Kernel, Shape};
 
 use super::{
-    AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
 };
 use crate::base::{Category, DType, Error, Meter, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -254,6 +255,52 @@ impl Device for GpuDevice {
         dqkv: ViewMut,
     ) -> Result<()> {
         attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], delta, dqkv)
+    }
+    fn attention_ranges(
+        &self,
+        shape: &Attention,
+        cu_seqlens: View,
+        q_rows: View,
+        k_rows: View,
+        of_queries: ViewMut,
+        of_keys: ViewMut,
+    ) -> Result<()> {
+        ring::ranges(self, shape, [cu_seqlens, q_rows, k_rows], of_queries, of_keys)
+    }
+    fn attention_pass(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        qkv: View,
+        kv: View,
+        o: ViewMut,
+        lse: ViewMut,
+    ) -> Result<()> {
+        attention::pass(self, shape, [of_queries, qkv, kv], o, lse)
+    }
+    fn attention_merge(&self, shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+        ring::merge(self, shape, [o_pass, lse_pass], o, lse)
+    }
+    fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
+        attention::delta(self, shape, o, d_o, delta)
+    }
+    fn attention_pass_backward(
+        &self,
+        shape: &Attention,
+        of_queries: View,
+        of_keys: View,
+        qkv: View,
+        kv: View,
+        lse: View,
+        delta: View,
+        d_o: View,
+        dq: ViewMut,
+        dkv: ViewMut,
+    ) -> Result<()> {
+        attention::pass_backward(self, shape, [of_queries, of_keys], [qkv, kv, lse, delta, d_o], dq, dkv)
+    }
+    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
+        ring::copy_columns(self, shape, src, dst)
     }
 
     fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {

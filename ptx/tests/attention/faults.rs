@@ -1,0 +1,103 @@
+//! Mistakes planted into the tile kernels: each is noticed under every schedule.
+use crate::launch::{DType, Run};
+use crate::reference::{Inputs, Shape, attention};
+use flatshard_ptx::emulate::Kind;
+use flatshard_ptx::kernels::attention::{Family, sm_80_family};
+
+const SCHEDULES: [u64; 3] = [0, 1, 2];
+const ENTRIES: [&str; 3] = ["attention_forward", "attention_dq", "attention_dkv"];
+
+fn family() -> &'static Family {
+    sm_80_family("bf16", 64).unwrap()
+}
+/// Enough columns that both stages are filled again.
+fn shape() -> Shape {
+    Shape::packed(1, 1, 64, &[0, 200])
+}
+
+/// Without the `index`-th `what` of an entry; `None` where it has no more.
+fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), flatshard_ptx::emulate::Report>> {
+    let found = std::cell::Cell::new(false);
+    let plant = |name: &str, text: String| {
+        let Some((at, _)) = text.match_indices(what).nth(index).filter(|_| name == entry) else { return text };
+        found.set(true);
+        let end = at + text[at..].find(';').unwrap() + 1;
+        format!("{}{}", &text[..at], &text[end..])
+    };
+    let (shape, plant) = (shape(), Some(&plant as _));
+    let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant };
+    let outcome = run.run(&Inputs::new(&shape), 0.0).map(|_| ());
+    found.get().then_some(outcome)
+}
+
+#[test]
+fn every_barrier_and_wait_is_needed_and_its_loss_is_noticed() {
+    for entry in ENTRIES {
+        for (what, least) in [("bar.sync", 3), ("bar.warp.sync", 1), ("cp.async.wait_group", 1)] {
+            let mut tried = 0;
+            while let Some(outcome) = without(entry, what, tried, SCHEDULES[0]) {
+                assert!(outcome.is_err(), "{entry} without {what} number {tried} passes");
+                for schedule in &SCHEDULES[1..] {
+                    let outcome = without(entry, what, tried, *schedule).unwrap();
+                    assert!(outcome.is_err(), "{entry} without {what} number {tried}, schedule {schedule}, passes");
+                }
+                tried += 1;
+            }
+            assert!(tried >= least, "{entry}: only {tried} of {what}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_waited_for_is_named() {
+    for entry in ENTRIES {
+        let report = without(entry, "cp.async.wait_group", 0, 1).unwrap().unwrap_err();
+        assert!(report.has(Kind::InFlight), "{report}");
+        assert!(report.to_string().contains("attention_tile.ptx"), "{report}");
+    }
+}
+
+/// Chunks that are swapped on one side alone: wrong numbers, or passes of shared memory lost.
+#[test]
+fn another_swizzle_is_wrong_or_slow() {
+    let (shape, schedule) = (shape(), 0);
+    let x = Inputs::new(&shape);
+    let exact = attention(&shape, &x, &|v| v);
+    let run = |plant: Option<crate::launch::Plant>| {
+        let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant };
+        let (out, costs) = run.run(&x, 0.0).unwrap_or_else(|report| panic!("{report}"));
+        let wrong = out.o.iter().zip(&exact.o).any(|(a, b)| (a - b).abs() > 0.1);
+        (wrong, costs.iter().map(|(_, counts)| counts.bank_conflicts).sum::<u64>())
+    };
+    assert_eq!(run(None), (false, 0));
+    // The swizzles in their order: of copies, of fragments, of results on their way out.
+    let swizzle = |which: Option<usize>| {
+        move |entry: &str, mut text: String| {
+            let places: Vec<usize> = text.match_indices(", 7;").map(|(at, _)| at).collect();
+            assert_eq!(places.len() >= 3, entry != "attention_delta", "{entry}: swizzles");
+            for (i, at) in places.iter().enumerate().filter(|_| entry == "attention_forward") {
+                if which.is_none_or(|which| which == i) {
+                    text.replace_range(*at..at + 4, ", 3;");
+                }
+            }
+            text
+        }
+    };
+    assert!(run(Some(&swizzle(Some(0)))).0, "copies alone");
+    assert!(run(Some(&swizzle(Some(1)))).0, "fragments alone");
+    let (wrong, conflicts) = run(Some(&swizzle(None)));
+    assert!(!wrong && conflicts > 100, "four ways in place of eight: {conflicts} conflicts");
+}
+
+/// A thread that leaves its warp before an mma: the emulator names the lanes.
+#[test]
+fn a_lane_that_leaves_is_named() {
+    let plant = |entry: &str, text: String| {
+        let at = text.find("LOOP:").filter(|_| entry == "attention_forward");
+        at.map_or(text.clone(), |at| format!("{}setp.eq.u32 %in, %lane, 5;\n@%in ret;\n{}", &text[..at], &text[at..]))
+    };
+    let shape = shape();
+    let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule: 1, plant: Some(&plant) };
+    let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
+    assert!(report.has(Kind::Divergent) || report.has(Kind::Deadlock), "{report}");
+}

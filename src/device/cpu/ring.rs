@@ -1,0 +1,218 @@
+//! The passes of ring attention (Liu et al. 2023): local queries over one block of keys and values, partial results in f32,
+//! and their merge. Never communicates, and never asks where a block comes from: rows of the packed batch say who sees whom.
+//!
+//! Queries and keys rise, so a query sees one range of the block's keys. Tiles of [`SIDE`] queries walk over the keys that
+//! any of them sees, tiles of keys over the queries that see any of them; the arithmetic is that of `attention.rs`.
+use super::attention::{SIDE, Scratch, load, load_transposed, online_softmax, slope};
+use super::simd::{Level, sum};
+use super::tile::{COLUMNS, Part, Product, Tile};
+use crate::base::{Error, Result, dtype::Float};
+use crate::device::{Attention, Columns};
+use std::ops::Range;
+
+/// Rows of the packed batch, once they are known to rise within the documents.
+fn check_rows(name: &str, rows: &[u32], cu_seqlens: &[u32]) -> Result<()> {
+    let end = cu_seqlens.last().copied().unwrap_or(0);
+    if rows.is_sorted_by(|a, b| a < b) && rows.last().is_none_or(|&last| last < end) {
+        return Ok(());
+    }
+    Err(Error::op("attention_ranges", format!("{name} do not rise below {end}, the end of the last document")))
+}
+
+pub fn ranges(
+    a: &Attention,
+    cu_seqlens: &[u32],
+    [q_rows, k_rows]: [&[u32]; 2],
+    of_queries: &mut [u32],
+    of_keys: &mut [u32],
+) -> Result<()> {
+    if cu_seqlens.first() != Some(&0) || !cu_seqlens.is_sorted() {
+        return Err(Error::op("attention_ranges", format!("cu_seqlens {cu_seqlens:?} does not rise from 0")));
+    }
+    check_rows("q_rows", q_rows, cu_seqlens)?;
+    check_rows("k_rows", k_rows, cu_seqlens)?;
+    let window = if a.window == 0 { u32::MAX } else { a.window.min(u32::MAX as usize) as u32 };
+    // The end of a row's document is the first boundary behind the row.
+    let document = |row: u32| cu_seqlens.partition_point(|&c| c <= row);
+    let within = |columns: &[u32], seen: Range<u32>| {
+        [seen.start, seen.end].map(|end| columns.partition_point(|&c| c < end) as u32)
+    };
+    for (&row, range) in q_rows.iter().zip(of_queries.as_chunks_mut::<2>().0) {
+        let start = cu_seqlens[document(row) - 1].max((row + 1).saturating_sub(window));
+        *range = within(k_rows, start..row + 1);
+    }
+    for (&row, range) in k_rows.iter().zip(of_keys.as_chunks_mut::<2>().0) {
+        *range = within(q_rows, row..cu_seqlens[document(row)].min(row.saturating_add(window)));
+    }
+    Ok(())
+}
+
+/// Columns that any of these rows sees, if they are within `limit`.
+fn seen(ranges: &[[u32; 2]], limit: usize) -> Range<usize> {
+    match (ranges.first(), ranges.last()) {
+        (Some(first), Some(last)) => first[0] as usize..(last[1] as usize).min(limit),
+        _ => 0..0,
+    }
+}
+/// Of a row's range, what lies in the tile of columns from `at` on.
+fn visible(range: [u32; 2], at: usize) -> Range<usize> {
+    let [start, end] = range.map(|column| (column as usize).saturating_sub(at).min(SIDE));
+    start..end
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+pub fn forward<T: Float>(
+    level: Level,
+    scratch: &mut Scratch,
+    a: &Attention,
+    of_queries: &[u32],
+    qkv: &[T],
+    kv: &[T],
+    o: &mut [f32],
+    lse: &mut [f32],
+) {
+    let (dim, group, row, kv_row) = (a.head_dim, a.heads / a.kv_heads, a.row(), a.kv_row());
+    let (width, o_row, value) = (dim.next_multiple_of(COLUMNS), a.heads * dim, a.kv_heads * dim);
+    let (n, keys_n, of_queries) = (qkv.len() / row, kv.len() / kv_row, of_queries.as_chunks::<2>().0);
+    let [query, keys, values, scores, out, max, total] =
+        scratch.take([SIDE * width, SIDE * dim, SIDE * width, SIDE * SIDE, SIDE * width, SIDE, SIDE]);
+    for head in 0..a.heads {
+        let key = head / group * dim;
+        for q0 in (0..n).step_by(SIDE) {
+            let q_rows = SIDE.min(n - q0);
+            let ranges = &of_queries[q0..][..q_rows];
+            load(&qkv[q0 * row + head * dim..], row, q_rows, dim, query, width);
+            max.fill(f32::MIN);
+            total.fill(0.0);
+            out.fill(0.0);
+            let all = seen(ranges, keys_n);
+            for k0 in all.clone().step_by(SIDE) {
+                let k_rows = SIDE.min(all.end - k0);
+                load_transposed(&kv[k0 * kv_row + key..], kv_row, k_rows, dim, keys);
+                load(&kv[k0 * kv_row + key + value..], kv_row, k_rows, dim, values, width);
+                let assign = Product::new(level, [q_rows, k_rows, dim], Part::All, false);
+                assign.run(Tile::new(query, width), Tile::new(keys, SIDE), scores, SIDE);
+                for (i, row) in scores.as_chunks_mut::<SIDE>().0.iter_mut().take(q_rows).enumerate() {
+                    let factor;
+                    (max[i], total[i], factor) = online_softmax(row, visible(ranges[i], k0), a, (max[i], total[i]));
+                    out[i * width..][..width].iter_mut().for_each(|x| *x *= factor);
+                }
+                let add = Product::new(level, [q_rows, dim, k_rows], Part::All, true);
+                add.run(Tile::new(scores, SIDE), Tile::new(values, width), out, width);
+            }
+            for i in 0..q_rows {
+                let nothing = total[i] == 0.0;
+                let share = if nothing { 0.0 } else { 1.0 / total[i] };
+                lse[head * n + q0 + i] = if nothing { f32::NEG_INFINITY } else { max[i] + total[i].ln() };
+                let o = &mut o[(q0 + i) * o_row + head * dim..][..dim];
+                o.iter_mut().zip(&out[i * width..]).for_each(|(o, x)| *o = x * share);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub fn merge(a: &Attention, o_pass: &[f32], lse_pass: &[f32], o: &mut [f32], lse: &mut [f32]) {
+    let (o_row, n) = (a.heads * a.head_dim, lse.len() / a.heads);
+    for head in 0..a.heads {
+        for i in 0..n {
+            let (new, old) = (lse_pass[head * n + i], lse[head * n + i]);
+            if new == f32::NEG_INFINITY {
+                continue;
+            }
+            let max = if new > old { new } else { old };
+            let (w_new, w_old) = ((new - max).exp(), (old - max).exp());
+            let share = 1.0 / (w_new + w_old);
+            lse[head * n + i] = max + (w_new + w_old).ln();
+            let at = i * o_row + head * a.head_dim;
+            for (o, x) in o[at..][..a.head_dim].iter_mut().zip(&o_pass[at..]) {
+                *o = *o * (w_old * share) + x * (w_new * share);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub fn delta<T: Float>(a: &Attention, o: &[T], d_o: &[T], delta: &mut [f32]) {
+    let (o_row, n) = (a.heads * a.head_dim, delta.len() / a.heads);
+    for head in 0..a.heads {
+        for i in 0..n {
+            let at = i * o_row + head * a.head_dim;
+            let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
+            delta[head * n + i] = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
+        }
+    }
+}
+
+/// `dst[r][c] += tile[r][c]`.
+#[inline(always)]
+fn add(tile: &[f32], width: usize, dst: &mut [f32], row: usize, rows: usize, dim: usize) {
+    for (tile, dst) in tile.chunks_exact(width).zip(dst.chunks_mut(row)).take(rows) {
+        tile.iter().zip(&mut dst[..dim]).for_each(|(x, sum)| *sum += x);
+    }
+}
+
+/// Of qkv, kv, d_o; of lse and delta; dq and dkv.
+#[inline(always)]
+pub fn backward<T: Float>(
+    level: Level,
+    scratch: &mut Scratch,
+    a: &Attention,
+    [of_queries, of_keys]: [&[u32]; 2],
+    [qkv, kv, d_o]: [&[T]; 3],
+    [lse, delta]: [&[f32]; 2],
+    dq: &mut [f32],
+    dkv: &mut [f32],
+) {
+    let (dim, group, row, kv_row) = (a.head_dim, a.heads / a.kv_heads, a.row(), a.kv_row());
+    let (width, o_row, value) = (dim.next_multiple_of(COLUMNS), a.heads * dim, a.kv_heads * dim);
+    let (n, keys_n) = (qkv.len() / row, kv.len() / kv_row);
+    let (of_queries, of_keys) = (of_queries.as_chunks::<2>().0, of_keys.as_chunks::<2>().0);
+    let (tile, across) = (SIDE * width, SIDE * dim);
+    let [query, d_out, key, keys, values, dk, dv, back, weights, slopes] =
+        scratch.take([tile, tile, tile, across, across, tile, tile, tile, SIDE * SIDE, SIDE * SIDE]);
+    for kv_head in 0..a.kv_heads {
+        for k0 in (0..keys_n).step_by(SIDE) {
+            let k_rows = SIDE.min(keys_n - k0);
+            let at = k0 * kv_row + kv_head * dim;
+            load(&kv[at..], kv_row, k_rows, dim, key, width);
+            load_transposed(&kv[at..], kv_row, k_rows, dim, keys);
+            load_transposed(&kv[at + value..], kv_row, k_rows, dim, values);
+            dk.fill(0.0);
+            dv.fill(0.0);
+            let all = seen(&of_keys[k0..][..k_rows], n);
+            for head in kv_head * group..(kv_head + 1) * group {
+                for q0 in all.clone().step_by(SIDE) {
+                    let q_rows = SIDE.min(all.end - q0);
+                    load(&qkv[q0 * row + head * dim..], row, q_rows, dim, query, width);
+                    load(&d_o[q0 * o_row + head * dim..], o_row, q_rows, dim, d_out, width);
+                    let across = Product::new(level, [q_rows, k_rows, dim], Part::All, false);
+                    across.run(Tile::new(query, width), Tile::new(keys, SIDE), weights, SIDE);
+                    across.run(Tile::new(d_out, width), Tile::new(values, SIDE), slopes, SIDE);
+                    let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
+                    for (i, (p, ds)) in weight_rows.iter_mut().zip(slope_rows).take(q_rows).enumerate() {
+                        let at = head * n + q0 + i;
+                        slope(p, ds, visible(of_queries[q0 + i], k0), a, lse[at], delta[at]);
+                    }
+                    let down = Product::new(level, [k_rows, dim, q_rows], Part::All, true);
+                    down.run(Tile::transposed(weights, SIDE), Tile::new(d_out, width), dv, width);
+                    down.run(Tile::transposed(slopes, SIDE), Tile::new(query, width), dk, width);
+                    let assign = Product::new(level, [q_rows, dim, k_rows], Part::All, false);
+                    assign.run(Tile::new(slopes, SIDE), Tile::new(key, width), back, width);
+                    add(back, width, &mut dq[q0 * o_row + head * dim..], o_row, q_rows, dim);
+                }
+            }
+            add(dk, width, &mut dkv[at..], kv_row, k_rows, dim);
+            add(dv, width, &mut dkv[at + value..], kv_row, k_rows, dim);
+        }
+    }
+}
+
+#[inline(always)]
+pub fn copy_columns<S: Float, D: Float>(c: &Columns, src: &[S], dst: &mut [D]) {
+    for r in 0..c.rows {
+        let (src, dst) = (&src[r * c.src_row..][..c.width], &mut dst[r * c.dst_row..][..c.width]);
+        dst.iter_mut().zip(src).for_each(|(d, s)| *d = D::from_f32(s.to_f32()));
+    }
+}

@@ -1,0 +1,70 @@
+//! Launches around the passes of ring attention: who sees whom, the merge of passes, columns in and out of fused rows. The
+//! passes themselves are in `attention.rs`. Never communicates.
+use super::{Arg, GpuDevice, Kernel, Shape};
+use crate::base::{DType, Error, Result};
+use crate::device::{Attention, Columns, View, ViewMut};
+
+/// Rows of heads that a CTA merges: a warp each.
+const MERGED: u32 = 4;
+
+/// Of cu_seqlens, q_rows, k_rows.
+pub fn ranges(
+    gpu: &GpuDevice,
+    a: &Attention,
+    [cu_seqlens, q_rows, k_rows]: [View; 3],
+    of_queries: ViewMut,
+    of_keys: ViewMut,
+) -> Result<()> {
+    const OP: &str = "attention_ranges";
+    cu_seqlens.fits(OP, "cu_seqlens", DType::U32, cu_seqlens.len().max(1))?;
+    q_rows.fits(OP, "q_rows", DType::U32, q_rows.len())?;
+    k_rows.fits(OP, "k_rows", DType::U32, k_rows.len())?;
+    of_queries.fits(OP, "of_queries", DType::U32, 2 * q_rows.len())?;
+    of_keys.fits(OP, "of_keys", DType::U32, 2 * k_rows.len())?;
+    let number = |n: usize| Arg::U32(n.min(u32::MAX as usize) as u32);
+    for (rows, columns, out, turned) in [(q_rows, k_rows, of_queries, 0), (k_rows, q_rows, of_keys, 1)] {
+        let numbers = [cu_seqlens.len() - 1, rows.len(), columns.len(), a.window, turned].map(number);
+        let [documents, n, m, window, turned] = numbers;
+        let (cu, rows_, columns) = (Arg::In(cu_seqlens), Arg::In(rows), Arg::In(columns));
+        let args = &mut [cu, rows_, columns, Arg::Out(out), documents, n, m, window, turned];
+        gpu.launch(OP, OP, rows.len().div_ceil(super::BLOCK as usize), args)?;
+    }
+    Ok(())
+}
+
+/// Of o and lse of the pass.
+pub fn merge(gpu: &GpuDevice, a: &Attention, [o_pass, lse_pass]: [View; 2], o: ViewMut, lse: ViewMut) -> Result<()> {
+    const OP: &str = "attention_merge";
+    let width = (a.heads * a.head_dim).max(1);
+    let n = o.len() / width;
+    o.fits(OP, "o", DType::F32, n * width)?;
+    o_pass.fits(OP, "o_pass", DType::F32, n * width)?;
+    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
+    lse_pass.fits(OP, "lse_pass", DType::F32, a.heads * n)?;
+    if n == 0 {
+        return Ok(());
+    }
+    let [n, heads, dim] = [n, a.heads, a.head_dim].map(|n| n as u32);
+    let shape = Shape { grid: [n.div_ceil(MERGED), heads, 1], block: [32 * MERGED, 1, 1], shared: 0 };
+    let numbers = [n, heads, dim].map(Arg::U32);
+    let [n, heads, dim] = numbers;
+    let args = &mut [Arg::In(o_pass), Arg::In(lse_pass), Arg::InOut(o), Arg::InOut(lse), n, heads, dim];
+    gpu.driver.launch(Kernel { variant: OP, entry: OP }, shape, args)
+}
+
+pub fn copy_columns(gpu: &GpuDevice, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
+    const OP: &str = "copy_columns";
+    shape.check(src.len(), dst.len())?;
+    let variant = match (src.dtype(), dst.dtype()) {
+        (DType::F32, DType::F32) => "copy_columns_f32_f32",
+        (DType::F32, DType::Bf16) => "copy_columns_f32_bf16",
+        (DType::Bf16, DType::F32) => "copy_columns_bf16_f32",
+        (DType::Bf16, DType::Bf16) => "copy_columns_bf16_bf16",
+        (from, to) => return Err(Error::op(OP, format!("cannot cast {from} to {to}"))),
+    };
+    let Columns { rows, width, src_row, dst_row } = *shape;
+    let numbers = [rows, width, src_row, dst_row].map(|n| Arg::U32(n as u32));
+    let [r, w, from, to] = numbers;
+    let parts = (rows * width).div_ceil(super::BLOCK as usize);
+    gpu.launch(variant, OP, parts, &mut [Arg::In(src), Arg::InOut(dst), r, w, from, to])
+}
