@@ -1,8 +1,9 @@
 //! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/corpora.rs` replays the corpora
 //! through the same functions.
 use flatshard::ckpt::{header, hf};
-use flatshard::data::{DataOptions, Dataset, Tokenizer};
+use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 /// Two bytes of length for the tensors, then the JSON of a safetensors header; and the same bytes as a whole file.
 pub fn header(bytes: &[u8]) {
@@ -45,29 +46,25 @@ pub fn config(bytes: &[u8]) {
     assert!(differences.is_empty(), "{differences:?}");
 }
 
-/// Rows of a JSONL file become tokens below the bound, or one error that is the user's.
+/// Every line, read as each kind of row, becomes tokens below the bound and as many labels, or words about what is wrong.
 pub fn jsonl(bytes: &[u8]) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let path = dir.path().join("rows.jsonl");
-    std::fs::write(&path, bytes).expect("a file in it");
-    let options = DataOptions {
-        paths: vec![path],
-        tokenizer: Tokenizer::Bytes,
-        vocab: 300,
-        max_len: 8,
-        max_samples: None,
-        seed: 1,
-        cache_dir: dir.path().join("cache"),
-        cargo_home: None,
-    };
-    match Dataset::open(&options) {
-        Ok(data) => {
-            let (mut tokens, mut targets) = ([0; 8], [0; 8]);
-            for row in 0..data.rows() {
-                data.fill(row, &mut tokens, &mut targets);
-                assert!(tokens.iter().all(|&t| t < 300) && targets.iter().all(|t| (-100..300).contains(t)));
+    const CHAT: &str =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    let chat = Some(Arc::new(ChatTemplate::new(CHAT, ("", "")).expect("a template")));
+    let keys = Format { input_key: Some("text".into()), output_key: Some("labels".into()), ..Format::default() };
+    let formats = [Format { chat, multiturn: true, ..Format::default() }, keys, Format::default()];
+    let mut row = Row::default();
+    for format in formats {
+        let recipe = Recipe { format, tokenizer: Tokenizer::Bytes, bound: 300, max_len: 64 };
+        for line in bytes.split(|&b| b == b'\n') {
+            match recipe.line(line, &mut row) {
+                Ok(Outcome::Kept) => {
+                    assert!(!row.ids.is_empty() && row.ids.len() == row.labels.len());
+                    assert!(row.ids.iter().all(|&id| id < 300) && row.labels.iter().all(|l| (-100..300).contains(l)));
+                }
+                Ok(Outcome::Dropped) => {}
+                Err(fault) => assert!(!fault.is_empty()),
             }
         }
-        Err(e) => assert_eq!(e.exit_status(), 2, "{e}"),
     }
 }

@@ -1,6 +1,6 @@
 //! A corpus larger than what may be held builds and reads in constant memory. A test binary of its own, so that the peak of
 //! its process is the peak of this.
-use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Tokenizer};
+use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     let data = Dataset::open(&DataOptions {
         paths: vec![path],
         tokenizer: Tokenizer::Bytes,
+        format: Format::default(),
         vocab: 257,
         max_len: 256,
         max_samples: None,
@@ -43,12 +44,22 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     assert!(grown < ALLOWED, "building a corpus of {written} bytes took {grown} bytes of memory");
 
     // The last rows are there, and reading some does not bring in the rest.
-    let options = LoaderOptions { batch_size: 4, grad_accum: 1, dp_rank: 0, dp_size: 1, shuffle: false, seed: 1 };
+    let (packing, by_length) = (false, false);
+    let options = LoaderOptions {
+        batch_size: 4,
+        grad_accum: 1,
+        dp_rank: 0,
+        dp_size: 1,
+        shuffle: false,
+        seed: 1,
+        packing,
+        by_length,
+    };
     let mut loader = Loader::new(Arc::new(data), options).unwrap();
-    let mut batch = MicroBatch::default();
+    let mut data = StepData::default();
     loader.seek(loader.rows_per_epoch() - 4);
-    loader.next(&mut batch);
-    let text = Tokenizer::Bytes.decode(&batch.tokens);
+    loader.next(&mut data);
+    let text = Tokenizer::Bytes.decode(&data.batches[0].tokens);
     assert!(text.contains("the quick brown fox jumps over the lazy dog"), "{text}");
     let grown = peak() - before;
     assert!(grown < ALLOWED, "reading rows took {grown} bytes of memory");

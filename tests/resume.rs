@@ -7,7 +7,7 @@ mod held;
 use common::*;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
-use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Tokenizer};
+use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use flatshard::nn::Spec;
 use flatshard::store::ShardedOptions;
 use flatshard::strategy::{Engine, EngineOptions};
@@ -32,6 +32,7 @@ fn run(
     let data = DataOptions {
         paths: vec!["synthetic".into()],
         tokenizer: Tokenizer::Bytes,
+        format: Format::default(),
         vocab: options.spec.vocab,
         max_len: ROW,
         max_samples: Some(60), // the run sees the end of an epoch and a new order
@@ -49,6 +50,8 @@ fn run(
             dp_size: world,
             shuffle: true,
             seed: options.seed,
+            packing: false,
+            by_length: false,
         };
         let mut loader = Loader::new(source.clone(), loader)?;
         let layouts = engine.decoder().layouts().to_vec();
@@ -61,11 +64,11 @@ fn run(
             loader.seek(samples_consumed);
             start = done;
         }
-        let mut batches = vec![MicroBatch::default(); ACCUM];
+        let mut data = StepData::default();
         let mut reports = Vec::new();
         for number in start + 1..=to {
-            batches.iter_mut().for_each(|b| loader.next(b));
-            let report = step(&mut engine, &batches, number)?;
+            loader.next(&mut data);
+            let report = step(&mut engine, &data.batches, number)?;
             reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
             for (dir, _) in save.iter().filter(|(_, at)| *at == number) {
                 let (store, optimizer) = engine.state();

@@ -40,6 +40,8 @@ pub fn is_companion(name: &str) -> bool {
 pub struct Companions {
     /// The source's `config.json`, where it describes the very model that is saved.
     config: Option<Map<String, Value>>,
+    /// Ids of the tokens that begin and end a text, for a config of our own.
+    ends: (Option<u32>, Option<u32>),
     /// Name and content.
     pub(super) files: Vec<(String, Vec<u8>)>,
 }
@@ -81,9 +83,20 @@ impl Companions {
         self
     }
 
+    /// With the ids of the tokenizer's (bos, eos), which a config says that came with no model.
+    pub fn with_ends(self, ends: (Option<u32>, Option<u32>)) -> Companions {
+        Companions { ends, ..self }
+    }
+
     /// The text of `config.json` for weights in `dtype`.
     pub(super) fn config(&self, spec: &Spec, dtype: Dtype) -> String {
-        let own = || serde_json::from_str(&hf::config(spec)).unwrap_or_default();
+        let own = || {
+            let mut own: Map<String, Value> = serde_json::from_str(&hf::config(spec)).unwrap_or_default();
+            for (key, id) in [("bos_token_id", self.ends.0), ("eos_token_id", self.ends.1)] {
+                own.insert(key.into(), json!(id.filter(|&id| (id as usize) < spec.vocab)));
+            }
+            own
+        };
         let mut config = self.config.clone().unwrap_or_else(own);
         let name = match dtype {
             Dtype::BF16 => "bfloat16",

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Part of every key: raise it when the format, or what is written for the same files, changes.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
 const HEADER: usize = 4096;
 /// A body of up to this many bytes is hashed when it is opened (some 10 ms for 100 MiB); of a larger one, header and length
@@ -32,21 +32,23 @@ struct Header {
     files: u64,
     skipped: u64,
     bytes: u64,
+    dropped: u64,
+    bad: u64,
     /// xxh3 of all that follows the header.
     content: u64,
 }
 
 impl Header {
-    fn to_words(self) -> [u64; 11] {
-        let Header { key, width, words, rows, files, skipped, bytes, content } = self;
-        let mut all = [MAGIC, VERSION, key, width, words, rows, files, skipped, bytes, content, 0];
-        all[10] = xxh3_64(bytemuck::cast_slice(&all[..10]));
+    fn to_words(self) -> [u64; 13] {
+        let Header { key, width, words, rows, files, skipped, bytes, dropped, bad, content } = self;
+        let mut all = [MAGIC, VERSION, key, width, words, rows, files, skipped, bytes, dropped, bad, content, 0];
+        all[12] = xxh3_64(bytemuck::cast_slice(&all[..12]));
         all
     }
     /// `None` where the magic, the version or the hash is wrong.
-    fn from_words(all: [u64; 11]) -> Option<Header> {
-        let [_, _, key, width, words, rows, files, skipped, bytes, content, _] = all;
-        let header = Header { key, width, words, rows, files, skipped, bytes, content };
+    fn from_words(all: [u64; 13]) -> Option<Header> {
+        let [_, _, key, width, words, rows, files, skipped, bytes, dropped, bad, content, _] = all;
+        let header = Header { key, width, words, rows, files, skipped, bytes, dropped, bad, content };
         (header.to_words() == all).then_some(header)
     }
     fn body(&self) -> u64 {
@@ -129,6 +131,14 @@ impl TokenFile {
     pub fn bytes(&self) -> u64 {
         self.header.bytes
     }
+    /// Rows without room for a response, or without one.
+    pub fn dropped(&self) -> u64 {
+        self.header.dropped
+    }
+    /// Rows that were no rows, and were left out.
+    pub fn bad(&self) -> u64 {
+        self.header.bad
+    }
     /// Equal for equal tokens, wherever they came from.
     pub fn content(&self) -> u64 {
         self.header.content
@@ -170,7 +180,7 @@ impl TokenFile {
         if len < HEADER as u64 {
             return Ok(None);
         }
-        let mut words = [0u64; 11];
+        let mut words = [0u64; 13];
         file.read_exact(bytemuck::cast_slice_mut(&mut words)).map_err(io)?;
         let Some(header) = Header::from_words(words) else { return Ok(None) };
         if header.key != key || len != HEADER as u64 + header.body() {
@@ -207,17 +217,31 @@ pub struct Writer {
     pub files: u64,
     pub skipped: u64,
     pub bytes: u64,
+    pub dropped: u64,
+    pub bad: u64,
 }
 
 impl Writer {
     fn create(path: PathBuf, key: u64, bound: usize) -> Result<Writer> {
         // The largest word stands for IGNORE.
         let width = if bound <= u16::MAX as usize { 2 } else { 4 };
-        let header = Header { key, width, words: 0, rows: 0, files: 0, skipped: 0, bytes: 0, content: 0 };
+        let none =
+            Header { key, width, words: 0, rows: 0, files: 0, skipped: 0, bytes: 0, dropped: 0, bad: 0, content: 0 };
         let mut out = BufWriter::with_capacity(1 << 20, create(&path)?);
         out.write_all(&[0; HEADER]).map_err(|e| Error::io("write", &path, e))?;
-        let hash = Xxh3::new();
-        Ok(Writer { path, out, ends: None, hash, header, encoded: Vec::new(), files: 0, skipped: 0, bytes: 0 })
+        Ok(Writer {
+            path,
+            out,
+            ends: None,
+            hash: Xxh3::new(),
+            header: none,
+            encoded: Vec::new(),
+            files: 0,
+            skipped: 0,
+            bytes: 0,
+            dropped: 0,
+            bad: 0,
+        })
     }
     /// Appends to the stream. Ids are below the bound that the cache was opened with.
     pub fn tokens(&mut self, ids: &[u32]) -> Result<()> {
@@ -262,8 +286,8 @@ impl Writer {
                 }
                 fs::remove_file(self.path.with_extension("ends"))?;
             }
-            let Writer { files, skipped, bytes, .. } = self;
-            let header = Header { files, skipped, bytes, content: self.hash.digest(), ..self.header };
+            let Writer { files, skipped, bytes, dropped, bad, .. } = self;
+            let header = Header { files, skipped, bytes, dropped, bad, content: self.hash.digest(), ..self.header };
             self.out.seek(SeekFrom::Start(0))?;
             self.out.write_all(bytemuck::cast_slice(&header.to_words()))?;
             self.out.flush()?;

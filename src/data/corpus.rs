@@ -13,6 +13,8 @@ pub enum Kind {
     Text,
     /// `.jsonl`: a line is a row.
     Rows,
+    /// `.parquet`: rows in columns.
+    Parquet,
     /// `.npy`: token ids, concatenated as they are.
     Tokens,
 }
@@ -21,6 +23,7 @@ impl Kind {
     fn of(path: &Path) -> Kind {
         match path.extension().and_then(|e| e.to_str()) {
             Some("jsonl") => Kind::Rows,
+            Some("parquet") => Kind::Parquet,
             Some("npy") => Kind::Tokens,
             _ => Kind::Text,
         }
@@ -29,8 +32,13 @@ impl Kind {
         match self {
             Kind::Text => "text",
             Kind::Rows => "rows (.jsonl)",
+            Kind::Parquet => "rows (.parquet)",
             Kind::Tokens => "token arrays (.npy)",
         }
+    }
+    /// Rows are given one by one, not cut out of a stream.
+    pub fn is_rows(self) -> bool {
+        matches!(self, Kind::Rows | Kind::Parquet)
     }
 }
 
@@ -76,7 +84,7 @@ impl Corpus {
         let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
-                "--dataset {what}: no files there. Pass text files, directories of them, .jsonl or .npy files, or \
+                "--dataset {what}: no files there. Pass text files, directories of them, .jsonl, .parquet or .npy files, or \
                  `synthetic`"
             )));
         };

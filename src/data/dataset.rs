@@ -1,7 +1,9 @@
-//! A source of numbered rows of `max_len` tokens. Never knows batches, ranks or the order in which rows are asked for.
+//! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are asked for.
 use super::cache::{self, TokenFile};
 use super::corpus::{Corpus, Kind};
+use super::format::Format;
 use super::reader;
+use super::recipe::Recipe;
 use super::synthetic::Synthetic;
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result};
@@ -14,6 +16,8 @@ pub struct DataOptions {
     /// `--dataset`: files and directories, or the one word `synthetic`. Empty: the default corpus.
     pub paths: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
+    /// Of files of rows.
+    pub format: Format,
     /// Of the model: ids are below it.
     pub vocab: usize,
     /// Tokens of a row.
@@ -43,13 +47,19 @@ pub struct Report {
     pub max_len: usize,
     /// Rows of more than `max_len` tokens: their ends are not trained on.
     pub cut: u64,
+    /// Rows whose prompt leaves no room for a response, or that have none: left out.
+    pub dropped: u64,
+    /// Rows that were no rows: left out.
+    pub bad: u64,
+    /// What is wrong with the first of them, where the token file was made just now.
+    pub first_bad: Option<String>,
     /// The token file was made just now, not found.
     pub built: bool,
 }
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, .. } = self;
+        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, first_bad, .. } = self;
         write!(f, "{what}: ")?;
         if *files > 0 {
             write!(
@@ -65,6 +75,15 @@ impl std::fmt::Display for Report {
         }
         if *cut > 0 {
             write!(f, "; {cut} rows are longer and were cut")?;
+        }
+        if *dropped > 0 {
+            write!(f, "; {dropped} rows dropped: the prompt leaves no room for a response, or there is none")?;
+        }
+        if *bad > 0 {
+            write!(f, "; {bad} bad rows skipped")?;
+        }
+        if let Some(first) = first_bad {
+            write!(f, " (the first: {first})")?;
         }
         Ok(())
     }
@@ -90,7 +109,12 @@ impl Dataset {
     /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an id
     /// that the model does not have.
     pub fn open(options: &DataOptions) -> Result<Dataset> {
-        let DataOptions { paths, tokenizer, vocab, max_len, max_samples, seed, cache_dir, cargo_home } = options;
+        let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache_dir, cargo_home } =
+            options;
+        format.check()?;
+        if format.learns_responses() {
+            tokenizer.end_of_text()?;
+        }
         if *max_len == 0 {
             return Err(Error::input("max_len is 0: a sequence has at least 1 token"));
         }
@@ -113,16 +137,18 @@ impl Dataset {
         }
         // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
         let bound = if corpus.kind == Kind::Text { tokenizer.vocab() } else { *vocab };
-        let (file, built) = cache::open(cache_dir, key(&corpus, tokenizer, bound), bound, |out| {
-            reader::read(&corpus, tokenizer, bound, out)
+        let recipe = Recipe { format: format.clone(), tokenizer: tokenizer.clone(), bound, max_len: *max_len };
+        let mut first_bad = None;
+        let (file, built) = cache::open(cache_dir, key(&corpus, &recipe), bound, |out| {
+            first_bad = reader::read(&corpus, &recipe, out)?;
+            Ok(())
         })?;
-        let rows =
-            if corpus.kind == Kind::Rows { file.rows() } else { file.words().saturating_sub(1) / *max_len as u64 };
+        let is_rows = corpus.kind.is_rows();
+        let rows = if is_rows { file.rows() } else { file.words().saturating_sub(1) / *max_len as u64 };
         if rows == 0 {
-            return Err(nothing(&corpus, &file, *max_len));
+            return Err(nothing(&corpus, &file, *max_len, first_bad));
         }
         let rows = rows.min(limit);
-        let is_rows = corpus.kind == Kind::Rows;
         let report = Report {
             what: corpus.what,
             files: file.files(),
@@ -132,6 +158,9 @@ impl Dataset {
             rows,
             max_len: *max_len,
             cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > *max_len).count() as u64 } else { 0 },
+            dropped: file.dropped(),
+            bad: file.bad(),
+            first_bad,
             built,
         };
         let fingerprint = file.content();
@@ -150,6 +179,9 @@ impl Dataset {
             rows,
             max_len,
             cut: 0,
+            dropped: 0,
+            bad: 0,
+            first_bad: None,
             built: false,
         };
         let fingerprint = task.fingerprint();
@@ -178,31 +210,33 @@ impl Dataset {
         matches!(self.source, Source::Rows(_))
     }
 
-    /// Writes `row` into `tokens` and `targets`, each `max_len` long, and returns how many of its tokens there are; what
-    /// follows them is token 0 without loss. `targets[t]` is what position t predicts. `row` is below [`Dataset::rows`].
-    pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) -> usize {
+    /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
+    pub fn row_len(&self, row: u64) -> usize {
+        match &self.source {
+            Source::Rows(file) => file.row_len(row).min(self.max_len),
+            Source::Stream(_) | Source::Synthetic(_) => self.max_len,
+        }
+    }
+    /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t predicts.
+    pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
         let max = self.max_len;
         match &self.source {
             Source::Stream(file) => {
                 let start = row * max as u64;
                 file.range(start, max).ids(tokens);
                 file.range(start + 1, max).targets(targets);
-                max
             }
             Source::Synthetic(task) => {
                 let after = task.fill(row, tokens);
                 shift(tokens, after, targets);
-                max
             }
             Source::Rows(file) => {
-                let len = file.row_len(row).min(max);
+                let len = tokens.len();
                 let (ids, labels) = file.row(row);
-                ids.first(len).ids(&mut tokens[..len]);
-                tokens[len..].fill(0);
+                ids.first(len).ids(tokens);
                 let labels = labels.after_first(len);
                 labels.targets(&mut targets[..labels.len()]);
                 targets[labels.len()..].fill(IGNORE);
-                len
             }
         }
     }
@@ -215,10 +249,14 @@ fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
 }
 
 /// What a token file is made of: the same key, the same file.
-fn key(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize) -> u64 {
+fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     let mut hash = Xxh3::new();
+    let Recipe { format, tokenizer, bound, max_len } = recipe;
     let made_by = (cache::VERSION, corpus.kind, tokenizer.fingerprint(), bound);
     hash.update(format!("{made_by:?}\n").as_bytes());
+    if corpus.kind.is_rows() {
+        hash.update(format!("{format:?} {:?}\n", format.cuts().then_some(max_len)).as_bytes());
+    }
     for file in &corpus.files {
         hash.update(file.path.as_os_str().as_encoded_bytes());
         hash.update(format!("\0{} {} {}\n", file.size, file.modified, file.named).as_bytes());
@@ -226,12 +264,22 @@ fn key(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize) -> u64 {
     hash.digest()
 }
 
-fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
+fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {
     let what = &corpus.what;
     Error::input(match (corpus.kind, file.files()) {
-        (Kind::Rows, _) => format!("--dataset {what}: no rows, the file is empty"),
+        (kind, _) if kind.is_rows() => match (file.dropped(), file.bad()) {
+            (0, 0) => format!("--dataset {what}: no rows, the file is empty"),
+            (dropped, 0) => format!(
+                "--dataset {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}: raise \
+                 --max-len"
+            ),
+            (dropped, bad) => format!(
+                "--dataset {what}: no rows are left; {bad} bad ones were skipped{} and {dropped} dropped",
+                first_bad.map_or(String::new(), |first| format!(" (the first: {first})"))
+            ),
+        },
         (_, 0) => format!(
-            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl and .npy can be read",
+            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl, .parquet and .npy can be read",
             file.skipped()
         ),
         _ => format!(

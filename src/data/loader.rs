@@ -2,6 +2,7 @@
 //! ranks together have consumed.
 use super::MicroBatch;
 use super::dataset::Dataset;
+use super::packing::{self, WINDOW, Window};
 use super::permutation::Permutation;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
@@ -19,6 +20,29 @@ pub struct LoaderOptions {
     /// Another pseudo-random order each epoch. Without it rows come as they are numbered.
     pub shuffle: bool,
     pub seed: u64,
+    /// A sequence holds as many samples as fit.
+    pub packing: bool,
+    /// Without packing, and where there is an order to choose: samples of a step are dealt by length.
+    pub by_length: bool,
+}
+
+/// One rank's part of an optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepData {
+    /// `grad_accum` of them.
+    pub batches: Vec<MicroBatch>,
+    /// Samples, and tokens, of all ranks in this step.
+    pub samples: u64,
+    pub tokens: u64,
+    /// Samples consumed by all ranks when this step is done.
+    pub position: u64,
+}
+
+impl StepData {
+    /// Positions of this rank that carry loss.
+    pub fn loss_tokens(&self) -> u64 {
+        self.batches.iter().map(MicroBatch::loss_tokens).sum()
+    }
 }
 
 /// Fills micro-batches with the rows of one rank.
@@ -26,7 +50,14 @@ pub struct LoaderOptions {
 /// [Note: which row goes where] Sample n is row n of the endless sequence epoch 0, epoch 1, ... where an epoch has every row
 /// once, in order or permuted by (seed, epoch). An optimizer step consumes the next G = batch_size * grad_accum * dp samples:
 /// sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a step's rows are the same set
-/// however G is split; a step that crosses the end of an epoch goes on in the next.
+/// however G is split; a step that crosses the end of an epoch goes on in the next. With `by_length` (and shuffle, and rows
+/// that differ in length) the samples of a step are dealt by [`packing::deal`]: the same set, in other places.
+///
+/// [Note: packing] Samples are packed in windows of [`WINDOW`] (or of an epoch, where that is less): window w is samples
+/// `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as [`Window::pack`] makes and orders them from
+/// (seed, w). A step takes the next G sequences, and places them as it places rows without packing. So which samples share a
+/// sequence, and which are in a step, do not depend on how G is split, and the samples consumed still say where the run
+/// stands: those of whole windows, then of whole sequences in the window's order.
 ///
 /// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at least G
 /// and at most 256 (or G), in whole global batches. None where that would be more than a tenth of the dataset, and none of
@@ -40,6 +71,13 @@ pub struct Loader {
     position: u64,
     /// Of the epoch of the row that was last looked up.
     order: (u64, Permutation),
+    /// With packing: the window at hand, and how many of its sequences are consumed.
+    window: Window,
+    taken: usize,
+    lengths: Vec<u32>,
+    /// The rows of the step at hand, by sequence; where each sequence ends in them.
+    dealt: Vec<u64>,
+    ends: Vec<usize>,
 }
 
 impl Loader {
@@ -54,7 +92,7 @@ impl Loader {
             return Err(Error::op("loader", format!("dp_rank {dp_rank} of {dp_size}")));
         }
         let (rows, global) = (source.rows(), options.global_batch());
-        if rows < global {
+        if rows < global && !options.packing {
             return Err(Error::input(format!(
                 "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * grad_accum \
                  {grad_accum} * data-parallel ranks {dp_size}. Pass more data, or make a batch or --max-len smaller",
@@ -63,17 +101,44 @@ impl Loader {
         }
         let ordered = source.has_rows_of_its_own() && !options.shuffle;
         let held = if ordered { 0 } else { held_out(rows, global) };
-        Ok(Loader::over(source, options, 0, rows - held))
+        let mut loader = Loader::over(source, options, 0, rows - held);
+        if loader.options.packing && loader.rows <= WINDOW {
+            loader.seek(0);
+            let sequences = loader.window.sequences();
+            if (sequences as u64) < global {
+                return Err(Error::input(format!(
+                    "the dataset has {} rows, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
+                     batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks {dp_size}. Pass more data, make \
+                     a batch or --max-len smaller, or leave out --packing-samples",
+                    loader.rows,
+                    loader.source.max_len()
+                )));
+            }
+        }
+        Ok(loader)
     }
     /// Over the held-out rows, in order; `None` where none are. Its epoch is whole global batches.
     pub fn held_out(&self) -> Option<Loader> {
-        let options = LoaderOptions { shuffle: false, ..self.options.clone() };
+        let options = LoaderOptions { shuffle: false, packing: false, by_length: false, ..self.options.clone() };
         let rows = self.source.rows() - self.rows;
         (self.first == 0 && rows > 0).then(|| Loader::over(self.source.clone(), options, self.rows, rows))
     }
     fn over(source: Arc<Dataset>, options: LoaderOptions, first: u64, rows: u64) -> Loader {
         let order = (0, order(rows, options.seed, 0));
-        Loader { source, options, first, rows, position: 0, order }
+        let by_length = options.by_length && options.shuffle && source.has_rows_of_its_own();
+        Loader {
+            source,
+            options: LoaderOptions { by_length, ..options },
+            first,
+            rows,
+            position: 0,
+            order,
+            window: Window::default(),
+            taken: 0,
+            lengths: Vec::new(),
+            dealt: Vec::new(),
+            ends: Vec::new(),
+        }
     }
 
     pub fn dataset(&self) -> &Arc<Dataset> {
@@ -87,8 +152,33 @@ impl Loader {
         self.position
     }
     /// Any number: a run may go on with another batch or on another number of ranks.
+    ///
+    /// With packing, a position between sequences is kept; one within a sequence, which only a run with another --max-len
+    /// or seed can have left, goes on behind that sequence.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
+        if self.options.packing {
+            let window = self.window_len();
+            self.pack(position / window);
+            self.position -= position % window;
+            self.taken = 0;
+            while self.position < position {
+                self.position += self.window.sequence(self.taken).len() as u64;
+                self.taken += 1;
+            }
+        }
+    }
+    /// Optimizer steps from here until so many samples are consumed.
+    pub fn steps_until(&mut self, position: u64) -> u64 {
+        let mut steps = 0;
+        if !self.options.packing {
+            return position.saturating_sub(self.position).div_ceil(self.options.global_batch());
+        }
+        while self.position < position {
+            self.take_packed();
+            steps += 1;
+        }
+        steps
     }
     /// The number in the dataset of sample `n` of all ranks.
     pub fn row(&mut self, n: u64) -> u64 {
@@ -102,34 +192,107 @@ impl Loader {
         self.first + self.order.1.at(i)
     }
 
-    /// This rank's next micro-batch into `out`, which grows to its size the first time; all ranks' positions advance alike.
-    pub fn next(&mut self, out: &mut MicroBatch) {
-        let (batch, len) = (self.options.batch_size, self.source.max_len());
-        out.tokens.resize(batch * len, 0);
-        out.targets.resize(batch * len, 0);
-        out.positions.resize(batch * len, 0);
-        out.cu_seqlens.clear();
-        out.cu_seqlens.reserve(2 * batch + 1);
-        out.cu_seqlens.push(0);
-        let first = self.position + (self.options.dp_rank * batch) as u64;
-        for b in 0..batch {
-            let row = self.row(first + b as u64);
-            let all = b * len..(b + 1) * len;
-            let used = self.source.fill(row, &mut out.tokens[all.clone()], &mut out.targets[all.clone()]);
-            let (document, padding) = out.positions[all].split_at_mut(used);
-            for part in [document, padding] {
-                part.iter_mut().zip(0..).for_each(|(position, i)| *position = i);
-                if !part.is_empty() {
-                    out.cu_seqlens.push(out.cu_seqlens[out.cu_seqlens.len() - 1] + part.len() as u32);
-                }
-            }
+    /// This rank's next step into `out`, whose buffers grow to their size the first time; all ranks' positions advance alike.
+    pub fn next(&mut self, out: &mut StepData) {
+        match self.options.packing {
+            true => self.take_packed(),
+            false => self.take_rows(),
         }
-        self.position += (batch * self.options.dp_size) as u64;
+        let LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, .. } = self.options;
+        out.batches.resize_with(grad_accum, MicroBatch::default);
+        for (micro, batch) in out.batches.iter_mut().enumerate() {
+            let sequence = (micro * dp_size + dp_rank) * batch_size;
+            let start = if sequence == 0 { 0 } else { self.ends[sequence - 1] };
+            self.fill(start..self.ends[sequence + batch_size - 1], batch);
+        }
+        out.samples = self.dealt.len() as u64;
+        out.tokens = self.dealt.iter().map(|&row| self.source.row_len(row) as u64).sum();
+        out.position = self.position;
+    }
+
+    /// The next G samples, a sequence each.
+    fn take_rows(&mut self) {
+        let global = self.options.global_batch();
+        self.dealt.clear();
+        for n in self.position..self.position + global {
+            let row = self.row(n);
+            self.dealt.push(row);
+        }
+        self.ends.clear();
+        self.ends.extend(1..=global as usize);
+        self.position += global;
+        if self.options.by_length {
+            let LoaderOptions { batch_size, dp_size, .. } = self.options;
+            let length = |row| self.source.row_len(row);
+            self.dealt.sort_by_key(|&row| std::cmp::Reverse(length(row)));
+            packing::deal(&mut self.dealt, length, batch_size, dp_size);
+        }
+    }
+
+    /// The samples of the next G sequences.
+    fn take_packed(&mut self) {
+        self.dealt.clear();
+        self.ends.clear();
+        for _ in 0..self.options.global_batch() {
+            while self.window.number.is_none() || self.taken == self.window.sequences() {
+                let next = self.window.number.map_or(0, |n| n + 1);
+                self.pack(next);
+            }
+            let first = self.window.number.unwrap_or(0) * self.window_len();
+            for i in 0..self.window.sequence(self.taken).len() {
+                let row = self.row(first + self.window.sequence(self.taken)[i] as u64);
+                self.dealt.push(row);
+            }
+            self.position += self.window.sequence(self.taken).len() as u64;
+            self.ends.push(self.dealt.len());
+            self.taken += 1;
+        }
+    }
+
+    /// Samples of a window.
+    fn window_len(&self) -> u64 {
+        WINDOW.min(self.rows)
+    }
+    fn pack(&mut self, window: u64) {
+        self.taken = 0;
+        if self.window.number == Some(window) {
+            return;
+        }
+        let first = window * self.window_len();
+        self.lengths.clear();
+        for n in first..first + self.window_len() {
+            let row = self.row(n);
+            self.lengths.push(self.source.row_len(row) as u32);
+        }
+        let shuffle = self.options.shuffle.then(|| Rng::named(self.options.seed, "order of sequences"));
+        self.window.pack(window, &self.lengths, self.source.max_len() as u32, shuffle);
+    }
+
+    /// Rows `dealt[range]` one after the other.
+    fn fill(&self, range: std::ops::Range<usize>, out: &mut MicroBatch) {
+        let most = self.options.batch_size * self.source.max_len();
+        out.cu_seqlens.clear();
+        out.cu_seqlens.reserve(most + 1);
+        out.cu_seqlens.push(0);
+        out.positions.clear();
+        out.positions.reserve(most);
+        out.tokens.resize(most, 0);
+        out.targets.resize(most, 0);
+        let mut at = 0;
+        for &row in &self.dealt[range] {
+            let len = self.source.row_len(row);
+            self.source.fill(row, &mut out.tokens[at..at + len], &mut out.targets[at..at + len]);
+            out.positions.extend(0..len as u32);
+            at += len;
+            out.cu_seqlens.push(at as u32);
+        }
+        out.tokens.truncate(at);
+        out.targets.truncate(at);
     }
 }
 
 impl LoaderOptions {
-    /// Rows of an optimizer step.
+    /// Sequences of an optimizer step.
     pub fn global_batch(&self) -> u64 {
         (self.batch_size * self.grad_accum * self.dp_size) as u64
     }

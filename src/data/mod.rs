@@ -6,23 +6,33 @@
 pub mod cache;
 pub mod corpus;
 mod dataset;
-mod jsonl;
+mod format;
 mod loader;
 mod npy;
+mod packing;
 mod permutation;
+mod prefetch;
 mod reader;
+mod recipe;
+mod rows;
 mod synthetic;
+mod template;
 pub mod tokenizer;
 
 pub use dataset::{DataOptions, Dataset, Report};
-pub use loader::{Loader, LoaderOptions};
+pub use format::Format;
+pub use loader::{Loader, LoaderOptions, StepData};
 pub use permutation::Permutation;
+pub use prefetch::Prefetch;
+pub use recipe::{Outcome, Recipe, Row};
 pub use synthetic::Synthetic;
+pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
 
 use crate::device::IGNORE;
 
-/// What one data-parallel rank trains on at once: `batch_size` rows of `max_len` tokens, one after the other (N in all).
+/// What one data-parallel rank trains on at once: `batch_size` sequences of at most `max_len` tokens one after the other (N in
+/// all). A sequence is a row, or with packing several; there is no padding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
     /// (N)
@@ -31,8 +41,8 @@ pub struct MicroBatch {
     pub targets: Vec<i32>,
     /// (N) counted from the start of the document.
     pub positions: Vec<u32>,
-    /// (S + 1) where documents start, then N. A row is a document, and so is its padding: S is in
-    /// `batch_size..=2 * batch_size` and may differ between micro-batches.
+    /// (S + 1) where documents start, then N. A row is a document, which sees no other: S is `batch_size`, or with packing as
+    /// many as there are rows.
     pub cu_seqlens: Vec<u32>,
 }
 

@@ -1,8 +1,10 @@
 //! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the cache is.
 use super::cache::Writer;
 use super::corpus::{Corpus, Kind, Source};
+use super::npy;
+use super::recipe::{Recipe, token_id};
+use super::rows::Rows;
 use super::tokenizer::Tokenizer;
-use super::{jsonl, npy};
 use crate::base::{Error, Result};
 use std::fs::File;
 use std::io::Read;
@@ -12,6 +14,8 @@ use std::path::Path;
 pub(super) enum Place<'a> {
     /// Counted from 1.
     Line(&'a Path, u64),
+    /// Counted from 0, of Parquet.
+    Row(&'a Path, u64),
     /// Counted from 0.
     Index(&'a Path, u64),
 }
@@ -20,17 +24,14 @@ impl Place<'_> {
     pub fn error(&self, what: impl std::fmt::Display) -> Error {
         Error::input(match self {
             Place::Line(path, n) => format!("{}: line {n} {what}", path.display()),
+            Place::Row(path, n) => format!("{}: row {n} (from 0) {what}", path.display()),
             Place::Index(path, i) => format!("{}: element {i} {what}", path.display()),
         })
     }
     /// `value` as a token id, which is in `0..bound`.
     pub fn id(&self, value: Option<i64>, bound: usize) -> Result<u32> {
         match value {
-            Some(id) if id >= 0 && (id as u64) < bound as u64 => Ok(id as u32),
-            Some(id) => Err(self.error(format!(
-                "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to that of the tokenizer \
-                 that made these ids"
-            ))),
+            Some(id) => token_id(id, bound).map_err(|fault| self.error(fault)),
             None => Err(self.error("is no token id: it is above 2^63")),
         }
     }
@@ -41,9 +42,11 @@ const CHUNK: usize = 1 << 18;
 /// How much of a text without a good place to cut it is held.
 const HELD: usize = 1 << 23;
 
-/// Writes every file of `corpus`. Ids are below `bound`.
-pub(super) fn read(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize, out: &mut Writer) -> Result<()> {
+/// Writes every file of `corpus`. What is wrong with the first row that was skipped, if one was.
+pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut Writer) -> Result<Option<String>> {
+    let tokenizer = &recipe.tokenizer;
     let (mut chunk, mut ids) = (vec![0u8; CHUNK], Vec::with_capacity(CHUNK));
+    let mut first_bad = None;
     for file in &corpus.files {
         match corpus.kind {
             Kind::Text => {
@@ -55,13 +58,20 @@ pub(super) fn read(corpus: &Corpus, tokenizer: &Tokenizer, bound: usize, out: &m
                     continue;
                 }
             }
-            Kind::Rows => jsonl::read(&file.path, tokenizer, bound, |ids, labels| out.row(ids, labels))?,
-            Kind::Tokens => npy::read(&file.path, bound, |ids| out.tokens(ids))?,
+            Kind::Rows | Kind::Parquet => {
+                let mut rows = Rows::new(recipe, out);
+                match corpus.kind {
+                    Kind::Rows => rows.jsonl(&file.path)?,
+                    _ => rows.parquet(&file.path)?,
+                }
+                first_bad = first_bad.or(rows.first_bad);
+            }
+            Kind::Tokens => npy::read(&file.path, recipe.bound, |ids| out.tokens(ids))?,
         }
         out.files += 1;
         out.bytes += file.size;
     }
-    Ok(())
+    Ok(first_bad)
 }
 
 fn unreadable(file: &Source) -> Error {
@@ -69,7 +79,7 @@ fn unreadable(file: &Source) -> Error {
     Error::input(match file.size {
         0 => format!("{path}: the file is empty"),
         _ => format!(
-            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl and .npy can be read"
+            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl, .parquet and .npy can be read"
         ),
     })
 }

@@ -191,6 +191,7 @@ impl Tokenizer {
     /// The chat template of this name, or the names that there are.
     pub fn template(&self, name: &str) -> std::result::Result<&str, Vec<&str>> {
         let all = match self {
+            Tokenizer::Bytes if name == DEFAULT => return Ok(CHATML),
             Tokenizer::Bytes => &[][..],
             Tokenizer::File(t) => &t.templates,
         };
@@ -274,6 +275,10 @@ fn around(
 
 /// The name of the template that is used when nobody names one.
 pub const DEFAULT: &str = "default";
+
+/// Of the byte tokenizer, for which any will do.
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// `chat_template` of tokenizer_config.json: a text, or a list of `{"name", "template"}`.
 fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, String)>, String> {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 pub fn unbuilt(s: &Settings) -> Result<()> {
     let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
     let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
-    let text = |x: &Option<String>| x.clone().map(|x| format!("{x:?}"));
     let path = |x: &Option<PathBuf>| x.as_ref().map(|p| p.display().to_string());
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
     let (f, p) = (&s.fsdp, &s.precision);
@@ -41,11 +40,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
         ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),
         ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),
         ("sequence-parallel", on(s.parallel.sequence_parallel), "tensor parallelism", "--no-sequence-parallel"),
-        ("apply-chat-template", on(s.data.apply_chat_template), "chat templates", "rows with input_ids"),
-        ("input-template", text(&s.data.input_template), "prompt templates", "rows with input_ids"),
-        ("input-key", text(&s.data.input_key), "prompt and answer rows", "rows with input_ids and labels"),
-        ("output-key", text(&s.data.output_key), "prompt and answer rows", "rows with input_ids and labels"),
-        ("packing-samples", on(s.data.packing_samples), "packing", "--no-packing-samples"),
     ];
     match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
         None => Ok(()),

@@ -6,7 +6,7 @@ use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
-use crate::data::{DataOptions, Dataset, Loader, LoaderOptions, Tokenizer, tokenizer};
+use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::{Activation, Arch, Decoder, Lora, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
@@ -270,6 +270,7 @@ pub fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> R
     Dataset::open(&DataOptions {
         paths: s.data.dataset.iter().flatten().map(PathBuf::from).collect(),
         tokenizer: tokenizer.clone(),
+        format: format(&s.data, tokenizer)?,
         vocab: engine.spec.vocab,
         max_len: set(&s.data.max_len, "data.max_len")?,
         max_samples: s.data.max_samples.map(|n| n as u64),
@@ -287,15 +288,57 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOp
         dp_size: mesh.dp_replicate * mesh.dp_shard,
         shuffle: set(&s.data.shuffle, "data.shuffle")?,
         seed: set(&s.run.seed, "run.seed")?,
+        packing: set(&s.data.packing_samples, "data.packing_samples")?,
+        by_length: set(&s.data.group_by_length, "data.group_by_length")?,
+    })
+}
+
+/// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks of.
+fn format(d: &Data, tokenizer: &Tokenizer) -> Result<Format> {
+    let on = |flag: Option<bool>| flag == Some(true);
+    let needed = on(d.apply_chat_template) || on(d.multiturn);
+    let new = |text: &str| ChatTemplate::new(text, tokenizer.spellings());
+    let chat = match (&d.tokenizer_chat_template, tokenizer.template(tokenizer::DEFAULT)) {
+        (Some(given), _) => {
+            let bad = |what: String| Error::input(format!("--tokenizer-chat-template {given}: {what}"));
+            let text = match Path::new(given).is_file() {
+                true => std::fs::read_to_string(given).map_err(|e| bad(e.to_string()))?,
+                false if given.contains('{') => given.clone(),
+                false => return Err(bad("is no file, and no Jinja text either".into())),
+            };
+            Some(new(&text).map_err(bad)?)
+        }
+        (None, Ok(text)) if needed => {
+            Some(new(text).map_err(|what| Error::input(format!("--tokenizer {}: {what}", tokenizer.name())))?)
+        }
+        (None, Ok(text)) => new(text).ok(),
+        (None, Err(names)) if needed => {
+            let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+            return Err(Error::input(format!(
+                "--tokenizer {} has no default chat template (it has {names}): pass one with --tokenizer-chat-template",
+                tokenizer.name()
+            )));
+        }
+        (None, Err(_)) => None,
+    };
+    Ok(Format {
+        input_key: d.input_key.clone(),
+        output_key: d.output_key.clone(),
+        input_template: d.input_template.clone(),
+        apply_chat_template: on(d.apply_chat_template),
+        multiturn: on(d.multiturn),
+        pretrain_mode: on(d.pretrain_mode),
+        skip_bad_rows: on(d.skip_bad_rows),
+        chat: chat.map(Arc::new),
     })
 }
 
 /// Steps of the whole run; filled in where the settings leave it to the data.
 pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<u64> {
-    let global = loader.global_batch();
-    let rows = Loader::new(dataset.clone(), loader)?.rows_per_epoch();
+    let mut loader = Loader::new(dataset.clone(), loader)?;
+    let rows = loader.rows_per_epoch();
     // The step that holds the last row of the last epoch is taken whole: it goes on into the next epoch.
-    let by_epochs = s.run.epochs.map(|epochs| epochs.saturating_mul(rows).div_ceil(global));
+    let by_epochs = s.run.epochs.map(|epochs| loader.steps_until(epochs.saturating_mul(rows)));
     let steps = match (s.run.max_steps, by_epochs) {
         (Some(a), Some(b)) => a.min(b),
         (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),

@@ -19,8 +19,12 @@ pub struct StepRecord {
     pub lr: f32,
     /// Of the whole unsharded gradient, before clipping.
     pub grad_norm: f32,
-    /// Positions that all ranks processed in this step.
+    /// Rows that all ranks trained on in this step.
+    pub samples: u64,
+    /// Positions that all ranks processed in this step; none of them is padding.
     pub tokens: u64,
+    /// `tokens` over the room of the step's sequences: batch_size * max_len * grad_accum * data-parallel ranks.
+    pub fill: f64,
     /// Those of them that carried loss.
     pub trained_tokens: u64,
     /// `tokens / step_time_s`: of the whole job.
@@ -33,7 +37,7 @@ pub struct StepRecord {
     pub exposed_comm_s: f64,
     /// Received from peers.
     pub comm_bytes: u64,
-    /// Spent on filling micro-batches.
+    /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank so far: private memory plus the rank's share of shared memory (see
     /// [`super::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.

@@ -110,7 +110,7 @@ impl Plan {
     pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
         derive::loader(&self.settings, &self.mesh, dp_rank)
     }
-    /// Tokens of an optimizer step, padding included.
+    /// Tokens of an optimizer step, at most: rows that are shorter than max_len are not padded.
     pub fn tokens_per_step(&self) -> Result<u64> {
         Ok(self.loader(0)?.global_batch() * self.dataset.max_len() as u64)
     }
@@ -159,6 +159,7 @@ impl Plan {
                 "max_len": self.dataset.max_len(),
                 "fingerprint": format!("{:016x}", self.dataset.fingerprint()),
                 "shuffle": self.settings.data.shuffle,
+                "packing_samples": self.settings.data.packing_samples,
                 "batch_size": self.settings.batch.batch_size,
                 "grad_accum": self.settings.batch.grad_accum,
             })),

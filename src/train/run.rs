@@ -15,7 +15,7 @@ use crate::ckpt::{Checkpointer, Companions, Saved};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
-use crate::data::{Loader, MicroBatch};
+use crate::data::{Loader, Prefetch, StepData};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::telemetry::{self, Sample, Telemetry};
@@ -63,10 +63,11 @@ struct Trainer<'a> {
     engine: Engine,
     checkpointer: Checkpointer,
     agreement: Agreement,
-    loader: Loader,
+    prefetch: Prefetch,
     held_out: Option<Loader>,
-    /// This rank's micro-batches of a step.
-    batches: Vec<MicroBatch>,
+    /// This rank's micro-batches of the step at hand; those of evaluation.
+    data: StepData,
+    held_out_data: StepData,
     signals: Signals,
     metrics: Metrics,
     /// Of this rank's GPU, where it has one.
@@ -108,7 +109,8 @@ impl<'a> Trainer<'a> {
         let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
         if mesh.rank() == 0 {
             let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
-            let mut companions = Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?;
+            let ends = (plan.tokenizer.bos(), plan.tokenizer.eos());
+            let mut companions = Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?.with_ends(ends);
             if let Some(lora) = &plan.engine.tuning.lora {
                 companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref());
             }
@@ -151,7 +153,9 @@ impl<'a> Trainer<'a> {
         };
         Ok(Trainer {
             agreement: Agreement::new(mesh.world.clone())?,
-            batches: vec![MicroBatch::default(); plan.loader(0)?.grad_accum],
+            prefetch: Prefetch::start(loader)?,
+            data: StepData::default(),
+            held_out_data: StepData::default(),
             comm: group.stats(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
@@ -162,7 +166,6 @@ impl<'a> Trainer<'a> {
             mesh,
             engine,
             checkpointer,
-            loader,
             held_out,
             signals,
             metrics,
@@ -240,11 +243,11 @@ impl<'a> Trainer<'a> {
     fn step(&mut self) -> Result<Option<i32>> {
         let number = self.done + 1;
         let filling = Instant::now();
-        self.batches.iter_mut().for_each(|batch| self.loader.next(batch));
+        self.prefetch.next(&mut self.data)?;
         let data_time_s = filling.elapsed().as_secs_f64();
 
         let stop = self.signals.pending().next();
-        let tokens = self.batches.iter().map(MicroBatch::loss_tokens).sum();
+        let tokens = self.data.loss_tokens();
         let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved: self.checkpointer.ended() };
         let all = self.agreement.reach(&**self.engine.device(), mine)?;
         if all.stop.is_some() {
@@ -257,7 +260,7 @@ impl<'a> Trainer<'a> {
         self.tell(saved)?;
 
         let lr = self.plan.schedule.lr(number);
-        let report = self.engine.train_step(&self.batches, &Step { number, lr, tokens: all.tokens })?;
+        let report = self.engine.train_step(&self.data.batches, &Step { number, lr, tokens: all.tokens })?;
         if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
             self.held_bytes = self.held_bytes.max(self.held());
         }
@@ -265,14 +268,16 @@ impl<'a> Trainer<'a> {
 
         let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.engine.group().stats());
         self.clock = Instant::now();
-        let tokens = self.plan.tokens_per_step()?;
+        let StepData { samples, tokens, .. } = self.data;
         let tokens_per_sec = tokens as f64 / step_time_s;
         let record = StepRecord {
             step: number,
             loss: report.loss,
             lr,
             grad_norm: report.grad_norm,
+            samples,
             tokens,
+            fill: tokens as f64 / self.plan.tokens_per_step()? as f64,
             trained_tokens: all.tokens,
             tokens_per_sec,
             step_time_s,
@@ -298,7 +303,7 @@ impl<'a> Trainer<'a> {
             self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
         }
         self.done = number;
-        self.samples = self.loader.position();
+        self.samples = self.data.position;
         self.trained_tokens += all.tokens;
         Ok(None)
     }
@@ -325,8 +330,8 @@ impl<'a> Trainer<'a> {
         let rows = loader.rows_per_epoch();
         let (mut loss, mut tokens) = (0.0, 0);
         for _ in 0..rows / options.global_batch() {
-            self.batches.iter_mut().for_each(|batch| loader.next(batch));
-            let (sum, count) = self.engine.evaluate(&self.batches).map_err(|e| at_step(self.done, e))?;
+            loader.next(&mut self.held_out_data);
+            let (sum, count) = self.engine.evaluate(&self.held_out_data.batches).map_err(|e| at_step(self.done, e))?;
             loss += sum;
             tokens += count;
         }

@@ -142,31 +142,46 @@ pub struct Model {
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct Data {
-    /// Directories or files of text, .jsonl, .npy tokens, or `synthetic` [default: Rust sources of cargo's registry]
+    /// Directories or files of text, .jsonl, .parquet, .npy, or `synthetic` [default: Rust sources of cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
     /// `bytes`, a tokenizer.json, or a directory that holds one [default: that of pretrain, or bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// Field of a row that holds the prompt [default: none]
+    /// Field of a row that holds the prompt, or with a chat template the messages [default: messages]
     #[arg(long, value_name = "KEY")]
     pub input_key: Option<String>,
-    /// Field of a row that holds the answer [default: none]
+    /// Field of a row that holds the answer [default: the last message]
     #[arg(long, value_name = "KEY")]
     pub output_key: Option<String>,
     /// Render messages with the tokenizer's chat template
     #[arg(long)]
     pub apply_chat_template: Option<bool>,
+    /// Loss on every message of the assistant, not on the last only; renders with the chat template
+    #[arg(long)]
+    pub multiturn: Option<bool>,
+    /// Jinja text, or a file of it, in place of the tokenizer's chat template [default: none]
+    #[arg(long, value_name = "TEXT|FILE")]
+    pub tokenizer_chat_template: Option<String>,
+    /// Loss on all of input-key's text, cut at max-len, without an end of text
+    #[arg(long)]
+    pub pretrain_mode: Option<bool>,
+    /// Leave out rows that are malformed, and count them
+    #[arg(long)]
+    pub skip_bad_rows: Option<bool>,
     /// Text around the prompt; {} stands for it [default: none]
     #[arg(long, value_name = "TEXT")]
     pub input_template: Option<String>,
-    /// Several samples in one sequence
+    /// As many samples in a sequence as fit into max-len, whole, without seeing each other
     #[arg(long)]
     pub packing_samples: Option<bool>,
     /// Tokens in a sequence
     #[arg(long, value_name = "TOKENS")]
     pub max_len: Option<usize>,
+    /// Without packing: samples of a step dealt so that micro-batches of all ranks are of like lengths
+    #[arg(long)]
+    pub group_by_length: Option<bool>,
     /// Use only the first samples of the training split [default: all]
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,

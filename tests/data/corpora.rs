@@ -8,7 +8,7 @@ fn the_synthetic_task_has_the_loss_floor_that_it_says() {
     let data = Dataset::open(&DataOptions { vocab: 1000, max_samples: Some(2000), ..synthetic(128, 3) }).unwrap();
     let (mut ones, mut pairs) = (vec![0f64; 64], BTreeMap::<(u32, i32), f64>::new());
     let all = rows(&data);
-    for (tokens, targets, _) in &all {
+    for (tokens, targets) in &all {
         for (&token, &target) in tokens.iter().zip(targets) {
             ones[token as usize] += 1.0;
             *pairs.entry((token, target)).or_default() += 1.0;

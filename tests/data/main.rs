@@ -3,7 +3,9 @@
 use flatshard::base::Error;
 use flatshard::base::rng::Rng;
 use flatshard::data::corpus::Corpus;
-use flatshard::data::{DataOptions, Dataset, Loader, LoaderOptions, MicroBatch, Permutation, Synthetic, Tokenizer};
+use flatshard::data::{
+    DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, Permutation, StepData, Synthetic, Tokenizer,
+};
 use flatshard::device::IGNORE;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +16,10 @@ use tempfile::TempDir;
 mod cache;
 mod corpora;
 mod order;
+mod packing;
+mod sft;
 mod streams;
+mod templates;
 mod tokens;
 
 const END: u32 = 256;
@@ -55,6 +60,7 @@ impl Files {
         DataOptions {
             paths: vec![self.path(name)],
             tokenizer: Tokenizer::Bytes,
+            format: Format::default(),
             vocab: 257,
             max_len,
             max_samples: None,
@@ -73,22 +79,29 @@ fn synthetic(max_len: usize, seed: u64) -> DataOptions {
 }
 
 fn load(batch_size: usize, grad_accum: usize, dp_rank: usize, dp_size: usize, shuffle: bool) -> LoaderOptions {
-    LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 7 }
+    LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 7, packing: false, by_length: false }
 }
 
+fn step(loader: &mut Loader) -> StepData {
+    let mut step = StepData::default();
+    loader.next(&mut step);
+    step
+}
+/// The step of a loader whose steps are one micro-batch.
 fn next(loader: &mut Loader) -> MicroBatch {
-    let mut batch = MicroBatch::default();
-    loader.next(&mut batch);
-    batch
+    let mut step = step(loader);
+    assert_eq!(step.batches.len(), 1);
+    step.batches.remove(0)
 }
 
-/// Every row of `data`: tokens, targets, length.
-fn rows(data: &Dataset) -> Vec<(Vec<u32>, Vec<i32>, usize)> {
+/// Every row of `data`: tokens and targets.
+fn rows(data: &Dataset) -> Vec<(Vec<u32>, Vec<i32>)> {
     (0..data.rows())
         .map(|r| {
-            let (mut tokens, mut targets) = (vec![9; data.max_len()], vec![9; data.max_len()]);
-            let len = data.fill(r, &mut tokens, &mut targets);
-            (tokens, targets, len)
+            let len = data.row_len(r);
+            let (mut tokens, mut targets) = (vec![9; len], vec![9; len]);
+            data.fill(r, &mut tokens, &mut targets);
+            (tokens, targets)
         })
         .collect()
 }

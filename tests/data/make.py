@@ -1,10 +1,12 @@
 """Makes tests/data/golden: small tokenizers in the two shapes that model directories have, and what transformers does with
-them; conversations rendered by transformers through chat templates of the well-known shapes. Needs transformers and
-tokenizers. Run from the repository root: python tests/data/make.py"""
+them; conversations rendered by transformers through chat templates of the well-known shapes. Needs transformers
+and pyarrow. Run from the repository root: python tests/data/make.py"""
 import json
 import pathlib
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -83,7 +85,159 @@ def save(tokenizer, name):
     return loaded
 
 
+CHATS = {
+    "one turn": [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "Paris."}],
+    "system": [
+        {"role": "system", "content": " Be brief. "},
+        {"role": "user", "content": "To be, or not?\n"},
+        {"role": "assistant", "content": "That is the question.\n"},
+    ],
+    "turns": [
+        {"role": "user", "content": "h\u00e9llo <b>\u6f22</b>"},
+        {"role": "assistant", "content": "<think>\nA greeting.\n</think>\n\nHello!"},
+        {"role": "user", "content": "It's 1984?"},
+        {"role": "assistant", "content": "It wasn't."},
+        {"role": "user", "content": "Over & out"},
+    ],
+    "tools": [
+        {"role": "user", "content": "Is it warm?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "abcdefghi", "function": {
+            "name": "weather", "arguments": {"city": "K\u00f6ln", "days": [1, 2.5], "now": True, "unit": None}}}]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "21"},
+        {"role": "assistant", "content": "It is."},
+    ],
+    "parts": [
+        {"role": "user", "content": [{"type": "text", "text": " Hi "}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Hello"}]},
+    ],
+    "twice the user": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+}
+
+
+def chats(tokenizer):
+    """What transformers renders, or that it refuses, of every conversation through every template."""
+    cases = []
+    for path in sorted((OUT / "templates").glob("*.jinja")):
+        for name, messages in CHATS.items():
+            if name == "parts" and path.stem not in ("gemma3", "chatml"):
+                continue  # Python's spelling of a list is not what anybody trains on
+            for prompt in (False, True):
+                case = {"template": path.stem, "chat": name, "prompt": prompt}
+                try:
+                    case["text"] = tokenizer.apply_chat_template(
+                        messages, chat_template=path.read_text(), tokenize=False, add_generation_prompt=prompt)
+                except Exception as e:
+                    case["error"] = str(e)
+                cases.append(case)
+    write(OUT / "templates" / "golden.json", {"bos": tokenizer.bos_token, "eos": tokenizer.eos_token, "chats": CHATS, "cases": cases})
+
+
+def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat=None, multiturn=False, pretrain=False, max_len):
+    """Tokens and loss of a row, as OpenRLHF's SFT dataset defines them: (ids, which of them are predicted with loss), or None
+    for a row that it leaves out."""
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False, truncation=True, max_length=max_len)["input_ids"]
+
+    def render(messages, **more):
+        return tokenizer.apply_chat_template(messages, chat_template=chat, tokenize=False, **more)
+
+    if pretrain:
+        tokens = ids(row[input_key])
+        return (tokens, [True] * len(tokens)) if tokens else None
+    spans = []
+    if chat is None:
+        prompt = input_template.format(row[input_key]) if input_template else row[input_key]
+        response = row[output_key]
+    else:
+        messages = row[input_key]
+        if output_key and isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}, {"role": "assistant", "content": row[output_key]}]
+        elif output_key:
+            messages = messages + row[output_key]
+        prompt = render(messages[:-1], add_generation_prompt=True)
+        response = render(messages)[len(prompt):]
+        for i, message in enumerate(messages if multiturn else []):
+            if message["role"] == "assistant":
+                before = render(messages[:i], add_generation_prompt=True)
+                start = len(ids(before))
+                spans.append((start, start + len(ids(render(messages[:i + 1])[len(before):]))))
+    asked = len(ids(prompt))
+    if not prompt or not response or asked >= max_len - 2:
+        return None
+    text = (prompt + response).rstrip("\n")
+    if not text.endswith(tokenizer.eos_token):
+        text += " " + tokenizer.eos_token
+    tokens = ids(text)
+    tokens[-1] = tokenizer.eos_token_id
+    spans = spans if multiturn else [(asked, len(tokens))]
+    return tokens, [any(a <= i < b for a, b in spans) for i in range(len(tokens))]
+
+
+PROMPTS = [
+    {"q": "What is the capital of France?", "a": "Paris is the capital of France."},
+    {"q": "To be, or not to be", "a": "that is the question\n\n"},
+    {"q": "The quick brown fox jumps over the lazy dog. " * 6, "a": "Yes."},
+    {"q": "Count.", "a": "1, 2, 3, " * 40},
+    {"q": "Empty?", "a": ""},
+    {"q": "", "a": "Something."},
+    {"q": "\u6f22", "a": "<|im_end|>"},
+]
+TALKS = [{"messages": chat} for name, chat in CHATS.items() if name in ("one turn", "system")] + [
+    {"messages": [
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi, user!"},
+        {"role": "user", "content": "Print it 10 times"}, {"role": "assistant", "content": "in range(10):\n    print(it)\n"},
+    ]},
+    {"messages": [{"role": "user", "content": "a b c " * 30}, {"role": "assistant", "content": "no room"}]},
+    {"messages": [{"role": "user", "content": "long?"}, {"role": "assistant", "content": "very " * 60},
+                  {"role": "user", "content": "and?"}, {"role": "assistant", "content": "no"}]},
+    {"messages": [{"role": "user", "content": "long?"}, {"role": "assistant", "content": "very " * 6},
+                  {"role": "user", "content": "and?"}, {"role": "assistant", "content": "on and on " * 40}]},
+]
+
+
+def samples(name):
+    tokenizer = AutoTokenizer.from_pretrained(OUT / name)
+    template = lambda name: (OUT / "templates" / f"{name}.jinja").read_text()
+    modes = [
+        (PROMPTS, dict(input_key="q", output_key="a"), None),
+        (PROMPTS, dict(input_key="q", output_key="a", input_template="User: {}\nAssistant: "), None),
+        (PROMPTS, dict(input_key="q", output_key="a"), "chatml"),
+        (PROMPTS, dict(input_key="q", pretrain=True), None),
+        *[(TALKS, dict(input_key="messages", multiturn=turns), t) for t in ("chatml", "llama3", "zephyr") for turns in (False, True)],
+        ([{"c": TALKS[0]["messages"][:1], "r": TALKS[0]["messages"][1:]}], dict(input_key="c", output_key="r"), "qwen2"),
+    ]
+    cases = []
+    for rows, options, chat in modes:
+        for row in rows:
+            made = sft(tokenizer, row, **options, chat=chat and template(chat), max_len=96)
+            case = {"row": row, "template": chat, **options}
+            if made:
+                case["ids"], loss = made
+                case["loss"] = "".join("x" if l else "." for l in loss)
+            cases.append(case)
+    write(OUT / name / "sft.json", {"max_len": 96, "cases": cases})
+
+
+def parquet():
+    """The rows of PROMPTS and TALKS, and token rows, as pyarrow writes them: nested, compressed, several row groups."""
+    path = OUT / "parquet"
+    path.mkdir(exist_ok=True)
+    rows = [{"id": i, "q": p["q"], "blob": b"\xff" * 3, "a": p["a"]} for i, p in enumerate(PROMPTS)]
+    pq.write_table(pa.Table.from_pylist(rows), path / "prompts.parquet", compression="snappy", row_group_size=3)
+    talks = [{"source": "x", "messages": [{**m, "name": None} for m in t["messages"]]} for t in TALKS]
+    schema = pa.schema([("source", pa.string()), ("messages", pa.list_(pa.struct(
+        [("role", pa.string()), ("content", pa.large_string()), ("name", pa.string())])))])
+    pq.write_table(pa.Table.from_pylist(talks, schema), path / "talks.parquet", compression="zstd", row_group_size=2)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int64()))])
+    tokens = [{"input_ids": list(range(i + 2)), "labels": [-100] + list(range(1, i + 2))} for i in range(5)]
+    pq.write_table(pa.Table.from_pylist(tokens, schema), path / "tokens.parquet", compression="none")
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    save(byte_level(), "byte_level")
+    tokenizer = save(byte_level(), "byte_level")
     save(sentencepiece(), "sentencepiece")
+    chats(tokenizer)
+    samples("byte_level")
+    samples("sentencepiece")
+    parquet()

@@ -52,16 +52,12 @@ fn numbered(n: u64) -> (Files, Arc<Dataset>) {
 fn consumed(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, shuffle: bool, steps: usize) -> Vec<Vec<u32>> {
     let ranks = (0..dp).map(|rank| Loader::new(data.clone(), load(batch, accum, rank, dp, shuffle)).unwrap());
     let mut ranks: Vec<Loader> = ranks.collect();
-    let mut step = || {
-        let mut rows = Vec::new();
-        for _ in 0..accum {
-            for loader in &mut ranks {
-                rows.extend(next(loader).tokens.iter().step_by(2));
-            }
-        }
-        rows
+    let mut all = || {
+        let ranks: Vec<StepData> = ranks.iter_mut().map(step).collect();
+        let batches = (0..accum).flat_map(|micro| ranks.iter().map(move |rank| &rank.batches[micro]));
+        batches.flat_map(|batch| batch.tokens.iter().step_by(2).copied()).collect()
     };
-    (0..steps).map(|_| step()).collect()
+    (0..steps).map(|_| all()).collect()
 }
 
 #[test]
@@ -107,14 +103,16 @@ fn each_epoch_has_every_train_row_once_in_an_order_of_its_own() {
 fn a_loader_set_to_a_position_goes_on_as_if_it_had_been_there() {
     let (_files, data) = numbered(101);
     let mut one = Loader::new(data.clone(), load(8, 1, 0, 1, true)).unwrap();
-    for step in 0..40 {
-        assert_eq!(one.position(), step * 8);
+    for n in 0..40 {
+        assert_eq!(one.position(), n * 8);
         // Another world: 2 ranks, 2 micro-batches.
         let mut ranks = [0, 1].map(|rank| Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap());
-        ranks.iter_mut().for_each(|loader| loader.seek(step * 8));
-        let rows: Vec<u32> = (0..4).flat_map(|i| next(&mut ranks[i % 2]).tokens).collect();
-        assert_eq!(ranks.map(|l| l.position()), [(step + 1) * 8; 2]);
-        assert_eq!(rows, next(&mut one).tokens, "step {step}");
+        ranks.iter_mut().for_each(|loader| loader.seek(n * 8));
+        let steps = ranks.each_mut().map(step);
+        let rows: Vec<u32> = (0..4).flat_map(|i| steps[i % 2].batches[i / 2].tokens.clone()).collect();
+        assert_eq!(ranks.map(|l| l.position()), [(n + 1) * 8; 2]);
+        assert_eq!(steps.map(|s| (s.samples, s.tokens, s.position)), [(8, 16, (n + 1) * 8); 2]);
+        assert_eq!(rows, next(&mut one).tokens, "step {n}");
     }
 }
 
@@ -140,7 +138,8 @@ fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
     for rank in 0..2 {
         let mut held = Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap().held_out().unwrap();
         while held.position() < held.rows_per_epoch() {
-            next(&mut held).tokens.iter().step_by(2).for_each(|&row| *seen.entry(row).or_default() += 1);
+            let rows = step(&mut held).batches.into_iter().flat_map(|b| b.tokens);
+            rows.step_by(2).for_each(|row| *seen.entry(row).or_default() += 1);
         }
     }
     assert!(seen.into_iter().eq((992..1000).map(|row| (row, 1))));
@@ -158,14 +157,15 @@ fn max_samples_is_the_first_rows() {
 fn a_micro_batch_is_filled_in_place() {
     let (_files, data) = numbered(1000);
     let mut loader = Loader::new(data, load(4, 1, 0, 2, true)).unwrap();
-    let mut batch = next(&mut loader);
-    let place = |b: &MicroBatch| {
+    let mut data = step(&mut loader);
+    let place = |data: &StepData| {
+        let b = &data.batches[0];
         (b.tokens.as_ptr(), b.targets.as_ptr(), b.positions.as_ptr(), b.cu_seqlens.as_ptr(), b.cu_seqlens.capacity())
     };
-    let (first, tokens) = (place(&batch), batch.tokens.clone());
+    let (first, tokens) = (place(&data), data.batches[0].tokens.clone());
     for _ in 0..300 {
-        loader.next(&mut batch);
-        assert_eq!(place(&batch), first);
+        loader.next(&mut data);
+        assert_eq!(place(&data), first);
     }
-    assert_ne!(batch.tokens, tokens);
+    assert_ne!(data.batches[0].tokens, tokens);
 }

@@ -34,9 +34,8 @@ fn windows_share_one_token_and_the_last_part_that_is_too_short_is_left() {
     // 27 tokens: (27 - 1) / 8 = 3 rows.
     let rows = rows(&data);
     assert_eq!(rows.len(), 3);
-    for (r, (tokens, targets, len)) in rows.iter().enumerate() {
+    for (r, (tokens, targets)) in rows.iter().enumerate() {
         let at = |i: usize| text.as_bytes()[r * 8 + i] as u32;
-        assert_eq!(*len, 8);
         assert_eq!(*tokens, (0..8).map(at).collect::<Vec<_>>());
         assert_eq!(*targets, (1..9).map(|i| at(i) as i32).collect::<Vec<_>>());
     }
@@ -73,13 +72,13 @@ fn npy_arrays_of_every_integer_type_are_streams() {
     for (descr, n) in [("|u1", 1), ("|i1", 1), ("<u2", 2), ("<i2", 2), ("<u4", 4), ("<i4", 4), ("<u8", 8), ("<i8", 8)] {
         let files = Files::with("t.npy", npy(descr, "(8,)", &bytes(n)));
         let data = Dataset::open(&DataOptions { vocab: 10, ..files.options("t.npy", 7) }).unwrap();
-        assert_eq!(rows(&data), [(ids[..7].to_vec(), ids[1..].iter().map(|&i| i as i32).collect(), 7)], "{descr}");
+        assert_eq!(rows(&data), [(ids[..7].to_vec(), ids[1..].iter().map(|&i| i as i32).collect())], "{descr}");
     }
     // Ids that need more than 16 bits.
     let wide: Vec<u8> = [70_000u32, 65_535, 65_536].iter().flat_map(|id| id.to_le_bytes()).collect();
     let files = Files::with("t.npy", npy("<u4", "(3,)", &wide));
     let data = Dataset::open(&DataOptions { vocab: 100_000, ..files.options("t.npy", 2) }).unwrap();
-    assert_eq!(rows(&data), [(vec![70_000, 65_535], vec![65_535, 65_536], 2)]);
+    assert_eq!(rows(&data), [(vec![70_000, 65_535], vec![65_535, 65_536])]);
 }
 
 #[test]
@@ -103,7 +102,7 @@ fn npy_arrays_that_are_no_streams_are_refused() {
 // --- rows of JSONL ----------------------------------------------------------------------------------------------------
 
 #[test]
-fn jsonl_rows_shift_cut_and_pad() {
+fn jsonl_rows_shift_and_are_cut() {
     let lines = r#"
 {"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}
 {"input_ids": [1, 2, 3, 4], "attention_mask": [1, 1, 1, 1]}
@@ -117,11 +116,11 @@ fn jsonl_rows_shift_cut_and_pad() {
     assert_eq!(
         rows(&data),
         [
-            (vec![1, 2, 3, 0], vec![X, 3, X, X], 3),
-            (vec![1, 2, 3, 4], vec![2, 3, 4, X], 4),
-            (vec![5, 6, 7, 8], vec![6, 7, 8, X], 4), // cut: the label of position 4 is of a token that is not there
-            (vec![104, 0xc3, 0xa9, END], vec![0xc3, 0xa9, END as i32, X], 4),
-            (vec![7, 0, 0, 0], vec![X, X, X, X], 1),
+            (vec![1, 2, 3], vec![X, 3, X]),
+            (vec![1, 2, 3, 4], vec![2, 3, 4, X]),
+            (vec![5, 6, 7, 8], vec![6, 7, 8, X]), // cut: the label of position 4 is of a token that is not there
+            (vec![104, 0xc3, 0xa9, END], vec![0xc3, 0xa9, END as i32, X]),
+            (vec![7], vec![X]),
         ]
     );
     let report = data.report();
@@ -130,8 +129,8 @@ fn jsonl_rows_shift_cut_and_pad() {
 
     let mut loader = Loader::new(data.clone(), load(5, 1, 0, 1, false)).unwrap();
     let batch = next(&mut loader);
-    assert_eq!(batch.cu_seqlens, [0, 3, 4, 8, 12, 16, 17, 20], "a row's padding is a document of its own");
-    assert_eq!(batch.positions, [0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 0, 1, 2]);
+    assert_eq!(batch.cu_seqlens, [0, 3, 7, 11, 15, 16], "a row is a document, and nothing is padded");
+    assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0]);
     assert_eq!(batch.loss_tokens(), 1 + 3 + 3 + 3);
 }
 
@@ -139,13 +138,13 @@ fn jsonl_rows_shift_cut_and_pad() {
 fn jsonl_rows_with_ids_above_16_bits() {
     let files = Files::with("t.jsonl", r#"{"input_ids": [65535, 70000, 3], "labels": [1, -100, 65535]}"#);
     let data = Dataset::open(&DataOptions { vocab: 100_000, ..files.options("t.jsonl", 3) }).unwrap();
-    assert_eq!(rows(&data), [(vec![65_535, 70_000, 3], vec![IGNORE, 65_535, IGNORE], 3)]);
+    assert_eq!(rows(&data), [(vec![65_535, 70_000, 3], vec![IGNORE, 65_535, IGNORE])]);
     // The largest vocabularies of 16 bits, on either side of the switch.
     for vocab in [65_535, 65_536, 65_537] {
         let top = vocab as u32 - 1;
         let files = Files::with("t.jsonl", format!(r#"{{"input_ids": [0, {top}]}}"#));
         let data = Dataset::open(&DataOptions { vocab, ..files.options("t.jsonl", 2) }).unwrap();
-        assert_eq!(rows(&data), [(vec![0, top], vec![top as i32, IGNORE], 2)], "{vocab}");
+        assert_eq!(rows(&data), [(vec![0, top], vec![top as i32, IGNORE])], "{vocab}");
     }
 }
 

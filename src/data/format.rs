@@ -1,0 +1,77 @@
+//! What the flags say of rows of prompts and responses, and which of them go together. Never looks at a row.
+use super::template::ChatTemplate;
+use crate::base::{Error, Result};
+use std::sync::Arc;
+
+/// What the flags say of rows.
+#[derive(Clone, Debug, Default)]
+pub struct Format {
+    /// Field of the prompt, or of the conversation.
+    pub input_key: Option<String>,
+    /// Field of the response; none: the conversation's last message is it.
+    pub output_key: Option<String>,
+    /// Text around the prompt, `{}` in its place.
+    pub input_template: Option<String>,
+    /// Rows are conversations, or a prompt and a response that make one.
+    pub apply_chat_template: bool,
+    /// Loss on every message of the assistant.
+    pub multiturn: bool,
+    /// Loss on the whole of the field `input_key`, and no end of text.
+    pub pretrain_mode: bool,
+    pub skip_bad_rows: bool,
+    /// Also of rows with `messages` that no flag speaks of.
+    pub chat: Option<Arc<ChatTemplate>>,
+}
+
+impl Format {
+    /// Flags that do not go together are [`Error::Input`].
+    pub fn check(&self) -> Result<()> {
+        let chat = self.apply_chat_template || self.multiturn;
+        let wrong = match self {
+            Format { pretrain_mode: true, output_key: Some(_), .. } => {
+                "--pretrain-mode trains on all of --input-key: leave out --output-key"
+            }
+            Format { pretrain_mode: true, .. } if chat => {
+                "--pretrain-mode takes the text as it stands: leave out --apply-chat-template and --multiturn"
+            }
+            Format { pretrain_mode: true, input_template: Some(_), .. } => {
+                "--pretrain-mode takes the text as it stands: leave out --input-template"
+            }
+            Format { pretrain_mode: true, .. } => return Ok(()),
+            Format { input_template: Some(_), .. } if chat => {
+                "--input-template and a chat template do not go together: leave one out"
+            }
+            Format { input_template: Some(t), .. } if t.matches("{}").count() != 1 => {
+                "--input-template must have one {} in it, where the prompt goes"
+            }
+            Format { input_key: None, output_key: Some(_), .. } => {
+                "--output-key needs --input-key, the field of the prompt"
+            }
+            Format { input_key: None, input_template: Some(_), .. } => {
+                "--input-template needs --input-key, the field of the prompt"
+            }
+            Format { input_key: Some(_), output_key: None, .. } if !chat => {
+                "--input-key alone has no response to learn: add --output-key, or --apply-chat-template where it holds a \
+                 conversation, or --pretrain-mode to learn all of it"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::input(wrong))
+    }
+    /// Rows are cut where they are made, so that their tokens depend on `max_len`.
+    pub fn cuts(&self) -> bool {
+        self.input_key.is_some()
+            || self.apply_chat_template
+            || self.multiturn
+            || self.pretrain_mode
+            || self.chat.is_some()
+    }
+    /// Rows are said to be prompts and responses, which end with an end of text.
+    pub fn learns_responses(&self) -> bool {
+        !self.pretrain_mode && (self.input_key.is_some() || self.is_chat())
+    }
+    /// Rows are conversations.
+    pub(super) fn is_chat(&self) -> bool {
+        self.apply_chat_template || self.multiturn
+    }
+}

@@ -1,0 +1,342 @@
+//! From a row of a data set to tokens with labels, as OpenRLHF's SFT does it. Never reads files: a row comes as the bytes of
+//! a JSON object, or as the object.
+//!
+//! [Note: prompts and responses] A row is a prompt and a response, or a conversation whose last message (or, with
+//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text, without the newlines at its
+//! end and with the tokenizer's end of text behind it (after a space, where it is not there already), and tokenized whole.
+//! Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens or more is
+//! dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token is the end of text.
+use super::format::Format;
+use super::tokenizer::Tokenizer;
+use crate::device::IGNORE;
+use minijinja::Value as Message;
+use serde_json::{Map, Value};
+
+/// All that a row's tokens depend on.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub format: Format,
+    pub tokenizer: Tokenizer,
+    /// Ids are below it.
+    pub bound: usize,
+    pub max_len: usize,
+}
+
+/// Tokens and, as many, labels ([`IGNORE`]: no loss), not shifted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    pub ids: Vec<u32>,
+    pub labels: Vec<i32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Kept,
+    /// No room behind the prompt, or no prompt or response.
+    Dropped,
+}
+
+/// What is wrong with a row, to stand behind its place: "has no `messages`; ...".
+pub type Fault = String;
+
+impl Recipe {
+    /// The row of one line of JSONL.
+    pub fn line(&self, line: &[u8], out: &mut Row) -> std::result::Result<Outcome, Fault> {
+        let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8, which JSON must be")?;
+        let row: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+            let shown: String = text.trim_end().chars().take(80).collect();
+            format!("is not a row ({e}): {shown} -- a row is a JSON object")
+        })?;
+        self.row(&row, out)
+    }
+
+    /// The tokens of `row` in place of what `out` holds.
+    pub fn row(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+        out.ids.clear();
+        out.labels.clear();
+        let format = &self.format;
+        if format.pretrain_mode {
+            let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
+            self.encode(text, &mut out.ids)?;
+            out.ids.truncate(self.max_len);
+            out.labels.extend(out.ids.iter().map(|&id| id as i32));
+            return Ok(if out.ids.is_empty() { Outcome::Dropped } else { Outcome::Kept });
+        }
+        if format.is_chat() {
+            return self.conversation(row, format.input_key.as_deref().unwrap_or("messages"), out);
+        }
+        match (&format.input_key, &format.output_key) {
+            (Some(input), Some(output)) => {
+                let (prompt, response) = (string(row, input)?, string(row, output)?);
+                let around = format.input_template.as_deref().and_then(|t| t.split_once("{}"));
+                match around {
+                    Some((before, behind)) => self.sample(&format!("{before}{prompt}{behind}"), response, None, out),
+                    None => self.sample(prompt, response, None, out),
+                }
+            }
+            _ => self.plain(row, out),
+        }
+    }
+
+    /// A row that says itself what it is: tokens, a text, or a conversation.
+    fn plain(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+        let there = |key: &str| row.get(key).filter(|v| !v.is_null());
+        if let Some(input) = there("input_ids") {
+            for id in array(input, "input_ids")? {
+                out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
+            }
+            let ids = out.ids.len();
+            match there("labels") {
+                None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
+                Some(labels) => {
+                    for label in array(labels, "labels")? {
+                        out.labels.push(self.label(whole(label, "labels")?)?);
+                    }
+                    if out.labels.len() != ids {
+                        let labels = out.labels.len();
+                        return Err(format!(
+                            "has {labels} labels for {ids} input_ids: there is one for each, not shifted"
+                        ));
+                    }
+                }
+            }
+        } else if there("text").is_some() {
+            let (before, behind) = self.tokenizer.around();
+            out.ids.extend_from_slice(before);
+            self.encode(string(row, "text")?, &mut out.ids)?;
+            out.ids.extend_from_slice(behind);
+            let end = self.end()?;
+            if out.ids.last() != Some(&end) {
+                out.ids.push(end);
+            }
+            out.labels.extend(out.ids.iter().map(|&id| id as i32));
+        } else if there("messages").is_some() {
+            return self.conversation(row, "messages", out);
+        } else {
+            let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+            return Err(format!(
+                "has none of `input_ids`, `text`, `messages`; its keys are: {}. Name the fields of prompt and response with \
+                 --input-key and --output-key",
+                keys.join(", ")
+            ));
+        }
+        match out.ids.is_empty() {
+            true => Err("has no tokens: leave such rows out".into()),
+            false => Ok(Outcome::Kept),
+        }
+    }
+
+    fn conversation(&self, row: &Map<String, Value>, key: &str, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+        let chat = self.format.chat.as_deref().ok_or(
+            "has messages, but the tokenizer has no chat template: pass --tokenizer-chat-template, or a --tokenizer with one",
+        )?;
+        let turns = self.turns(row, key)?;
+        let messages: Vec<Message> = turns.iter().map(Message::from_serialize).collect();
+        let by_assistant = |turn: &Value| turn["role"] == "assistant";
+        let first = turns.len() - self.responses(row)?;
+        if !turns.iter().any(by_assistant) {
+            return Err("has no message by the assistant: there is nothing to learn".into());
+        }
+        if !self.format.multiturn && !turns[first..].iter().all(by_assistant) {
+            return Err(format!(
+                "ends with a message by {}, not by the assistant: there is no response",
+                turns[first]["role"]
+            ));
+        }
+        let (prompt, all) = (chat.render(&messages[..first], true)?, chat.render(&messages, false)?);
+        let Some(response) = all.strip_prefix(&prompt) else {
+            return Err(
+                "is not rendered by the chat template as its prompt and then the response: such a template cannot say \
+                        where the response begins"
+                    .into(),
+            );
+        };
+        if !self.format.multiturn {
+            return self.sample(&prompt, response, None, out);
+        }
+        let mut ranges = Vec::new();
+        for turn in (0..turns.len()).filter(|&i| by_assistant(&turns[i])) {
+            let before = chat.render(&messages[..turn], true)?;
+            let with = chat.render(&messages[..=turn], false)?;
+            let answer = with.strip_prefix(&before).zip(all.strip_prefix(&before)).and_then(|(a, rest)| told(a, rest));
+            let Some(answer) = answer else {
+                return Err(format!(
+                    "has an answer (message {turn}) that the chat template renders otherwise once more messages follow: \
+                     train on such conversations without --multiturn"
+                ));
+            };
+            let start = self.count(&before)?;
+            ranges.push((start, start + self.count(answer)?));
+        }
+        self.sample(&prompt, response, Some(&ranges), out)
+    }
+
+    /// How many messages at the end of [`Recipe::turns`] are the response.
+    fn responses(&self, row: &Map<String, Value>) -> std::result::Result<usize, Fault> {
+        let list = self.format.output_key.as_ref().and_then(|key| row.get(key)?.as_array());
+        Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
+    }
+
+    /// Every message of a row, checked: at least one in front of the response.
+    fn turns(&self, row: &Map<String, Value>, key: &str) -> std::result::Result<Vec<Value>, Fault> {
+        let input = field(row, key)?;
+        let mut turns = match (input, &self.format.output_key) {
+            (Value::String(text), Some(_)) => vec![serde_json::json!({"role": "user", "content": text})],
+            (Value::String(_), None) => {
+                return Err(format!(
+                    "has a text as {key}, where a list of messages is expected; with a text, name the field of the response \
+                     with --output-key"
+                ));
+            }
+            (list, _) => array(list, key)?.to_vec(),
+        };
+        if let Some(output) = &self.format.output_key {
+            match field(row, output)? {
+                Value::String(text) => turns.push(serde_json::json!({"role": "assistant", "content": text})),
+                message @ Value::Object(_) => turns.push(message.clone()),
+                list => turns.extend(array(list, output)?.iter().cloned()),
+            }
+        }
+        for (i, turn) in turns.iter().enumerate() {
+            let Value::Object(fields) = turn else {
+                return Err(format!(
+                    "has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"
+                ));
+            };
+            let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            match fields.get("role") {
+                Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
+                Some(role) => {
+                    return Err(format!("has a message {i} by {role}; a role is one of: {}", ROLES.join(", ")));
+                }
+                None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
+            }
+            match fields.get("content") {
+                Some(Value::String(_) | Value::Array(_)) => {}
+                // An assistant may only call tools.
+                None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
+                None => return Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
+                Some(other) => {
+                    return Err(format!("has a message {i} whose content is {}: it must be a text", kind(other)));
+                }
+            }
+        }
+        match turns.len() {
+            0 => Err(format!("has no messages in {key}")),
+            1 => Err(format!("has one message in {key}: there is no prompt in front of the response")),
+            _ => Ok(turns),
+        }
+    }
+
+    /// See [Note: prompts and responses]. `ranges`: tokens with loss; none: all behind the prompt.
+    fn sample(
+        &self,
+        prompt: &str,
+        response: &str,
+        ranges: Option<&[(usize, usize)]>,
+        out: &mut Row,
+    ) -> std::result::Result<Outcome, Fault> {
+        let asked = self.count(prompt)?;
+        if prompt.is_empty() || response.is_empty() || asked + 2 >= self.max_len {
+            return Ok(Outcome::Dropped);
+        }
+        let (_, spelling) = self.tokenizer.spellings();
+        let whole = [prompt, response].concat();
+        let text = whole.trim_end_matches('\n');
+        let end = self.end()?;
+        if spelling.is_empty() {
+            self.encode(text, &mut out.ids)?; // bytes: the end of a text is a token that no text spells
+            out.ids.push(end);
+        } else if text.ends_with(spelling) {
+            self.encode(text, &mut out.ids)?;
+        } else {
+            self.encode(&format!("{text} {spelling}"), &mut out.ids)?;
+        }
+        out.ids.truncate(self.max_len);
+        if let Some(last) = out.ids.last_mut() {
+            *last = end;
+        }
+        let len = out.ids.len();
+        out.labels.resize(len, IGNORE);
+        for &(start, stop) in ranges.unwrap_or(&[(asked, len)]) {
+            for at in start.min(len)..stop.min(len) {
+                out.labels[at] = out.ids[at] as i32;
+            }
+        }
+        Ok(Outcome::Kept)
+    }
+
+    fn label(&self, label: i64) -> std::result::Result<i32, Fault> {
+        match label {
+            -100 => Ok(IGNORE),
+            l if l >= 0 && (l as u64) < self.bound as u64 => Ok(l as i32),
+            l => Err(format!(
+                "has label {l}: a label is a token id below vocab_size {}, or -100 for a token without loss",
+                self.bound
+            )),
+        }
+    }
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> std::result::Result<(), Fault> {
+        self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
+    }
+    fn count(&self, text: &str) -> std::result::Result<usize, Fault> {
+        let mut ids = Vec::new();
+        self.encode(text, &mut ids)?;
+        Ok(ids.len())
+    }
+    fn end(&self) -> std::result::Result<u32, Fault> {
+        self.tokenizer.end_of_text().map_err(|e| format!("has no end: {e}"))
+    }
+}
+
+/// Whom a message may be by. Templates know fewer; a name that none knows is a mistake in the data.
+const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+
+/// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`: templates
+/// of thinking models leave out the thoughts of earlier answers, which come first.
+fn told<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
+    let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
+    starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())
+}
+
+/// A JSON number as a token id.
+pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, Fault> {
+    match u32::try_from(id) {
+        Ok(id) if (id as usize) < bound => Ok(id),
+        _ => Err(format!(
+            "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to that of the tokenizer that \
+             made these ids"
+        )),
+    }
+}
+
+fn field<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a Value, Fault> {
+    row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
+        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+        format!("has no `{key}`; its keys are: {}", keys.join(", "))
+    })
+}
+
+fn string<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a str, Fault> {
+    let value = field(row, key)?;
+    value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
+}
+
+fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, Fault> {
+    value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
+}
+
+fn whole(value: &Value, key: &str) -> std::result::Result<i64, Fault> {
+    value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,192 @@
+//! Files of rows, JSONL and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more than
+//! a piece of a file.
+use super::cache::Writer;
+use super::reader::Place;
+use super::recipe::{Fault, Outcome, Recipe, Row};
+use crate::base::{Error, Result};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, reader::RowIter};
+use parquet::schema::types::Type;
+use serde_json::{Map, Number, Value};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A longer line is no row.
+const LONGEST: u64 = 256 << 20;
+/// A piece is handed on when it has so many rows, or so many bytes.
+const ROWS: usize = 512;
+const BYTES: usize = 4 << 20;
+
+/// Reads files of rows one after the other into a token file.
+pub(super) struct Rows<'a> {
+    pub recipe: &'a Recipe,
+    pub out: &'a mut Writer,
+    pub threads: usize,
+    /// What is wrong with the first row that was skipped.
+    pub first_bad: Option<String>,
+    /// Places and results of a piece, kept for the next.
+    made: Vec<(Row, std::result::Result<Outcome, Fault>)>,
+}
+
+/// A row as it stands in a file, or what is wrong with it.
+type Raw<T> = (u64, std::result::Result<T, Fault>);
+
+impl<'a> Rows<'a> {
+    pub fn new(recipe: &'a Recipe, out: &'a mut Writer) -> Rows<'a> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+        Rows { recipe, out, threads, first_bad: None, made: Vec::new() }
+    }
+
+    /// A line is a row; blank ones are none.
+    pub fn jsonl(&mut self, path: &Path) -> Result<()> {
+        let io = |e| Error::io("read", path, e);
+        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let mut file = BufReader::with_capacity(1 << 20, file);
+        let recipe = self.recipe;
+        let make = |line: &Vec<u8>, row: &mut Row| recipe.line(line, row);
+        let (mut piece, mut bytes): (Vec<Raw<Vec<u8>>>, usize) = (Vec::new(), 0);
+        for number in 1.. {
+            let mut line = Vec::new();
+            let n = file.by_ref().take(LONGEST).read_until(b'\n', &mut line).map_err(io)?;
+            if n == 0 {
+                break;
+            }
+            if n as u64 == LONGEST && !line.ends_with(b"\n") {
+                file.skip_until(b'\n').map_err(io)?;
+                piece.push((number, Err(format!("is longer than {} MiB", LONGEST >> 20))));
+            } else if !line.trim_ascii().is_empty() {
+                bytes += n;
+                piece.push((number, Ok(line)));
+            }
+            if piece.len() == ROWS || bytes >= BYTES {
+                self.put(&mut piece, &make, &|n| Place::Line(path, n))?;
+                bytes = 0;
+            }
+        }
+        self.put(&mut piece, &make, &|n| Place::Line(path, n))
+    }
+
+    /// Row group by row group; of the columns, only those that rows are made of.
+    pub fn parquet(&mut self, path: &Path) -> Result<()> {
+        let bad = |e: parquet::errors::ParquetError| {
+            Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))
+        };
+        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let reader = SerializedFileReader::new(file).map_err(bad)?;
+        let schema = reader.metadata().file_metadata().schema().clone();
+        let columns = self.columns(&schema);
+        let recipe = self.recipe;
+        let make = |row: &Map<String, Value>, out: &mut Row| recipe.row(row, out);
+        let place = |n| Place::Row(path, n);
+        let (mut piece, mut number): (Vec<Raw<Map<String, Value>>>, u64) = (Vec::new(), 0);
+        for group in 0..reader.num_row_groups() {
+            let group = reader.get_row_group(group).map_err(bad)?;
+            for row in RowIter::from_row_group(columns.clone(), &*group).map_err(bad)? {
+                // Where a page is damaged, what follows it is not rows: that is no matter of one row.
+                let row = row.map_err(bad)?.into_columns();
+                let object = row.into_iter().map(|(name, field)| Ok((name, json(field)?))).collect();
+                piece.push((number, object));
+                number += 1;
+                if piece.len() == ROWS {
+                    self.put(&mut piece, &make, &place)?;
+                }
+            }
+        }
+        self.put(&mut piece, &make, &place)
+    }
+
+    /// The schema without the columns that no row needs; all of it where the recipe's are not there, so that the message
+    /// can name those that are.
+    fn columns(&self, schema: &Type) -> Option<Type> {
+        let format = &self.recipe.format;
+        let named: Vec<&str> = match &format.input_key {
+            Some(key) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
+            None => vec!["input_ids", "labels", "text", "messages"],
+        };
+        let fields: Vec<Arc<Type>> =
+            schema.get_fields().iter().filter(|f| named.contains(&f.name())).cloned().collect();
+        let found = if format.input_key.is_some() { fields.len() == named.len() } else { !fields.is_empty() };
+        let projected = || Type::group_type_builder(schema.name()).with_fields(fields).build().ok();
+        if found { projected() } else { None }
+    }
+
+    /// Makes the rows of a piece, each thread a part of it, and writes them in order.
+    fn put<'p, T: Sync>(
+        &mut self,
+        piece: &mut Vec<Raw<T>>,
+        make: &(impl Fn(&T, &mut Row) -> std::result::Result<Outcome, Fault> + Sync),
+        place: &dyn Fn(u64) -> Place<'p>,
+    ) -> Result<()> {
+        let n = piece.len();
+        if self.made.len() < n {
+            self.made.resize_with(n, || (Row::default(), Ok(Outcome::Dropped)));
+        }
+        let each = n.div_ceil(self.threads).max(16);
+        let work = |raw: &[Raw<T>], made: &mut [(Row, std::result::Result<Outcome, Fault>)]| {
+            for ((_, raw), (row, outcome)) in raw.iter().zip(made) {
+                *outcome = match raw {
+                    Ok(raw) => make(raw, row),
+                    Err(fault) => Err(fault.clone()),
+                };
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut parts = piece.chunks(each).zip(self.made[..n].chunks_mut(each));
+            let first = parts.next();
+            parts.for_each(|(raw, made)| drop(scope.spawn(|| work(raw, made))));
+            first.into_iter().for_each(|(raw, made)| work(raw, made));
+        });
+        for ((number, _), (row, outcome)) in piece.iter().zip(&self.made) {
+            match outcome {
+                Ok(Outcome::Kept) => self.out.row(&row.ids, &row.labels)?,
+                Ok(Outcome::Dropped) => self.out.dropped += 1,
+                Err(fault) if self.recipe.format.skip_bad_rows => {
+                    self.out.bad += 1;
+                    self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());
+                }
+                Err(fault) => {
+                    let fault = format!("{fault} (--skip-bad-rows leaves such rows out and counts them)");
+                    return Err(place(*number).error(fault));
+                }
+            }
+        }
+        piece.clear();
+        Ok(())
+    }
+}
+
+/// A value of Parquet as one of JSON. Times, decimals and binary are no part of rows.
+fn json(field: Field) -> std::result::Result<Value, Fault> {
+    let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
+    let list = |fields: &[Field]| fields.iter().cloned().map(json).collect::<std::result::Result<Vec<_>, _>>();
+    Ok(match field {
+        Field::Null => Value::Null,
+        Field::Bool(x) => x.into(),
+        Field::Byte(x) => x.into(),
+        Field::Short(x) => x.into(),
+        Field::Int(x) => x.into(),
+        Field::Long(x) => x.into(),
+        Field::UByte(x) => x.into(),
+        Field::UShort(x) => x.into(),
+        Field::UInt(x) => x.into(),
+        Field::ULong(x) => x.into(),
+        Field::Float(x) => float(x.into()),
+        Field::Double(x) => float(x),
+        Field::Str(x) => x.into(),
+        // Text whose writer did not say that it is.
+        Field::Bytes(x) => match std::str::from_utf8(x.data()) {
+            Ok(text) => text.into(),
+            Err(_) => Value::Array(vec![]), // no text, and whoever asks for one is told so
+        },
+        Field::ListInternal(x) => list(x.elements())?.into(),
+        Field::Group(row) => {
+            let fields = row.into_columns().into_iter().map(|(name, field)| Ok((name, json(field)?)));
+            // Files of one schema for all messages hold null for what a message does not have.
+            let fields = fields.filter(|f| !matches!(f, Ok((_, Value::Null))));
+            Value::Object(fields.collect::<std::result::Result<_, Fault>>()?)
+        }
+        other => Value::String(other.to_string()),
+    })
+}

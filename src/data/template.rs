@@ -1,0 +1,323 @@
+//! Chat templates: Jinja as transformers runs it. Never tokenizes, never reads files.
+//!
+//! minijinja is the interpreter; what a template may use beyond Jinja proper is listed in [`ChatTemplate::new`]: the Python
+//! methods of strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and
+//! `{% generation %}` blocks, which render as if their tags were not there.
+use minijinja::value::{Kwargs, Value};
+use minijinja::{Environment, Error, ErrorKind, Output, State, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::Serialize;
+use serde_json::ser::Formatter;
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+use xxhash_rust::xxh3::xxh3_64;
+
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    bos: String,
+    eos: String,
+    fingerprint: u64,
+}
+
+const NAME: &str = "chat template";
+
+impl ChatTemplate {
+    /// From a Jinja text and the spellings of the tokenizer's special tokens. An error says what is wrong, and in which line.
+    pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
+        let mut env = Environment::new();
+        env.set_trim_blocks(true);
+        env.set_lstrip_blocks(true);
+        env.set_unknown_method_callback(unknown_method_callback);
+        env.set_formatter(as_python_prints);
+        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        env.add_function("strftime_now", |format: String| strftime(&format, now()));
+        env.add_filter("tojson", tojson);
+        env.add_template_owned(NAME, without_generation_tags(text)).map_err(|e| what(&e))?;
+        let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
+        Ok(ChatTemplate { env, bos: bos.into(), eos: eos.into(), fingerprint })
+    }
+
+    /// Equal for templates that render the same.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The text of a conversation; with `prompt`, the beginning of the assistant's next answer behind it.
+    pub fn render(&self, messages: &[Value], prompt: bool) -> Result<String, String> {
+        let template = self.env.get_template(NAME).map_err(|e| what(&e))?;
+        // Without tools and documents they are there and None, as in transformers.
+        let (none, messages) = (Value::from(()), Value::from(messages.to_vec()));
+        let context = context! {
+            messages, tools => none, documents => none, add_generation_prompt => prompt,
+            bos_token => self.bos, eos_token => self.eos,
+        };
+        template.render(context).map_err(|e| what(&e))
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "ChatTemplate({:016x})", self.fingerprint)
+    }
+}
+
+/// "line 3 of the chat template: only user and assistant roles are supported"
+fn what(e: &Error) -> String {
+    // The innermost error is the one that the template raised; its line is the place that called.
+    let mut inner = e;
+    while let Some(deeper) = std::error::Error::source(inner).and_then(|s| s.downcast_ref::<Error>()) {
+        inner = deeper;
+    }
+    let line = inner.line().or(e.line()).map_or(String::new(), |line| format!("line {line} of "));
+    let detail = inner.detail().map_or_else(|| inner.kind().to_string(), str::to_string);
+    format!("{line}the {NAME}: {detail}")
+}
+
+/// `{% generation %}` and its end, whatever their whitespace controls, as a condition that always holds: whitespace around
+/// them is treated as around any block, and lines keep their numbers.
+fn without_generation_tags(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out += before;
+        let control = tag.len() - tag.trim_start_matches(['-', '+']).len();
+        let inside = &tag[control..];
+        let word = inside.trim_start();
+        let space = inside.len() - word.len();
+        let name = word.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        let instead = match name {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            name => name,
+        };
+        out += &tag[..control + space];
+        out += instead;
+        rest = &word[name.len()..];
+    }
+    out + rest
+}
+
+/// Python's `str()` where it is not Rust's.
+fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
+    let text = match (value.is_none(), value.kind(), value.is_true()) {
+        (true, ..) => "None",
+        (_, minijinja::value::ValueKind::Bool, true) => "True",
+        (_, minijinja::value::ValueKind::Bool, false) => "False",
+        _ => return minijinja::escape_formatter(out, state, value),
+    };
+    out.write_str(text).map_err(Error::from)
+}
+
+/// `json.dumps(value, ensure_ascii=False, ..)`, as transformers' filter of this name does it.
+fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let [item, colon] = match separators.as_deref() {
+        Some([item, colon]) => [item.clone(), colon.clone()],
+        _ => [if indent.is_some() { "," } else { ", " }.into(), ": ".into()],
+    };
+    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
+    let mut tree = serde_json::to_value(&value).map_err(bad)?;
+    if sort {
+        tree.sort_all_objects();
+    }
+    let mut out = Vec::new();
+    let style = Dumps { item, colon, indent, ascii, depth: 0, filled: false };
+    tree.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(bad)?;
+    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+}
+
+/// The layout of Python's `json.dumps`.
+struct Dumps {
+    item: String,
+    colon: String,
+    indent: Option<usize>,
+    ascii: bool,
+    depth: usize,
+    /// The container at hand has something in it.
+    filled: bool,
+}
+
+impl Dumps {
+    fn open<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.filled = false;
+        out.write_all(bracket)
+    }
+    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if self.filled {
+            self.line(out)?;
+        }
+        self.filled = true;
+        out.write_all(bracket)
+    }
+    fn next<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            out.write_all(self.item.as_bytes())?;
+        }
+        self.filled = true;
+        self.line(out)
+    }
+    fn line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
+        match self.indent {
+            Some(indent) => write!(out, "\n{:1$}", "", indent * self.depth),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Formatter for Dumps {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.open(out, b"[")
+    }
+    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.close(out, b"]")
+    }
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.open(out, b"{")
+    }
+    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.close(out, b"}")
+    }
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(self.colon.as_bytes())
+    }
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
+        if !self.ascii {
+            return out.write_all(fragment.as_bytes());
+        }
+        for c in fragment.chars() {
+            match c.is_ascii() {
+                true => write!(out, "{c}")?,
+                false => c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
+}
+
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+/// C's strftime in the C locale, of `seconds` since 1970 in UTC. A conversion that it does not know stays as it is.
+fn strftime(format: &str, seconds: i64) -> String {
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let weekday = DAYS[(days + 4).rem_euclid(7) as usize]; // 1970-01-01 was a Thursday
+    let name = MONTHS[month as usize - 1];
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('Y') => out += &year.to_string(),
+            Some('y') => out += &format!("{:02}", year.rem_euclid(100)),
+            Some('m') => out += &format!("{month:02}"),
+            Some('d') => out += &format!("{day:02}"),
+            Some('e') => out += &format!("{day:2}"),
+            Some('B') => out += name,
+            Some('b' | 'h') => out += &name[..3],
+            Some('A') => out += weekday,
+            Some('a') => out += &weekday[..3],
+            Some('H') => out += &format!("{hour:02}"),
+            Some('I') => out += &format!("{:02}", (hour + 11) % 12 + 1),
+            Some('p') => out += if hour < 12 { "AM" } else { "PM" },
+            Some('M') => out += &format!("{minute:02}"),
+            Some('S') => out += &format!("{second:02}"),
+            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
+            Some('T') => out += &format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('j') => out += &format!("{:03}", days - days_before(year) + 1),
+            Some('Z') => out += "UTC",
+            Some('z') => out += "+0000",
+            Some('%') => out.push('%'),
+            Some(other) => out.extend(['%', other]),
+            None => out.push('%'),
+        }
+    }
+    out
+}
+
+/// Days from 1970-01-01 to the first of `year`.
+fn days_before(year: i64) -> i64 {
+    let y = year - 1;
+    365 * (year - 1970) + (y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400))
+        - (1969 / 4 - 1969 / 100 + 1969 / 400)
+}
+
+/// (year, month, day) of a day counted from 1970-01-01, in the Gregorian calendar.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let mut year = 1970 + days.div_euclid(366); // at most right, and at most a few years early
+    while days_before(year + 1) <= days {
+        year += 1;
+    }
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let mut day = days - days_before(year);
+    let lengths = [31, if leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while day >= lengths[month] {
+        day -= lengths[month];
+        month += 1;
+    }
+    (year, month as i64 + 1, day + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_strftime() {
+        let all = "%Y-%m-%d %H:%M:%S %a %A %b %B %j %y %I %p %e|%F %T %% %Q";
+        // Made by Python: datetime.fromtimestamp(t, UTC).strftime(..)
+        for (t, expected) in [
+            (0, "1970-01-01 00:00:00 Thu Thursday Jan January 001 70 12 AM  1|1970-01-01 00:00:00 % %Q"),
+            (951_782_399, "2000-02-28 23:59:59 Mon Monday Feb February 059 00 11 PM 28|2000-02-28 23:59:59 % %Q"),
+            (951_782_400, "2000-02-29 00:00:00 Tue Tuesday Feb February 060 00 12 AM 29|2000-02-29 00:00:00 % %Q"),
+            (1_735_646_400, "2024-12-31 12:00:00 Tue Tuesday Dec December 366 24 12 PM 31|2024-12-31 12:00:00 % %Q"),
+            (4_107_542_400, "2100-03-01 00:00:00 Mon Monday Mar March 060 00 12 AM  1|2100-03-01 00:00:00 % %Q"),
+        ] {
+            assert_eq!(strftime(all, t), expected);
+        }
+    }
+
+    #[test]
+    fn generation_tags_keep_their_controls() {
+        let text = "{%- generation -%}a{% endgeneration +%}\n{% generations %}{{ x }}{%generation%}";
+        let expected = "{%- if true -%}a{% endif +%}\n{% generations %}{{ x }}{%if true%}";
+        assert_eq!(without_generation_tags(text), expected);
+    }
+}

@@ -1,0 +1,295 @@
+//! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is dropped,
+//! what is skipped, and every message for a bad row.
+use super::*;
+use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row};
+use serde_json::{Value, json};
+
+fn template(name: &str, tokenizer: &Tokenizer) -> Arc<ChatTemplate> {
+    let text = fs::read_to_string(tokens::golden("templates").join(format!("{name}.jinja"))).unwrap();
+    Arc::new(ChatTemplate::new(&text, tokenizer.spellings()).unwrap())
+}
+
+/// The format of a golden case.
+fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
+    let text = |key: &str| case[key].as_str().map(str::to_string);
+    let on = |key: &str| case[key] == true;
+    Format {
+        input_key: text("input_key"),
+        output_key: text("output_key"),
+        input_template: text("input_template"),
+        apply_chat_template: !case["template"].is_null(),
+        multiturn: on("multiturn"),
+        pretrain_mode: on("pretrain"),
+        skip_bad_rows: false,
+        chat: case["template"].as_str().map(|name| template(name, tokenizer)),
+    }
+}
+
+/// Ids, and `x` where there is loss.
+fn shown(row: &Row) -> (Value, String) {
+    let loss = row.ids.iter().zip(&row.labels).map(|(&id, &label)| match label {
+        IGNORE => '.',
+        label => {
+            assert_eq!(label as u32, id, "a label is the token itself");
+            'x'
+        }
+    });
+    (json!(row.ids), loss.collect())
+}
+
+#[test]
+fn tokens_and_loss_are_those_of_openrlhf() {
+    for name in ["byte_level", "sentencepiece"] {
+        let tokenizer = tokens::load(name);
+        let golden: Value = serde_json::from_slice(&fs::read(tokens::golden(name).join("sft.json")).unwrap()).unwrap();
+        let (mut kept, mut dropped) = (0, 0);
+        for case in golden["cases"].as_array().unwrap() {
+            let format = format(case, &tokenizer);
+            format.check().unwrap();
+            let max_len = golden["max_len"].as_u64().unwrap() as usize;
+            let recipe = Recipe { format, tokenizer: tokenizer.clone(), bound: 1000, max_len };
+            let mut row = Row::default();
+            let outcome = recipe.line(case["row"].to_string().as_bytes(), &mut row).unwrap();
+            match case.get("ids") {
+                Some(ids) => {
+                    assert_eq!(outcome, Outcome::Kept, "{name}: {case}");
+                    assert_eq!(shown(&row), (ids.clone(), case["loss"].as_str().unwrap().into()), "{name}: {case}");
+                    kept += 1;
+                }
+                None => {
+                    assert_eq!(outcome, Outcome::Dropped, "{name}: {case}");
+                    dropped += 1;
+                }
+            }
+        }
+        assert!(kept >= 30 && dropped >= 8, "{kept} kept, {dropped} dropped");
+    }
+}
+
+fn recipe(format: Format) -> Recipe {
+    Recipe { format, tokenizer: Tokenizer::Bytes, bound: 257, max_len: 64 }
+}
+fn chatml() -> Option<Arc<ChatTemplate>> {
+    Some(template("chatml", &Tokenizer::Bytes))
+}
+fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
+    let mut out = Row::default();
+    let outcome = recipe(format).line(row.to_string().as_bytes(), &mut out)?;
+    Ok(match outcome {
+        Outcome::Kept => (out.ids.clone(), shown(&out).1),
+        Outcome::Dropped => (vec![], "dropped".into()),
+    })
+}
+fn keys(input: &str, output: Option<&str>) -> Format {
+    Format { input_key: Some(input.into()), output_key: output.map(str::to_string), ..Format::default() }
+}
+
+#[test]
+fn bytes_end_with_the_token_that_no_text_spells() {
+    let of = |text: &str| text.bytes().map(u32::from).chain([END]).collect::<Vec<_>>();
+    let format = Format { input_template: Some("Q: {}\nA: ".into()), ..keys("q", Some("a")) };
+    let row = make(format, json!({"q": "why", "a": "so\n"})).unwrap();
+    assert_eq!(row, (of("Q: why\nA: so"), "..........xxx".into()));
+    let chat = Format { chat: chatml(), multiturn: true, ..Format::default() };
+    let talk = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    let (ids, loss) = make(chat, talk).unwrap();
+    assert_eq!(ids, of("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>"));
+    assert!(loss.ends_with(".xxxxxxxxxxxx"), "b, its end, and the end of text: {loss}"); // 1 + 10 + 1
+}
+
+#[test]
+fn a_thinking_models_template_drops_earlier_thoughts_and_keeps_the_answers_in_the_loss() {
+    let format = Format { chat: Some(template("qwen3", &Tokenizer::Bytes)), multiturn: true, ..Format::default() };
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let messages = [
+        turn("user", "1+1?"),
+        turn("assistant", "<think>\none and one\n</think>\n\n2"),
+        turn("user", "2+2?"),
+        turn("assistant", "<think>\ntwice two\n</think>\n\n4"),
+    ];
+    let recipe = Recipe { max_len: 1000, ..recipe(format) };
+    let mut row = Row::default();
+    recipe.row(json!({"messages": messages}).as_object().unwrap(), &mut row).unwrap();
+    let learned: Vec<u32> = row.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
+    let text = Tokenizer::Bytes.decode(&learned);
+    assert_eq!(text, "2<|im_end|>\n<think>\ntwice two\n</think>\n\n4<|im_end|>");
+}
+
+#[test]
+fn rows_that_cannot_be_learned_from_say_why() {
+    let says = |format: Format, row: Value, parts: &[&str]| {
+        let fault = make(format, row).unwrap_err();
+        parts.iter().for_each(|part| assert!(fault.contains(part), "{part:?} is not in: {fault}"));
+    };
+    let qa = || keys("q", Some("a"));
+    says(qa(), json!({"q": "x", "answer": "y"}), &["no `a`", "q, answer"]);
+    says(qa(), json!({"q": "x", "a": null}), &["no `a`"]);
+    says(qa(), json!({"q": 3, "a": "y"}), &["a number as q", "a text is expected"]);
+    says(qa(), json!(["q"]), &["is not a row", "JSON object"]);
+    says(Format { pretrain_mode: true, ..Format::default() }, json!({"t": ""}), &["no `text`", "t"]);
+    let chat = || Format { chat: chatml(), apply_chat_template: true, ..Format::default() };
+    let talk = |turns: Value| json!({ "messages": turns });
+    let user = || json!({"role": "user", "content": "a"});
+    says(chat(), talk(json!([])), &["no messages in messages"]);
+    says(chat(), talk(json!([user()])), &["one message"]);
+    says(chat(), talk(json!("hi")), &["a text as messages", "--output-key"]);
+    says(chat(), talk(json!([user(), "hi"])), &["message 1", "no object"]);
+    says(chat(), talk(json!([{"from": "human", "value": "a"}, user()])), &["message 0 without `role`", "from, value"]);
+    says(chat(), talk(json!([user(), {"role": "gpt", "content": "b"}])), &["message 1 by \"gpt\"", "assistant"]);
+    says(chat(), talk(json!([user(), {"role": "assistant"}])), &["message 1 without `content`"]);
+    says(chat(), talk(json!([user(), {"role": "assistant", "content": 7}])), &["message 1", "a number"]);
+    let answered = json!([user(), {"role": "assistant", "content": "b"}, user()]);
+    says(chat(), talk(answered), &["ends with a message by \"user\""]);
+    let turns = || Format { multiturn: true, ..chat() };
+    says(turns(), talk(json!([user(), user()])), &["no message by the assistant"]);
+    says(
+        Format { chat: None, ..chat() },
+        talk(json!([user(), user()])),
+        &["no chat template", "--tokenizer-chat-template"],
+    );
+    let gemma = Format { chat: Some(template("gemma", &Tokenizer::Bytes)), ..chat() };
+    let system = json!([{"role": "system", "content": "s"}, {"role": "assistant", "content": "b"}]);
+    says(gemma, talk(system), &["line 1 of the chat template", "System role not supported"]);
+    let backwards = "{% for m in messages[::-1] %}{{ m.content }}{% endfor %}";
+    let backwards = Some(Arc::new(ChatTemplate::new(backwards, ("", "")).unwrap()));
+    let ab = json!([user(), {"role": "assistant", "content": "b"}]);
+    says(Format { chat: backwards, ..chat() }, talk(ab), &["cannot say where the response begins"]);
+}
+
+#[test]
+fn flags_that_do_not_go_together_are_refused() {
+    let wrong = |format: Format, parts: &[&str]| drop(refused(format.check(), parts));
+    let template = |t: &str| Format { input_template: Some(t.into()), ..keys("q", Some("a")) };
+    wrong(keys("q", None), &["--input-key", "--output-key", "--pretrain-mode"]);
+    wrong(Format { input_key: None, ..keys("q", Some("a")) }, &["--output-key needs --input-key"]);
+    wrong(template("no place"), &["--input-template", "{}"]);
+    wrong(template("{} and {}"), &["--input-template", "{}"]);
+    wrong(Format { apply_chat_template: true, ..template("{}") }, &["--input-template", "chat template"]);
+    wrong(Format { pretrain_mode: true, ..keys("q", Some("a")) }, &["--pretrain-mode", "--output-key"]);
+    wrong(Format { pretrain_mode: true, multiturn: true, ..keys("q", None) }, &["--pretrain-mode", "--multiturn"]);
+    assert!(keys("q", Some("a")).check().is_ok() && template("{}").check().is_ok());
+}
+
+// --- files ------------------------------------------------------------------------------------------------------------
+
+fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result<Dataset, Error> {
+    Dataset::open(&DataOptions { format, ..files.options(name, max_len) })
+}
+
+#[test]
+fn long_prompts_are_dropped_and_counted() {
+    let row = |n: usize| json!({"q": "q".repeat(n), "a": "answer"}).to_string();
+    // 14 tokens leave no room in 16; 13 leave room for three.
+    let files = Files::with("t.jsonl", [row(13), row(14), row(30), row(3)].join("\n"));
+    let data = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
+    let report = data.report();
+    assert_eq!((report.rows, report.dropped, report.bad, report.cut), (2, 2, 0, 0));
+    assert!(report.to_string().contains("2 rows dropped"), "{report}");
+    let (tokens, targets) = &rows(&data)[0];
+    assert_eq!(tokens[13..], [97, 110, END], "the end is cut off, and the last token is the end of text");
+    assert_eq!(targets[11..], [IGNORE, 97, 110, END as i32, IGNORE]);
+    // Another max_len is another file of tokens, and the count comes with it.
+    assert_eq!(open(&files, "t.jsonl", 64, keys("q", Some("a"))).unwrap().report().dropped, 0);
+    let again = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
+    assert_eq!((again.report().built, again.report().dropped), (false, 2));
+    refused(open(&files, "t.jsonl", 5, keys("q", Some("a"))), &["none of its 4 rows", "max_len 5", "--max-len"]);
+}
+
+#[test]
+fn bad_rows_are_named_or_skipped_and_counted() {
+    let good = r#"{"q": "a", "a": "b"}"#;
+    let lines = [
+        good.as_bytes(),
+        b"{\"q\": \"a\"",
+        good.as_bytes(),
+        b"{\"q\": \"caf\xe9\", \"a\": \"b\"}",
+        b"",
+        b"[]",
+        good.as_bytes(),
+    ];
+    let files = Files::with("t.jsonl", lines.join(&b'\n'));
+    refused(open(&files, "t.jsonl", 16, keys("q", Some("a"))), &["t.jsonl: line 2", "is not a row", "--skip-bad-rows"]);
+    let skip = || Format { skip_bad_rows: true, ..keys("q", Some("a")) };
+    let data = open(&files, "t.jsonl", 16, skip()).unwrap();
+    let report = data.report();
+    assert_eq!((report.rows, report.bad), (3, 3));
+    assert!(report.to_string().contains("3 bad rows skipped (the first: "), "{report}");
+    assert!(report.first_bad.as_ref().unwrap().contains("line 2"), "{report}");
+    let again = open(&files, "t.jsonl", 16, skip()).unwrap();
+    assert_eq!((again.report().built, again.report().bad), (false, 3));
+    // The line is the file's, also far into it and on other threads.
+    let mut many = vec![good; 5000];
+    many[4321] = "oops";
+    let files = Files::with("t.jsonl", many.join("\n"));
+    refused(open(&files, "t.jsonl", 16, keys("q", Some("a"))), &["line 4322", "oops"]);
+    let files = Files::with("t.jsonl", "x\ny\n");
+    refused(open(&files, "t.jsonl", 16, skip()), &["2 bad", "line 1"]);
+}
+
+#[test]
+fn rows_keep_their_order_whatever_the_threads() {
+    let lines: Vec<String> = (0..3000).map(|i| json!({"text": i.to_string().repeat(1 + i % 7)}).to_string()).collect();
+    let files = Files::with("t.jsonl", lines.join("\n"));
+    let data = Dataset::open(&DataOptions {
+        tokenizer: tokens::load("byte_level"),
+        vocab: 1000,
+        ..files.options("t.jsonl", 99)
+    });
+    let t = tokens::load("byte_level");
+    for (i, (tokens, _)) in rows(&data.unwrap()).iter().enumerate() {
+        assert_eq!(t.decode(tokens), i.to_string().repeat(1 + i % 7));
+    }
+}
+
+fn parquet(name: &str) -> Vec<u8> {
+    fs::read(tokens::golden("parquet").join(name)).unwrap()
+}
+
+#[test]
+fn parquet_gives_the_rows_of_jsonl() {
+    let golden: Value = serde_json::from_slice(&fs::read(tokens::golden("byte_level/sft.json")).unwrap()).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    let same = |name: &str, format: Format, of: &dyn Fn(&Value) -> bool| {
+        let mut unique: Vec<&Value> = Vec::new();
+        cases.iter().map(|c| &c["row"]).filter(|r| of(r)).for_each(|r| {
+            if !unique.contains(&r) {
+                unique.push(r)
+            }
+        });
+        let lines: Vec<String> = unique.iter().map(|r| r.to_string()).collect();
+        let files = Files::with("rows.jsonl", lines.join("\n"));
+        files.put(name, parquet(name));
+        let expected = open(&files, "rows.jsonl", 200, format.clone()).unwrap();
+        let found = open(&files, name, 200, format).unwrap();
+        assert_eq!(rows(&found), rows(&expected), "{name}");
+        assert_eq!(found.report().dropped, expected.report().dropped);
+        found.rows()
+    };
+    assert_eq!(same("prompts.parquet", keys("q", Some("a")), &|r| r.get("q").is_some()), 4);
+    let chat = Format { chat: chatml(), multiturn: true, ..Format::default() };
+    assert_eq!(same("talks.parquet", chat, &|r| r.get("messages").is_some()), 4);
+
+    let files = Files::with("tokens.parquet", parquet("tokens.parquet"));
+    let found = rows(&files.open("tokens.parquet", 8));
+    assert_eq!(found.len(), 5);
+    assert_eq!(found[2], (vec![0, 1, 2, 3], vec![1, 2, 3, IGNORE]));
+}
+
+#[test]
+fn parquet_that_is_no_rows_is_refused() {
+    let files = Files::with("p.parquet", parquet("prompts.parquet"));
+    refused(open(&files, "p.parquet", 64, Format::default()), &["p.parquet: row 0", "id, q, blob, a"]);
+    refused(open(&files, "p.parquet", 64, keys("question", Some("a"))), &["row 0", "no `question`", "q"]);
+    refused(open(&files, "p.parquet", 64, keys("id", Some("a"))), &["row 0", "a number as id"]);
+    refused(open(&files, "p.parquet", 64, keys("blob", Some("a"))), &["row 0", "a list as blob", "a text is expected"]);
+    let whole = parquet("prompts.parquet");
+    files.put("cut.parquet", &whole[..whole.len() - 20]);
+    refused(open(&files, "cut.parquet", 64, keys("q", Some("a"))), &["cut.parquet", "Parquet"]);
+    // A damaged byte anywhere is refused, or changes values only: never a crash.
+    for at in (0..whole.len()).step_by(23) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x55;
+        files.put("d.parquet", &damaged);
+        let _ = open(&files, "d.parquet", 64, Format { skip_bad_rows: true, ..keys("q", Some("a")) });
+    }
+}
