@@ -126,6 +126,10 @@ impl<'a> View<'a> {
     pub fn place(&self) -> Place {
         self.raw.place
     }
+    /// As [`View::as_ptr`]: for what depends on alignment.
+    pub fn address(&self) -> usize {
+        self.as_ptr() as usize
+    }
     /// Of the first element; [`View::place`] says who may follow it.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
@@ -186,6 +190,10 @@ impl<'a> ViewMut<'a> {
     }
     pub fn place(&self) -> Place {
         self.raw.place
+    }
+    /// As [`View::as_ptr`]: for what depends on alignment.
+    pub fn address(&self) -> usize {
+        self.as_view().as_ptr() as usize
     }
     /// Of the first element; [`ViewMut::place`] says who may follow it.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {

@@ -3,7 +3,7 @@
 //!
 //! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers, and
 //! nothing is read or written out of bounds.
-use super::{Arg, GpuDevice, Kernel, Operand, Shape};
+use super::{Arg, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, View, ViewMut};
 use flatshard_ptx::kernels::attention::{self, Family, MOST};
