@@ -1,11 +1,12 @@
-//! The attention kernels: their variants, and which of them a launch takes for an element type and a head. Never launches.
+//! The attention kernels: their variants, and which of them a launch takes for an element type and a head. Never
+//! launches.
 //!
 //! Every family has the entries `attention_forward`, `attention_dq` and `attention_dkv` with the parameters of
 //! `kernels/attention_shape.ptx`, so that a launch differs by [`Kernel`] alone.
 use super::Variant;
 
-/// What of a kernel a launch needs to know: a grid of (rows / `rows` rounded up, heads) CTAs of `threads` threads. Rows are
-/// queries and query heads, for `dkv` keys and key/value heads.
+/// What of a kernel a launch needs to know: a grid of (rows / `rows` rounded up, heads) CTAs of `threads` threads. Rows
+/// are queries and query heads, for `dkv` keys and key/value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     pub variant: &'static str,
@@ -64,8 +65,8 @@ const fn tiles(
     Kernel { variant, entry, rows, threads: 128, shared }
 }
 
-/// The kernels of a head of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` where a launch has
-/// registers for the gradient of keys or of values alone.
+/// The kernels of a head of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` where a launch
+/// has registers for the gradient of keys or of values alone.
 macro_rules! sm_80 {
     (@name $stem:literal, $dtype:literal, $dim:literal) => { concat!("attention_", $stem, "_", $dtype, "_", $dim) };
     (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $dkv:expr) => {

@@ -1,5 +1,5 @@
-//! What launches cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no conflicts in shared
-//! memory, sectors near the floor. For every variant of the family.
+//! What launches cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no conflicts in
+//! shared memory, sectors near the floor. For every variant of the family.
 use crate::launch::{DType, Run};
 use crate::reference::{Inputs, Shape};
 use flatshard_ptx::kernels::attention::{Kernel, sm_80_family};

@@ -1,7 +1,8 @@
 //! Mistakes planted into the tile kernels: each is noticed under every schedule.
 use crate::launch::{DType, Run};
 use crate::reference::{Inputs, Shape, attention};
-use flatshard_ptx::emulate::Kind;
+use flatshard_ptx::emulate::{Argument, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::{Family, sm_80_family};
 
 const SCHEDULES: [u64; 3] = [0, 1, 2];
@@ -16,7 +17,7 @@ fn shape() -> Shape {
 }
 
 /// Without the `index`-th `what` of an entry; `None` where it has no more.
-fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), flatshard_ptx::emulate::Report>> {
+fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), Report>> {
     let found = std::cell::Cell::new(false);
     let plant = |name: &str, text: String| {
         let Some((at, _)) = text.match_indices(what).nth(index).filter(|_| name == entry) else { return text };
@@ -100,4 +101,30 @@ fn a_lane_that_leaves_is_named() {
     let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule: 1, plant: Some(&plant) };
     let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
     assert!(report.has(Kind::Divergent) || report.has(Kind::Deadlock), "{report}");
+}
+
+/// The merge writes an lse that all lanes have read before: without its barrier that is a race.
+#[test]
+fn a_merge_without_its_barrier_is_noticed() {
+    let merge = Variant::by_name("attention_merge").unwrap();
+    let run = |text: &str, schedule| {
+        let kernels = parse(merge.file, text).unwrap();
+        let mut memory = Memory::new();
+        let f32s = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let (n, dim) = (5, 40);
+        let pointers = [("o_pass", n * dim), ("lse_pass", n), ("o", n * dim), ("lse", n)]
+            .map(|(name, len)| Argument::Pointer(memory.upload(name, &f32s(&vec![0.5; len]))));
+        let shape = [n, 1, dim].map(|n| Argument::U32(n as u32));
+        let arguments = &[&pointers[..], &shape].concat();
+        let (grid, block) = ([2, 1, 1], [128, 1, 1]);
+        let launch = Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule };
+        launch.run(&mut memory).map(|_| ())
+    };
+    let text = merge.expand().unwrap();
+    let at = text.find("bar.warp.sync").unwrap();
+    let without = format!("{}{}", &text[..at], &text[at + text[at..].find(';').unwrap() + 1..]);
+    for schedule in SCHEDULES {
+        run(&text, schedule).unwrap_or_else(|report| panic!("{report}"));
+        assert!(run(&without, schedule).unwrap_err().has(Kind::Race));
+    }
 }

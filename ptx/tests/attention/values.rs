@@ -95,3 +95,10 @@ fn sm_80_kernels() {
         shapes(head_dim).iter().for_each(|shape| check(family, dtype, shape));
     }
 }
+
+/// Documents one short of a tile, one more, and two tiles and one; heads that share keys in threes.
+#[test]
+fn sm_80_kernels_around_the_size_of_a_tile() {
+    let family = sm_80_family("bf16", 64).unwrap();
+    check(family, DType::Bf16, &Shape::packed(3, 1, 64, &[0, 63, 128, 257]));
+}

@@ -1,8 +1,10 @@
-//! The passes of ring attention (Liu et al. 2023): local queries over one block of keys and values, partial results in f32,
-//! and their merge. Never communicates, and never asks where a block comes from: rows of the packed batch say who sees whom.
+//! The passes of ring attention (Liu et al. 2023): local queries over one block of keys and values, partial results in
+//! f32, and their merge. Never communicates, and never asks where a block comes from: rows of the packed batch say who
+//! sees whom.
 //!
-//! Queries and keys rise, so a query sees one range of the block's keys. Tiles of [`SIDE`] queries walk over the keys that
-//! any of them sees, tiles of keys over the queries that see any of them; the arithmetic is that of `attention.rs`.
+//! Queries and keys rise, so a query sees one range of the block's keys. Tiles of [`SIDE`] queries walk over the keys
+//! that any of them sees, tiles of keys over the queries that see any of them; the arithmetic is that of
+//! `attention.rs`.
 use super::attention::{SIDE, Scratch, load, load_transposed, online_softmax, slope};
 use super::simd::{Level, sum};
 use super::tile::{COLUMNS, Part, Product, Tile};
@@ -155,6 +157,7 @@ fn add(tile: &[f32], width: usize, dst: &mut [f32], row: usize, rows: usize, dim
 
 /// Of qkv, kv, d_o; of lse and delta; dq and dkv.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub fn backward<T: Float>(
     level: Level,
     scratch: &mut Scratch,

@@ -1,8 +1,8 @@
-//! Launches of attention: whole, and the passes of ring attention. Which family of kernels runs is decided here, by what the
-//! GPU executes, the element type and the head; `kernels/attention_shape.ptx` says what they are all given.
+//! Launches of attention: whole, and the passes of ring attention. Which family of kernels runs is decided here, by
+//! what the GPU executes, the element type and the head; `kernels/attention_shape.ptx` says what they are all given.
 //!
-//! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers, and
-//! nothing is read or written out of bounds.
+//! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers,
+//! and nothing is read or written out of bounds.
 use super::{Arg, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, View, ViewMut};

@@ -1,5 +1,5 @@
-//! Launches around the passes of ring attention: who sees whom, the merge of passes, columns in and out of fused rows. The
-//! passes themselves are in `attention.rs`. Never communicates.
+//! Launches around the passes of ring attention: who sees whom, the merge of passes, columns in and out of fused rows.
+//! The passes themselves are in `attention.rs`. Never communicates.
 use super::{Arg, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, Columns, View, ViewMut};
