@@ -199,3 +199,77 @@ impl Drop for Comm {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    const PATIENT: Duration = Duration::from_secs(20);
+    const NEVER: i32 = i32::MAX;
+
+    fn on() -> Option<String> {
+        None
+    }
+    fn enqueue(comm: &Comm) -> std::result::Result<(), String> {
+        let null = std::ptr::null_mut;
+        // SAFETY: the fake follows no pointer.
+        comm.run(|handle, nccl| unsafe { (nccl.all_gather)(null(), null(), 0, 7, handle, null()) })
+    }
+
+    #[test]
+    fn a_communicator_is_made_split_used_and_ended_in_order() {
+        let (comm, state) = fake::comm(5, PATIENT, &on);
+        let comm = comm.unwrap();
+        let part = comm.split(0, 1, &on).unwrap();
+        state.polls.store(4, SeqCst);
+        enqueue(&comm).unwrap();
+        assert_eq!(state.polls.load(SeqCst), 0, "the call has not waited until NCCL came along");
+        assert_eq!((comm.trouble(), part.trouble()), (None, None));
+        drop((comm, part));
+        assert_eq!((state.destroyed.load(SeqCst), state.aborted.load(SeqCst)), (1, 0));
+    }
+
+    #[test]
+    fn ranks_that_never_come_end_the_wait_and_the_communicator_is_aborted_once() {
+        let (comm, state) = fake::comm(NEVER, Duration::from_millis(50), &on);
+        let text = comm.err().unwrap().to_string();
+        assert!(text.contains("NCCL 2.28.9, 2 ranks: no answer within 50ms") && text.contains("NCCL_DEBUG"), "{text}");
+        assert_eq!((state.destroyed.load(SeqCst), state.aborted.load(SeqCst)), (0, 1));
+    }
+
+    #[test]
+    fn a_rank_that_failed_ends_the_wait_at_once() {
+        let (comm, state) = fake::comm(NEVER, PATIENT, &|| Some("rank 1 failed".into()));
+        assert!(comm.err().unwrap().to_string().contains("rank 1 failed"));
+        assert_eq!(state.aborted.load(SeqCst), 1);
+    }
+
+    #[test]
+    fn an_abort_from_another_thread_ends_a_call_in_progress_with_the_reason() {
+        let (comm, state) = fake::comm(0, PATIENT, &on);
+        let comm = comm.unwrap();
+        state.polls.store(NEVER, SeqCst);
+        let ended = std::thread::scope(|scope| {
+            let call = scope.spawn(|| enqueue(&comm));
+            std::thread::sleep(Duration::from_millis(50));
+            comm.abort("rank 3 failed");
+            comm.abort("something later");
+            call.join().unwrap()
+        });
+        assert_eq!(ended, Err("rank 3 failed".to_string()));
+        assert_eq!((enqueue(&comm), comm.trouble()), (Err("rank 3 failed".into()), None));
+        drop(comm);
+        assert_eq!((state.destroyed.load(SeqCst), state.aborted.load(SeqCst)), (0, 1));
+    }
+
+    #[test]
+    fn an_error_that_arises_while_nobody_calls_is_seen() {
+        let (comm, state) = fake::comm(0, PATIENT, &on);
+        let comm = comm.unwrap();
+        state.result.store(6, SeqCst);
+        assert_eq!(comm.trouble(), Some("NCCL: remote process exited".into()));
+        assert_eq!(enqueue(&comm), Err("NCCL: remote process exited".into()));
+    }
+}

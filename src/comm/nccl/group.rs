@@ -179,7 +179,8 @@ impl Group {
     fn count(&self, ring: &mut Ring) -> Result<()> {
         while ring.counted < ring.next {
             let op = &mut ring.ops[(ring.counted % RING) as usize];
-            if !op.done.is_complete() || (op.waited && !op.resumed.is_complete()) {
+            let over = |event: &CudaEvent| event.try_is_complete().map_err(|e| self.failed(e));
+            if !over(&op.done)? || (op.waited && !over(&op.resumed)?) {
                 break;
             }
             ring.stats.in_flight_s += self.cuda.seconds(&op.begin, &op.done)?;

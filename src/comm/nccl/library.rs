@@ -67,9 +67,9 @@ macro_rules! functions {
         pub struct Nccl {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> c_int,)*
             $(pub $maybe: Option<unsafe extern "C" fn($($marg),*) -> c_int>,)*
-            error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+            pub(super) error_string: unsafe extern "C" fn(c_int) -> *const c_char,
             /// Keeps the pointers valid.
-            _library: Library,
+            pub(super) _library: Library,
         }
         impl Nccl {
             /// # Safety
