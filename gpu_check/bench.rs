@@ -3,7 +3,6 @@
 use crate::Gpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
-use flatshard::device::gpu::kernels::TEXTS;
 use flatshard::device::{AdamW, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
 use serde_json::{Map, Value, json};
 
@@ -76,7 +75,7 @@ impl Bench {
 }
 
 pub fn run() -> Result<Value> {
-    let mut bench = Bench { gpu: Gpu::open(TEXTS, 0, 1)?, rows: Map::new() };
+    let mut bench = Bench { gpu: Gpu::open(0, 1)?, rows: Map::new() };
     memory_bound(&mut bench)?;
     products(&mut bench)?;
     for head_dim in [64, 128, 256] {

@@ -5,91 +5,82 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Shape};
-use flatshard::device::gpu::kernels::{TEXTS, Text};
+use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{AdamW, Attention, Buf, Device, LIMBS};
-use serde_json::{Map, Value, json};
+use flatshard::device::{AdamW, Attention, Buf, Device, LIMBS, ViewMut};
+use flatshard_ptx::kernels::probes::{PROBES, Probe, TENSOR_WORDS};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
-const LDMATRIX: &str = include_str!("probes/ldmatrix.ptx");
-const MMA: &str = include_str!("probes/mma.ptx");
-static PROBES: &[Text] = &[
-    Text { variant: "ldmatrix", file: "ldmatrix.ptx", ptx: LDMATRIX },
-    Text { variant: "mma", file: "mma.ptx", ptx: MMA },
-];
-/// The simulated GPU runs a probe in this kernel's place.
-const STAND_IN: &str = "add_f32";
+/// Rows of the tensor that boxes are copied from, and elements from one to the next.
+const TENSOR: ([u64; 3], [u64; 2]) = ([40, 7, 5], [48, 7 * 48]);
 
-struct Probe {
-    variant: &'static str,
-    entry: &'static str,
-    input: Vec<u32>,
-    /// 32-bit words.
-    output: usize,
+fn run_probe(driver: &dyn Driver, probe: &Probe) -> Result<Vec<u32>> {
+    let input = probe.inputs();
+    let kernel = Kernel { variant: probe.variant, entry: probe.entry };
+    words(driver, probe.words[1], |out| {
+        let x = uploaded(driver, DType::U32, bytemuck::cast_slice(&input))?;
+        driver.launch(kernel, Shape::line(1, probe.threads), &mut [Arg::In(x.view()), Arg::Out(out)])
+    })
 }
 
-/// Small integers, which every one of these formats holds and sums exactly.
-fn small(i: usize) -> f32 {
-    (i * 7 % 11) as f32 - 5.0
-}
-fn pair(i: usize, bits: fn(f32) -> u16) -> u32 {
-    u32::from(bits(small(2 * i))) | u32::from(bits(small(2 * i + 1))) << 16
-}
-
-fn probes() -> Vec<Probe> {
-    let bf16 = |x: f32| half::bf16::from_f32(x).to_bits();
-    let f16 = |x: f32| half::f16::from_f32(x).to_bits();
-    let mma = |entry, word: &dyn Fn(usize) -> u32| {
-        // Per lane: 4 words of A, 2 of B, 2 unused, 4 of C.
-        let input = (0..32 * 12).map(|i| if i % 12 < 8 { word(i) } else { small(i).to_bits() }).collect();
-        Probe { variant: "mma", entry, input, output: 32 * 4 }
-    };
-    vec![
-        Probe {
-            variant: "ldmatrix",
-            entry: "ldmatrix",
-            input: (0..128).map(|i| ((2 * i + 1) << 16) | (2 * i)).collect(),
-            output: 256,
-        },
-        mma("mma_bf16", &|i| pair(i, bf16)),
-        mma("mma_f16", &|i| pair(i, f16)),
-        mma("mma_tf32", &|i| small(i).to_bits()),
-    ]
+/// A box of a tensor as a tensor copy leaves it in shared memory.
+fn run_box(driver: &dyn Driver, swizzle: Swizzle, wide: u32, corner: [i32; 3]) -> Result<Vec<u32>> {
+    let (sizes, strides) = TENSOR;
+    let values: Vec<u16> = (0..5 * 7 * 48).collect();
+    let tensor = uploaded(driver, DType::Bf16, bytemuck::cast_slice(&values))?;
+    let map = Map { of: tensor.view(), sizes, strides, tile: [wide, 8, 3], swizzle };
+    let kernel = Kernel { variant: "probe_hopper", entry: "probe_tensor" };
+    let [a, b, c] = corner.map(|x| Arg::U32(x as u32));
+    words(driver, TENSOR_WORDS, |out| {
+        let args = &mut [Arg::Map(map), Arg::Out(out), a, b, c, Arg::U32(wide * 8 * 3 * 2)];
+        driver.launch(kernel, Shape::line(1, 128), args)
+    })
 }
 
-fn run_probe(driver: &dyn Driver, variant: &'static str, probe: &Probe) -> Result<Vec<u32>> {
-    let meter = Meter::default();
-    let alloc =
-        |words: usize| driver.alloc(DType::U32, words, Category::Other, meter.lease(Category::Other, 4 * words));
-    let (mut input, mut output) = (alloc(probe.input.len())?, alloc(probe.output)?);
-    driver.upload(bytemuck::cast_slice(&probe.input), input.view_mut())?;
-    let kernel = Kernel { variant, entry: probe.entry };
-    driver.launch(kernel, Shape::line(1, 32), &mut [Arg::In(input.view()), Arg::Out(output.view_mut())])?;
-    let mut words = vec![0u32; probe.output];
-    driver.download(output.view(), bytemuck::cast_slice_mut(&mut words))?;
+fn uploaded(driver: &dyn Driver, dtype: DType, bytes: &[u8]) -> Result<Buf> {
+    let lease = Meter::default().lease(Category::Other, bytes.len());
+    let mut buf = driver.alloc(dtype, bytes.len() / dtype.size(), Category::Other, lease)?;
+    driver.upload(bytes, buf.view_mut())?;
+    Ok(buf)
+}
+fn words(driver: &dyn Driver, count: usize, launch: impl FnOnce(ViewMut) -> Result<()>) -> Result<Vec<u32>> {
+    let mut out = uploaded(driver, DType::U32, &vec![0; 4 * count])?;
+    launch(out.view_mut())?;
+    let mut words = vec![0u32; count];
+    driver.download(out.view(), bytemuck::cast_slice_mut(&mut words))?;
     Ok(words)
 }
 
-fn simulated(probe: &Probe) -> Result<Vec<u32>> {
-    let text = PROBES.iter().find(|t| t.variant == probe.variant).map_or("", |t| t.ptx);
-    let sim = Sim::new().replace(STAND_IN, probe.variant, text)?;
-    run_probe(&sim, STAND_IN, probe)
+type Answer = Box<dyn Fn(&dyn Driver) -> Result<Vec<u32>>>;
+
+/// What is asked of both, by name; Hopper's only where there is one.
+fn questions(hopper: bool) -> Vec<(String, Answer)> {
+    let probes = PROBES.into_iter().filter(|p| hopper || p.variant != "probe_hopper");
+    let mut all: Vec<(String, Answer)> = probes
+        .map(|probe| (probe.entry.to_string(), Box::new(move |d: &dyn Driver| run_probe(d, &probe)) as Answer))
+        .collect();
+    let swizzles = [(Swizzle::None, 24), (Swizzle::B32, 16), (Swizzle::B64, 32), (Swizzle::B128, 64)];
+    for (swizzle, wide) in swizzles.into_iter().filter(|_| hopper) {
+        for corner in [[0, 0, 0], [8, 2, 1], [-8, -3, 0], [30, 5, 4], [16, -1, -2]] {
+            let answer = Box::new(move |d: &dyn Driver| run_box(d, swizzle, wide, corner)) as Answer;
+            all.push((format!("box of {wide}, {swizzle:?}, at {corner:?}"), answer));
+        }
+    }
+    all
 }
 
 pub fn run() -> Result<Value> {
-    let gpu = Gpu::open(PROBES, 0, 1)?;
-    let (mut report, mut wrong) = (Map::new(), Vec::new());
-    for probe in probes() {
-        let (there, here) = (run_probe(&*gpu.cuda, probe.variant, &probe)?, simulated(&probe)?);
+    let gpu = Gpu::open(0, 1)?;
+    let (mut report, mut wrong) = (serde_json::Map::new(), Vec::new());
+    for (name, answer) in questions(gpu.cuda.arch() == 90) {
+        let (there, here) = (answer(&*gpu.cuda)?, answer(&Sim::new())?);
         let first = there.iter().zip(&here).position(|(a, b)| a != b);
         if let Some(at) = first {
-            wrong.push(format!("{} word {at}: GPU {:#x}, emulator {:#x}", probe.entry, there[at], here[at]));
+            wrong.push(format!("{name} word {at}: GPU {:#x}, emulator {:#x}", there[at], here[at]));
         }
-        report.insert(probe.entry.into(), json!({"words": there.len(), "equal": first.is_none()}));
+        report.insert(name, json!({"words": there.len(), "equal": first.is_none()}));
     }
-    drop(gpu);
-    let gpu = Gpu::open(TEXTS, 0, 1)?;
     let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default())?;
     for (name, bits, operation) in operations() {
         let (there, here) = (operation(&*gpu.device)?, operation(&sim)?);
@@ -184,9 +175,9 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
 
 /// Largest error over the largest value, against the CPU's f32 attention of the same bf16 inputs.
 pub fn attention() -> Result<Value> {
-    let gpu = Gpu::open(TEXTS, 0, 1)?;
+    let gpu = Gpu::open(0, 1)?;
     let cpu = CpuDevice::new(Meter::default());
-    let mut report = Map::new();
+    let mut report = serde_json::Map::new();
     let mut wrong = Vec::new();
     let tokens = 777;
     let documents = [0u32, 300, 301, tokens as u32];
@@ -256,25 +247,15 @@ fn both(dev: &dyn Device, shape: &Attention, documents: &[u32], dtype: DType) ->
 mod tests {
     use super::*;
 
-    /// The probes run in the emulator; what an mma gives is the product by the instruction's own definition.
+    /// Every question has an answer on the simulated GPU, through the same launches as on a real one.
     #[test]
-    fn probes_run_in_the_emulator_and_mma_multiplies() {
-        for probe in probes() {
-            let words = simulated(&probe).unwrap();
-            assert_eq!(words.len(), probe.output);
-            if probe.entry == "ldmatrix" {
-                // Lane l gets the elements 2 (l % 4) and the next of row l / 4 of each matrix: word 4 row + l % 4.
-                assert_eq!(words[8 * 5], probe.input[4 * (5 / 4) + 5 % 4]);
-                continue;
-            }
-            assert!(words.iter().any(|&w| w != 0), "{}", probe.entry);
-            // Every lane's D is its C plus an integer.
-            for (lane, d) in words.chunks(4).enumerate() {
-                let c = &probe.input[12 * lane + 8..][..4];
-                let whole = d.iter().zip(c).all(|(d, c)| (f32::from_bits(*d) - f32::from_bits(*c)).fract() == 0.0);
-                assert!(whole, "{} lane {lane}", probe.entry);
-            }
-        }
+    fn questions_are_answered_by_the_emulator() {
+        let answers: Vec<Vec<u32>> = questions(true).iter().map(|(_, ask)| ask(&Sim::new()).unwrap()).collect();
+        assert_eq!(answers.len(), PROBES.len() + 20);
+        assert!(answers.iter().all(|words| words.iter().any(|&w| w != 0)));
+        // The first box, not swizzled: elements are their places.
+        let first = &answers[PROBES.len()];
+        assert_eq!([first[0], first[1], first[12]], [1 << 16, 3 << 16 | 2, 49 << 16 | 48]);
     }
 
     #[test]

@@ -8,7 +8,6 @@ mod records;
 use flatshard::base::{Error, Meter, Result};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::cuda::{Cuda, Machine, Options};
-use flatshard::device::gpu::kernels::{TEXTS, Text};
 use flatshard::device::gpu::telemetry::Telemetry;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -24,18 +23,17 @@ struct Gpu {
 }
 
 impl Gpu {
-    /// `texts`: the kernels that are loaded.
-    fn open(texts: &'static [Text], local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
+    fn open(local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
         let options = Options { local_rank, ranks_per_gpu, tf32: false };
         let meter = Meter::default();
-        let cuda = Arc::new(Cuda::with_kernels(&Machine::probe()?, &options, &meter, texts)?);
+        let cuda = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
         Ok(Gpu { device: Arc::new(GpuDevice::new(cuda.clone(), meter)?), cuda })
     }
 }
 
 fn machine() -> Result<Value> {
     let machine = Machine::probe()?;
-    let gpu = Gpu::open(TEXTS, 0, 1)?;
+    let gpu = Gpu::open(0, 1)?;
     let (free, total) = gpu.cuda.memory()?;
     Ok(json!({
         "gpus": machine.gpus.iter().map(|g| json!({"name": g.name, "arch": g.arch, "bytes": g.bytes})).collect::<Vec<_>>(),
@@ -49,7 +47,7 @@ fn machine() -> Result<Value> {
 /// What the driver's compiler made of every kernel. A kernel that spills fails the check.
 fn kernels() -> Result<Value> {
     let started = std::time::Instant::now();
-    let gpu = Gpu::open(TEXTS, 0, 1)?;
+    let gpu = Gpu::open(0, 1)?;
     let seconds = started.elapsed().as_secs_f64();
     let report = gpu.cuda.kernels()?;
     let spilling: Vec<&str> = report.iter().filter(|k| k.local_bytes > 0).map(|k| k.variant).collect();

@@ -5,7 +5,6 @@ use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::{CommUse, Member, Mesh, MeshSizes, Reduce, Tag, nccl};
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::kernels::TEXTS;
 use flatshard::device::{Buf, Device};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ const SHARD: usize = 1 << 20;
 pub fn run() -> Result<Value> {
     let env = RankEnv::from_env()?
         .ok_or_else(|| Error::input("ranks: RANK, WORLD_SIZE and LOCAL_RANK say which rank this is"))?;
-    let cuda = Gpu::open(TEXTS, env.local_rank, env.local_world)?.cuda;
+    let cuda = Gpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
     let world = nccl::World::join(&env, cuda, device.clone(), meter, Duration::from_secs(60))?;

@@ -26,7 +26,7 @@ pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
 
 use super::driver::{Arg, Driver, Kernel, Shape};
-use super::kernels::{TEXTS, Text};
+use super::kernels::TEXTS;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::{Buf, Gemm, View, ViewMut};
@@ -74,10 +74,6 @@ pub struct Cuda {
 impl Cuda {
     /// The GPU of this rank with every kernel compiled. Refuses what cannot run before it takes any memory.
     pub fn open(machine: &Machine, options: &Options, meter: &Meter) -> Result<Cuda> {
-        Cuda::with_kernels(machine, options, meter, TEXTS)
-    }
-    /// As [`Cuda::open`], with other kernels than those of this build: for checks.
-    pub fn with_kernels(machine: &Machine, options: &Options, meter: &Meter, texts: &'static [Text]) -> Result<Cuda> {
         let (ordinal, gpu) = machine.choose(options.local_rank, options.ranks_per_gpu)?;
         let name = format!(
             "cuda:{ordinal} ({}, sm_{}, CUDA {}.{})",
@@ -97,7 +93,7 @@ impl Cuda {
         let attribute = |which| context.attribute(which).map_err(failed("ask for an attribute"));
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let modules = modules::Modules::load(&context, texts, gpu.arch, shared)?;
+        let modules = modules::Modules::load(&context, TEXTS, gpu.arch, shared)?;
         let lease = meter.lease(Category::Scratch, blas::WORKSPACE);
         let workspace =
             memory::alloc(&compute, DType::U8, blas::WORKSPACE, lease).map_err(failed("alloc a workspace"))?;
