@@ -25,15 +25,18 @@ export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$beside_python"
 
 # part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
 part() {
-    local name=$1 limit=$2 status started=$SECONDS
+    local name=$1 limit=$2 status said started=$SECONDS
     shift 2
     timeout -k 5 "$limit" "$@" > "$name.json" 2> "$name.log"
     status=$?
+    # What it said last; test binaries say what failed on standard output.
+    said=$({ cat "$name.log"; grep -E "panicked|^test .* FAILED|: largest error|: mean error" "$name.json"; } 2> /dev/null |
+        grep -v '^ *$' | tail -n 1 | tr '|"\\' '/  ' | cut -c1-160)
     case $status in
         0) echo "$name|passed|$((SECONDS - started)) s|" ;;
-        3) echo "$name|skipped|$((SECONDS - started)) s|$(tail -n 1 "$name.log" | cut -c1-150)" ;;
-        124 | 137) echo "$name|FAILED|$((SECONDS - started)) s|took longer than $limit s: $(tail -n 1 "$name.log" | cut -c1-120)" ;;
-        *) echo "$name|FAILED|$((SECONDS - started)) s|$(tail -n 1 "$name.log" | cut -c1-150)" ;;
+        3) echo "$name|skipped|$((SECONDS - started)) s|$said" ;;
+        124 | 137) echo "$name|FAILED|$((SECONDS - started)) s|took longer than $limit s: $said" ;;
+        *) echo "$name|FAILED|$((SECONDS - started)) s|$said" ;;
     esac >> parts
     tail -n 1 parts
     return $status
@@ -95,7 +98,7 @@ if ! part machine 120 "$build/gpu_check" machine; then
 fi
 part kernels 300 "$build/gpu_check" kernels
 part layouts 120 "$build/gpu_check" layouts
-part conformance 400 "$build/conformance" --test-threads 1
+part conformance 600 "$build/conformance" --test-threads 1
 part attention 120 "$build/gpu_check" attention
 part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
 part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
@@ -128,7 +131,7 @@ fi
     while IFS='|' read -r name status seconds note; do
         body=null
         if [ "$status" = passed ] && [ "$name" != conformance ] && [ -s "$name.json" ]; then body=$(cat "$name.json"); fi
-        echo "$comma{\"part\": \"$name\", \"status\": \"$status\", \"seconds\": ${seconds% s}, \"result\": $body}"
+        echo "$comma{\"part\": \"$name\", \"status\": \"$status\", \"seconds\": ${seconds% s}, \"note\": \"$note\", \"result\": $body}"
         comma=,
     done < parts
     echo ']}'

@@ -31,6 +31,9 @@ pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> E
         ));
     }
     let remedy = match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            "the GPU's memory is taken: end what else is on it (nvidia-smi), or pick another with CUDA_VISIBLE_DEVICES"
+        }
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => {
             "the GPU's memory is damaged: take it out of service (nvidia-smi -q -d ECC) and resume on another"
         }

@@ -1,0 +1,64 @@
+//! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is skipped is
+//! told apart, a failure fails the whole, and the numbers of all parts end in one document.
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn program(dir: &Path, name: &str, body: &str) {
+    let path = dir.join(name);
+    fs::write(&path, format!("#!/usr/bin/env bash\n{body}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// The check with these bodies of `gpu_check` and `conformance`; its output and its document.
+fn check(gpu_check: &str, conformance: &str) -> (Output, Option<Value>) {
+    let dir = tempfile::tempdir().unwrap();
+    program(dir.path(), "gpu_check", gpu_check);
+    program(dir.path(), "conformance", conformance);
+    program(dir.path(), "run_fsdp", "echo trained");
+    let out = dir.path().join("out");
+    let mut command = Command::new("bash");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
+    let output = command.env("BUILD", dir.path()).env("QUICK", "1").output().unwrap();
+    let document = fs::read_to_string(out.join("gpu_check.json")).ok();
+    (output, document.map(|text| serde_json::from_str(&text).unwrap()))
+}
+fn part<'a>(document: &'a Value, name: &str) -> &'a Value {
+    document["parts"].as_array().unwrap().iter().find(|p| p["part"] == name).unwrap()
+}
+
+const GOOD: &str = r#"case $1 in parity) echo '{"steps": 6}' ;; *) echo "{\"part\": \"$1\"}" ;; esac"#;
+
+#[test]
+fn all_that_passes_is_a_success_and_its_numbers_are_kept() {
+    let (output, document) = check(GOOD, "true");
+    let document = document.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(part(&document, "parity_fp32")["result"]["steps"], 6);
+    assert_eq!(part(&document, "layouts")["result"]["part"], "layouts");
+    assert_eq!(part(&document, "nccl")["status"], "passed");
+}
+
+#[test]
+fn a_failure_fails_the_whole_says_why_and_the_rest_still_runs() {
+    let body = format!(
+        "[ $1 = kernels ] && {{ echo 'adamw \"spills\" | registers' >&2; exit 1; }}\n[ $1 = attention ] && exit 3\n{GOOD}"
+    );
+    let (output, document) = check(&body, "echo 'test gemm ... FAILED'; exit 101");
+    let document = document.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(part(&document, "kernels")["status"], "FAILED");
+    assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("spills"));
+    assert_eq!(part(&document, "conformance")["note"], "test gemm ... FAILED");
+    assert_eq!(part(&document, "attention")["status"], "skipped");
+    assert_eq!(part(&document, "parity_two_ranks")["status"], "passed");
+}
+
+#[test]
+fn without_a_gpu_nothing_is_checked() {
+    let (output, document) = check("echo 'no GPU here' >&2; exit 3", "true");
+    assert_eq!((output.status.code(), document.is_none()), (Some(3), true));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("no GPU here"));
+}
