@@ -142,7 +142,7 @@ pub struct Model {
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct Data {
-    /// Directories or files of text, .jsonl, .parquet, .npy, or `synthetic` [default: Rust sources of cargo's registry]
+    /// Text, .jsonl, .parquet, .npy: files or directories; or `synthetic` [default: Rust sources of cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
