@@ -51,6 +51,11 @@ const SOURCES: &[(&str, &str)] = &[
     ("attention_merge.ptx", include_str!("../../kernels/attention_merge.ptx")),
     ("attention_ranges.ptx", include_str!("../../kernels/attention_ranges.ptx")),
     ("columns.ptx", include_str!("../../kernels/columns.ptx")),
+    ("attention_hopper_consumer.ptx", include_str!("../../kernels/attention_hopper_consumer.ptx")),
+    ("attention_hopper_dkv.ptx", include_str!("../../kernels/attention_hopper_dkv.ptx")),
+    ("attention_hopper_dq.ptx", include_str!("../../kernels/attention_hopper_dq.ptx")),
+    ("attention_hopper_start.ptx", include_str!("../../kernels/attention_hopper_start.ptx")),
+    ("attention_hopper_tile.ptx", include_str!("../../kernels/attention_hopper_tile.ptx")),
     ("attention_plain.ptx", include_str!("../../kernels/attention_plain.ptx")),
     ("attention_shape.ptx", include_str!("../../kernels/attention_shape.ptx")),
     ("add.ptx", include_str!("../../kernels/add.ptx")),
@@ -74,7 +79,7 @@ fn source(file: &str) -> Option<String> {
 
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().chain(attention::variants()).chain(attention_hopper::VARIANTS).chain(probes::VARIANTS)
+    VARIANTS.iter().chain(attention::variants()).chain(attention_hopper::variants()).chain(probes::VARIANTS)
 }
 
 impl Variant {

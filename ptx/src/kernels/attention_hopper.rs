@@ -1,50 +1,90 @@
 //! The attention kernels for sm_90a: their variants, and which of them a launch takes. Never launches.
 //!
-//! Queries, keys and values come by tensor maps; the rest of the parameters is as in `attention.rs`.
+//! Their operands come by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of ([`BOX`], 1, r):
+//! r is [`Tiles::rows`](Kernel::rows) for what a CTA keeps and [`Tiles::columns`] for what passes by.
+//!
+//! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
+//! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
+//! dkv: `attention_dkv(map_k, map_v, map_q, map_do, lse, delta, dkv, shape)`; keeps k and v.
+//! The other parameters are as in `attention.rs`.
 use super::Variant;
 use super::attention::Kernel;
 
 /// Elements of a box's rows: what a swizzle of 128 bytes takes.
 pub const BOX: u32 = 64;
 
-/// A forward kernel: `attention_forward(map_q, map_k, map_v, o, lse, shape)`. The maps are of three dimensions, (head_dim,
-/// heads or kv_heads, rows), with boxes of ([`BOX`], 1, rows) for queries and ([`BOX`], 1, columns) for keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forward {
+pub struct Tiles {
     pub kernel: Kernel,
     pub columns: u32,
 }
 
-/// Of a head of up to `dim` elements: as the `.const`s of `kernels/attention_hopper.ptx` make it.
-const fn forward(variant: &'static str, dim: u32) -> Forward {
-    let (rows, columns) = (128, if dim == 256 { 64 } else { 128 });
-    let pitch = dim.div_ceil(BOX) * 2 * BOX;
-    // Queries, a ring of four tiles, mbarriers, and what may be lost where the array starts.
-    let shared = rows * pitch + 4 * columns * pitch + 128 + 1024;
-    Forward { kernel: Kernel { variant, entry: "attention_forward", rows, threads: 384, shared }, columns }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    pub forward: Tiles,
+    pub dq: Tiles,
+    /// None where two accumulators of the head do not fit in registers: sm_80's kernels do it.
+    pub dkv: Option<Tiles>,
 }
 
-macro_rules! variants {
-    ($($name:ident $variant:literal $dtype:literal $dim:literal),*) => {
-        pub const VARIANTS: &[Variant] = &[$(
-            Variant { name: $variant, file: "attention_hopper.ptx", given: &[("DTYPE", $dtype), ("HEAD_DIM", $dim)] }
-        ),*];
-        $(const $name: Forward = forward($variant, $dim);)*
+const ROWS: u32 = 128;
+const STAGES: u32 = 4;
+
+/// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, and what is lost where the array starts.
+const fn tiles(variant: &'static str, entry: &'static str, dim: u32, own: u32, columns: u32) -> Tiles {
+    let pitch = dim.div_ceil(BOX) * 2 * BOX;
+    let shared = own * ROWS * pitch + STAGES * columns * pitch + 128 + 1024;
+    Tiles { kernel: Kernel { variant, entry, rows: ROWS, threads: 384, shared }, columns }
+}
+
+macro_rules! family {
+    ($family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $dq:literal, $dkv:expr) => {
+        const $variants: [Variant; 3] = [
+    family!(@variant "forward", "attention_hopper.ptx", $dtype, $number, $dim),
+    family!(@variant "dq", "attention_hopper_dq.ptx", $dtype, $number, $dim),
+    family!(@variant "dkv", "attention_hopper_dkv.ptx", $dtype, $number, $dim),
+        ];
+        const $family: Family = Family {
+            forward: tiles($variants[0].name, "attention_forward", $dim, 1, $forward),
+            dq: tiles($variants[1].name, "attention_dq", $dim, 2, $dq),
+            dkv: match $dkv {
+                Some(columns) => Some(tiles($variants[2].name, "attention_dkv", $dim, 2, columns)),
+                None => None,
+            },
+        };
+    };
+    (@variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal) => {
+        Variant {
+            name: concat!("attention_hopper_", $stem, "_", $dtype, "_", $dim),
+            file: $file,
+            given: &[("DTYPE", $number), ("HEAD_DIM", $dim)],
+        }
     };
 }
-variants!(
-    BF16_64 "attention_hopper_bf16_64" 1 64,
-    BF16_96 "attention_hopper_bf16_96" 1 96,
-    BF16_128 "attention_hopper_bf16_128" 1 128,
-    BF16_256 "attention_hopper_bf16_256" 1 256,
-    F16_64 "attention_hopper_f16_64" 2 64,
-    F16_96 "attention_hopper_f16_96" 2 96,
-    F16_128 "attention_hopper_f16_128" 2 128,
-    F16_256 "attention_hopper_f16_256" 2 256
-);
+family!(BF16_64, BF16_64_VARIANTS, "bf16", 1, 64, 128, 64, Some(64));
+family!(BF16_96, BF16_96_VARIANTS, "bf16", 1, 96, 128, 64, Some(64));
+family!(BF16_128, BF16_128_VARIANTS, "bf16", 1, 128, 128, 64, Some(48));
+family!(BF16_256, BF16_256_VARIANTS, "bf16", 1, 256, 64, 32, None);
+family!(F16_64, F16_64_VARIANTS, "f16", 2, 64, 128, 64, Some(64));
+family!(F16_96, F16_96_VARIANTS, "f16", 2, 96, 128, 64, Some(64));
+family!(F16_128, F16_128_VARIANTS, "f16", 2, 128, 128, 64, Some(48));
+family!(F16_256, F16_256_VARIANTS, "f16", 2, 256, 64, 32, None);
+
+pub fn variants() -> impl Iterator<Item = &'static Variant> {
+    let all = [
+        &BF16_64_VARIANTS,
+        &BF16_96_VARIANTS,
+        &BF16_128_VARIANTS,
+        &F16_64_VARIANTS,
+        &F16_96_VARIANTS,
+        &F16_128_VARIANTS,
+    ];
+    let largest = [&BF16_256_VARIANTS, &F16_256_VARIANTS];
+    all.into_iter().flatten().chain(largest.into_iter().flat_map(|variants| &variants[..2]))
+}
 
 /// For 16-bit types and heads of a multiple of 8 elements, which tensor maps ask for.
-pub fn sm_90a_forward(dtype: &str, head_dim: usize) -> Option<&'static Forward> {
+pub fn sm_90a_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
     if !head_dim.is_multiple_of(8) {
         return None;
     }
