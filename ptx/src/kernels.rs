@@ -14,64 +14,71 @@ pub struct Variant {
     pub given: &'static [(&'static str, i64)],
 }
 
+/// A source's variants for the element types: `name_f32`, `name_bf16`, `name_f16`.
+macro_rules! floats {
+    ($name:literal, $file:literal $(, $key:literal = $value:literal)*) => {
+        &[
+            Variant { name: concat!($name, "_f32"), file: $file, given: &[("DTYPE", 0) $(, ($key, $value))*] },
+            Variant { name: concat!($name, "_bf16"), file: $file, given: &[("DTYPE", 1) $(, ($key, $value))*] },
+            Variant { name: concat!($name, "_f16"), file: $file, given: &[("DTYPE", 2) $(, ($key, $value))*] },
+        ]
+    };
+}
 const fn variant(name: &'static str, file: &'static str, given: &'static [(&'static str, i64)]) -> Variant {
     Variant { name, file, given }
 }
 
-pub const VARIANTS: &[Variant] = &[
-    variant("add_f32", "add.ptx", &[("DTYPE", 0)]),
-    variant("add_bf16", "add.ptx", &[("DTYPE", 1)]),
-    variant("adamw", "adamw.ptx", &[("OUT", 0)]),
-    variant("adamw_bf16", "adamw.ptx", &[("OUT", 1)]),
-    variant("adamw_f32", "adamw.ptx", &[("OUT", 2)]),
-    variant("cast_f32_bf16", "cast.ptx", &[("FROM", 0), ("TO", 1)]),
-    variant("cast_bf16_f32", "cast.ptx", &[("FROM", 1), ("TO", 0)]),
-    variant("gelu_f32", "gelu.ptx", &[("DTYPE", 0)]),
-    variant("gelu_bf16", "gelu.ptx", &[("DTYPE", 1)]),
-    variant("gelu_backward_f32", "gelu_backward.ptx", &[("DTYPE", 0)]),
-    variant("gelu_backward_bf16", "gelu_backward.ptx", &[("DTYPE", 1)]),
-    variant("rmsnorm_f32", "rmsnorm.ptx", &[("DTYPE", 0)]),
-    variant("rmsnorm_bf16", "rmsnorm.ptx", &[("DTYPE", 1)]),
-    variant("sum_squares", "sum_squares.ptx", &[]),
-    variant("swiglu_f32", "swiglu.ptx", &[("DTYPE", 0)]),
-    variant("swiglu_bf16", "swiglu.ptx", &[("DTYPE", 1)]),
-    variant("swiglu_backward_f32", "swiglu_backward.ptx", &[("DTYPE", 0)]),
-    variant("swiglu_backward_bf16", "swiglu_backward.ptx", &[("DTYPE", 1)]),
+/// Of this list by family, those of attention in its own.
+pub const VARIANTS: &[&[Variant]] = &[
+    floats!("add", "add.ptx"),
+    &[
+        variant("add_bf16_f32", "add.ptx", &[("DTYPE", 1), ("TO", 0)]),
+        variant("add_f16_f32", "add.ptx", &[("DTYPE", 2), ("TO", 0)]),
+        variant("adamw", "adamw.ptx", &[("OUT", 0)]),
+        variant("adamw_bf16", "adamw.ptx", &[("OUT", 1)]),
+        variant("adamw_f32", "adamw.ptx", &[("OUT", 2)]),
+        variant("cast_f32_bf16", "cast.ptx", &[("FROM", 0), ("TO", 1)]),
+        variant("cast_f32_f16", "cast.ptx", &[("FROM", 0), ("TO", 2)]),
+        variant("cast_bf16_f32", "cast.ptx", &[("FROM", 1), ("TO", 0)]),
+        variant("cast_f16_f32", "cast.ptx", &[("FROM", 2), ("TO", 0)]),
+        variant("check", "check.ptx", &[]),
+        variant("clip_scale", "clip_scale.ptx", &[]),
+        variant("embed_sort", "embed_sort.ptx", &[]),
+        variant("sgd", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 0)]),
+        variant("sgd_bf16", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 1)]),
+        variant("sgd_f32", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 2)]),
+        variant("sgd_momentum", "sgd.ptx", &[("MOMENTUM", 1), ("OUT", 0)]),
+        variant("sgd_momentum_bf16", "sgd.ptx", &[("MOMENTUM", 1), ("OUT", 1)]),
+        variant("sgd_momentum_f32", "sgd.ptx", &[("MOMENTUM", 1), ("OUT", 2)]),
+        variant("sum_losses", "sum_losses.ptx", &[]),
+        variant("sum_rows", "sum_rows.ptx", &[]),
+        variant("sum_squares", "sum_squares.ptx", &[]),
+    ],
+    floats!("bias", "bias.ptx"),
+    floats!("bias_backward", "bias_backward.ptx"),
+    floats!("cross_entropy", "cross_entropy.ptx"),
+    floats!("cross_entropy_cap", "cross_entropy.ptx", "CAP" = 1),
+    floats!("dropout", "dropout.ptx"),
+    floats!("embed", "embed.ptx"),
+    floats!("embed_backward", "embed_backward.ptx"),
+    floats!("geglu", "glu.ptx", "GELU" = 1),
+    floats!("geglu_backward", "glu_backward.ptx", "GELU" = 1),
+    floats!("gelu", "gelu.ptx"),
+    floats!("gelu_backward", "gelu_backward.ptx"),
+    floats!("layernorm", "norm.ptx", "LAYER" = 1),
+    floats!("layernorm_backward", "norm_backward.ptx", "LAYER" = 1),
+    floats!("qk_norm_rope", "qk_norm_rope.ptx"),
+    floats!("qk_norm_rope_backward", "qk_norm_rope_backward.ptx"),
+    floats!("rmsnorm", "norm.ptx", "LAYER" = 0),
+    floats!("rmsnorm_backward", "norm_backward.ptx", "LAYER" = 0),
+    floats!("rope", "rope.ptx"),
+    floats!("scale", "scale.ptx"),
+    floats!("swiglu", "glu.ptx", "GELU" = 0),
+    floats!("swiglu_backward", "glu_backward.ptx", "GELU" = 0),
 ];
 
-const SOURCES: &[(&str, &str)] = &[
-    ("attention.ptx", include_str!("../../kernels/attention.ptx")),
-    ("attention_dkv.ptx", include_str!("../../kernels/attention_dkv.ptx")),
-    ("attention_dq.ptx", include_str!("../../kernels/attention_dq.ptx")),
-    ("attention_forward.ptx", include_str!("../../kernels/attention_forward.ptx")),
-    ("attention_start.ptx", include_str!("../../kernels/attention_start.ptx")),
-    ("attention_tile.ptx", include_str!("../../kernels/attention_tile.ptx")),
-    ("attention_delta.ptx", include_str!("../../kernels/attention_delta.ptx")),
-    ("attention_hopper.ptx", include_str!("../../kernels/attention_hopper.ptx")),
-    ("attention_merge.ptx", include_str!("../../kernels/attention_merge.ptx")),
-    ("attention_ranges.ptx", include_str!("../../kernels/attention_ranges.ptx")),
-    ("columns.ptx", include_str!("../../kernels/columns.ptx")),
-    ("attention_hopper_consumer.ptx", include_str!("../../kernels/attention_hopper_consumer.ptx")),
-    ("attention_hopper_dkv.ptx", include_str!("../../kernels/attention_hopper_dkv.ptx")),
-    ("attention_hopper_dq.ptx", include_str!("../../kernels/attention_hopper_dq.ptx")),
-    ("attention_hopper_start.ptx", include_str!("../../kernels/attention_hopper_start.ptx")),
-    ("attention_hopper_tile.ptx", include_str!("../../kernels/attention_hopper_tile.ptx")),
-    ("attention_plain.ptx", include_str!("../../kernels/attention_plain.ptx")),
-    ("attention_shape.ptx", include_str!("../../kernels/attention_shape.ptx")),
-    ("add.ptx", include_str!("../../kernels/add.ptx")),
-    ("adamw.ptx", include_str!("../../kernels/adamw.ptx")),
-    ("cast.ptx", include_str!("../../kernels/cast.ptx")),
-    ("element.ptx", include_str!("../../kernels/element.ptx")),
-    ("gelu.ptx", include_str!("../../kernels/gelu.ptx")),
-    ("gelu_backward.ptx", include_str!("../../kernels/gelu_backward.ptx")),
-    ("probe_hopper.ptx", include_str!("../../kernels/probe_hopper.ptx")),
-    ("probe_mma.ptx", include_str!("../../kernels/probe_mma.ptx")),
-    ("rmsnorm.ptx", include_str!("../../kernels/rmsnorm.ptx")),
-    ("sigmoid.ptx", include_str!("../../kernels/sigmoid.ptx")),
-    ("sum_squares.ptx", include_str!("../../kernels/sum_squares.ptx")),
-    ("swiglu.ptx", include_str!("../../kernels/swiglu.ptx")),
-    ("swiglu_backward.ptx", include_str!("../../kernels/swiglu_backward.ptx")),
-];
+// SOURCES, from build.rs.
+include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 fn source(file: &str) -> Option<String> {
     SOURCES.iter().find(|(name, _)| *name == file).map(|(_, text)| text.to_string())
@@ -79,7 +86,8 @@ fn source(file: &str) -> Option<String> {
 
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().chain(attention::variants()).chain(attention_hopper::variants()).chain(probes::VARIANTS)
+    let attention = attention::variants().chain(attention_hopper::variants());
+    VARIANTS.iter().copied().flatten().chain(attention).chain(probes::VARIANTS)
 }
 
 impl Variant {

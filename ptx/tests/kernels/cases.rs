@@ -1,104 +1,224 @@
 //! One launch of each variant's entries, for what is asked of all alike: their cost, and that each barrier is needed.
 use crate::harness::*;
-use flatshard_ptx::emulate::{Argument, Argument::*, Counts, Kernel, Launch, Memory, Report};
+use flatshard_ptx::emulate::Argument;
 
 pub struct Case {
-    pub variant: &'static str,
-    pub entry: &'static str,
     pub shape: &'static str,
     /// Bytes of global memory that must move at least once.
     pub floor: usize,
-    pub grid: u32,
-    pub block: u32,
-    arguments: fn(&mut Memory) -> Vec<Argument>,
-}
-
-impl Case {
-    pub fn run(&self, kernel: &Kernel, schedule: u64) -> Result<Counts, Report> {
-        let mut memory = Memory::new();
-        let arguments = &(self.arguments)(&mut memory);
-        let (grid, block) = ([self.grid, 1, 1], [self.block, 1, 1]);
-        Launch { kernel, grid, block, dynamic_shared: 0, arguments, schedule }.run(&mut memory)
-    }
+    pub job: Job,
 }
 
 const N: usize = 4099;
 const ROWS: usize = 7;
+const COLUMNS: usize = 1024;
 
-/// Inputs of n elements each, then outputs, then n.
-fn flat(memory: &mut Memory, dtypes: &[DType], inputs: usize) -> Vec<Argument> {
-    let mut arguments = vec![];
-    for (i, dtype) in dtypes.iter().enumerate() {
-        let bytes = encode(&normal(i as u64, N), *dtype);
-        let pointer = if i < inputs { memory.upload("input", &bytes) } else { memory.alloc("output", bytes.len()) };
-        arguments.push(Pointer(pointer));
+fn case(shape: &'static str, floor: usize, job: Job) -> Case {
+    Case { shape, floor, job }
+}
+fn input(seed: u64, dtype: DType, n: usize) -> Slot {
+    In(dtype, normal(seed, n))
+}
+fn both(seed: u64, dtype: DType, n: usize) -> Slot {
+    InOut(dtype, normal(seed, n))
+}
+/// Over N elements: operands as they are, then N.
+fn flat(variant: &str, mut slots: Vec<Slot>, more: Vec<Slot>) -> Case {
+    let moved = |slot: &Slot| match slot {
+        In(dtype, values) => dtype.size() * values.len(),
+        InOut(dtype, values) => 2 * dtype.size() * values.len(),
+        Out(dtype, n) => dtype.size() * n,
+        Value(_) => 0,
+    };
+    let floor = slots.iter().map(moved).sum();
+    slots.push(long(N));
+    slots.extend(more);
+    case("4099", floor, job(variant, 3, 256, slots))
+}
+
+fn optimizers() -> Vec<Case> {
+    let mut cases = vec![];
+    let scale = || In(F32, vec![1.0, 1.0]);
+    let copies = [("", Out(F32, 0)), ("_bf16", Out(Bf16, N)), ("_f32", Out(F32, N))];
+    for (suffix, out) in copies {
+        let again = || match out {
+            Out(dtype, n) => Out(dtype, n),
+            _ => unreachable!(),
+        };
+        let state = |n: u64| (1..n).map(|i| both(i, F32, N)).collect::<Vec<_>>();
+        let slots = [vec![input(0, F32, N)], state(4), vec![again(), scale()]].concat_slots();
+        let scalars = [0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8].map(real).into_iter().collect();
+        cases.push(flat(&format!("adamw{suffix}"), slots, scalars));
+        for (name, m) in [("sgd", 0), ("sgd_momentum", N)] {
+            let slots = [vec![input(0, F32, N), both(1, F32, m), both(2, F32, N)], vec![again(), scale()]].concat_slots();
+            cases.push(flat(&format!("{name}{suffix}"), slots, [0.1, 0.9, 0.01].map(real).into_iter().collect()));
+        }
     }
-    arguments.push(U64(N as u64));
-    arguments
+    cases
 }
-fn adamw(memory: &mut Memory) -> Vec<Argument> {
-    let mut arguments = flat(memory, &[DType::F32; 4], 4);
-    let n = arguments.pop();
-    arguments.push(Pointer(memory.alloc("out", 2 * N)));
-    arguments.push(Pointer(memory.upload("scale", &encode(&[1.0, 1.0], DType::F32))));
-    arguments.extend(n);
-    arguments.extend([0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8].map(Argument::F32));
-    arguments
+trait ConcatSlots {
+    fn concat_slots(self) -> Vec<Slot>;
 }
-fn rmsnorm(memory: &mut Memory, dtype: DType, columns: usize) -> Vec<Argument> {
-    let x = memory.upload("x", &encode(&normal(1, ROWS * columns), dtype));
-    let w = memory.upload("w", &encode(&normal(2, columns), dtype));
-    let y = memory.alloc("y", encode(&vec![0.0; ROWS * columns], dtype).len());
-    let rstd = memory.alloc("rstd", 4 * ROWS);
-    vec![Pointer(x), Pointer(w), Pointer(y), Pointer(rstd), U32(ROWS as u32), U32(columns as u32), Argument::F32(1e-5)]
+impl<const K: usize> ConcatSlots for [Vec<Slot>; K] {
+    fn concat_slots(self) -> Vec<Slot> {
+        self.into_iter().flatten().collect()
+    }
 }
-/// Neighbouring blocks of very different sizes: each adds to other limbs.
-fn sum_squares(memory: &mut Memory) -> Vec<Argument> {
+
+fn elements(dtype: DType, name: &str) -> Vec<Case> {
+    let x = || input(1, dtype, N);
+    let y = || Out(dtype, N);
+    let of = |kernel: &str, slots| flat(&format!("{kernel}_{name}"), slots, vec![]);
+    let mut cases = vec![
+        of("add", vec![x(), both(2, dtype, N)]),
+        of("gelu", vec![x(), y()]),
+        flat(&format!("scale_{name}"), vec![both(1, dtype, N)], vec![real(0.3)]),
+        of("gelu_backward", vec![x(), x(), y()]),
+        flat(
+            &format!("dropout_{name}"),
+            vec![both(1, dtype, N)],
+            vec![Value(Argument::U64(7)), int(1 << 30), real(4.0 / 3.0)],
+        ),
+    ];
+    for unit in ["swiglu", "geglu"] {
+        cases.push(of(unit, vec![x(), x(), y()]));
+        cases.push(of(&format!("{unit}_backward"), vec![x(), x(), x(), y(), y()]));
+    }
+    if dtype != F32 {
+        cases.push(flat(&format!("cast_{name}_f32"), vec![x(), Out(F32, N)], vec![]));
+        cases.push(flat(&format!("cast_f32_{name}"), vec![input(1, F32, N), y()], vec![]));
+        cases.push(flat(&format!("add_{name}_f32"), vec![x(), both(2, F32, N)], vec![]));
+    }
+    cases
+}
+
+fn rows(dtype: DType, name: &str) -> Vec<Case> {
+    let (n, size) = (ROWS * COLUMNS, dtype.size());
+    let x = |columns: usize| input(1, dtype, ROWS * columns);
+    let w = |columns: usize| input(2, dtype, columns);
+    let of = |kernel: &str| format!("{kernel}_{name}");
+    let shape = || [int(ROWS), int(COLUMNS)];
+    let mut cases = vec![];
+    for (kernel, stats, layer) in [("rmsnorm", ROWS, 0), ("layernorm", 2 * ROWS, 1)] {
+        for (label, columns) in [("7x1024", COLUMNS), ("7x257", 257)] {
+            let mut slots = vec![x(columns), w(columns)];
+            slots.extend((layer == 1).then(|| w(columns)));
+            slots.extend([Out(dtype, ROWS * columns), Out(F32, stats), int(ROWS), int(columns), real(1e-5)]);
+            slots.extend((layer == 0).then(|| real(0.0)));
+            let floor = 2 * ROWS * columns * size + (3 + layer) * columns * size;
+            cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
+            let mut slots = vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
+            slots.extend([Out(F32, 2 * columns << layer), int(ROWS), int(columns)]);
+            slots.extend((layer == 0).then(|| real(0.0)));
+            let floor = 4 * ROWS * columns * size + 2 * columns * size + (8 * columns << layer);
+            cases.push(case(label, floor, job(of(&format!("{kernel}_backward")), 2, 64, slots)));
+        }
+    }
+    let strips = COLUMNS.div_ceil(512 / size) as u32;
+    let strip = |name: String, slots| Job { grid: [strips, 2], ..job(name, 1, 256, slots) };
+    let tall = 64 * COLUMNS;
+    let slots = vec![w(COLUMNS), both(1, dtype, tall), int(64), int(COLUMNS)];
+    cases.push(case("64x1024", 2 * tall * size + COLUMNS * size, strip(of("bias"), slots)));
+    let slots = vec![input(1, dtype, tall), Out(F32, 2 * COLUMNS), int(64), int(COLUMNS)];
+    cases.push(case("64x1024", tall * size + 8 * COLUMNS, strip(of("bias_backward"), slots)));
+    let tokens = || In(U32, (0..ROWS).map(|i| (i % 3) as f64).collect());
+    let table = || input(1, dtype, 3 * COLUMNS);
+    let slots = [vec![tokens(), table(), Out(dtype, n), no_fault()], shape().into(), vec![real(1.0), int(0)]].concat_slots();
+    cases.push(case("7x1024", 2 * n * size, job(of("embed"), 3, 64, slots)));
+    let (order, sorted) = ([0, 3, 6, 1, 4, 2, 5], [0, 0, 0, 1, 1, 2, 2]);
+    let of_u32 = |values: [usize; ROWS]| In(U32, values.iter().map(|v| *v as f64).collect());
+    let first = vec![of_u32(order), of_u32(sorted), x(COLUMNS), both(4, F32, 3 * COLUMNS), no_fault()];
+    let slots = [first, shape().into(), vec![real(1.0)]].concat_slots();
+    cases.push(case("7x1024", n * size + 3 * 8 * COLUMNS, job(of("embed_backward"), 2, 64, slots)));
+    cases
+}
+
+fn heads(dtype: DType, name: &str) -> Vec<Case> {
+    let (heads, kv_heads, d) = (16, 4, 128);
+    let (row, rotated) = ((heads + 2 * kv_heads) * d, heads + kv_heads);
+    let first = || vec![input(1, F32, ROWS * d), In(U32, (0..ROWS).map(|i| i as f64).collect())];
+    let w = || vec![input(2, dtype, d), input(3, dtype, d), input(4, dtype, ROWS * row)];
+    let turned = ROWS * rotated * d * dtype.size();
+    let table = 4 * d * ROWS;
+    let slots = [
+        first(),
+        vec![both(4, dtype, ROWS * row), no_fault()],
+        [ROWS, rotated, d, row].map(int).into_iter().collect(),
+        vec![real(1.0)],
+    ];
+    let rope = case("7x24x128", 2 * turned + table, job(format!("rope_{name}"), 2, 64, slots.concat_slots()));
+    let shape = || [ROWS, heads, kv_heads, d].map(int).into_iter().collect::<Vec<_>>();
+    let out = vec![Out(dtype, ROWS * row), Out(F32, ROWS * rotated), no_fault()];
+    let slots = [first(), w(), out, shape(), vec![real(1e-6), real(0.0)]].concat_slots();
+    let floor = 2 * ROWS * row * dtype.size() + table;
+    let forward = case("7x24x128", floor, job(format!("qk_norm_rope_{name}"), 2, 64, slots));
+    let grads = vec![input(5, F32, ROWS * rotated), both(6, dtype, ROWS * row), Out(F32, 2 * 2 * d), no_fault()];
+    let slots = [first(), w(), grads, shape(), vec![real(0.0)]].concat_slots();
+    let floor = 3 * turned + table + 16 * d;
+    let backward = case("7x24x128", floor, job(format!("qk_norm_rope_backward_{name}"), 2, 64, slots));
+    vec![rope, forward, backward]
+}
+
+fn losses(dtype: DType, name: &str) -> Vec<Case> {
+    let of = |variant: String, vocab: usize, shape| {
+        let rows = 4;
+        let slots = vec![
+            In(I32, vec![1.0, vocab as f64 - 1.0, 9.0, 0.0]),
+            both(1, dtype, rows * vocab),
+            Out(F64, rows),
+            no_fault(),
+            int(rows),
+            int(vocab),
+            real(1.0),
+            real(30.0),
+            int(1),
+        ];
+        case(shape, 2 * rows * vocab * dtype.size(), job(variant, 2, 64, slots))
+    };
+    vec![
+        of(format!("cross_entropy_{name}"), 2000, "4x2000"),
+        of(format!("cross_entropy_{name}"), 5003, "4x5003"),
+        of(format!("cross_entropy_cap_{name}"), 1500, "4x1500"),
+    ]
+}
+
+fn single() -> Vec<Case> {
+    // Neighbouring blocks of very different sizes: each adds to other limbs.
     let scales = [1.0, 1e-20, 1e18, 1e-5, 1e30, 1e-30, 1e10];
     let x: Vec<f64> = normal(3, 100 * N).iter().enumerate().map(|(i, x)| x * scales[i / 512 % 7]).collect();
-    let x = memory.upload("x", &encode(&x, DType::F32));
-    vec![Pointer(x), Pointer(memory.alloc("partial", 3 * 68 * 8)), U64(100 * N as u64)]
-}
-fn finish(memory: &mut Memory) -> Vec<Argument> {
-    let partial = memory.upload("partial", &[3; 3 * 68 * 8]);
-    let acc: Vec<u8> = (0..68).flat_map(|i| (i as f64).to_le_bytes()).collect();
-    vec![Pointer(partial), Pointer(memory.upload("acc", &acc)), U32(3)]
+    let squares = vec![In(F32, x), Out(U64, 3 * 68), long(100 * N)];
+    let acc: Vec<f64> = (0..68).map(|i| i as f64).collect();
+    let finish = vec![In(U64, vec![3.0; 3 * 68]), InOut(F64, acc.clone()), int(3)];
+    let tokens = || In(U32, (0..300).map(|i| (i * 7 % 31) as f64).collect());
+    let sort = vec![tokens(), Out(U32, 300), Out(U32, 300), no_fault(), int(300)];
+    vec![
+        case("4099", 4 * N, job("check", 3, 256, vec![
+            In(U32, vec![3.0; N]),
+            InOut(U64, vec![0.0]),
+            int(N),
+            int(4),
+            int(0),
+        ])),
+        case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), real(1.0)])),
+        case("300", 12 * 300, job("embed_sort", 10, 256, sort)),
+        case("300", 8 * 300, job("sum_losses", 1, 256, vec![input(1, F64, 300), InOut(F64, vec![0.0]), int(300)])),
+        case("130x96", 4 * 130 * 96 + 8 * 96, job("sum_rows", 3, 1024, vec![
+            input(1, F32, 130 * 96),
+            both(2, F32, 96),
+            int(130),
+            int(96),
+        ])),
+        case("409900", 400 * N, Job { entry: "sum_squares", ..job("sum_squares", 3, 256, squares) }),
+        case("3", 5 * 68 * 8, Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 96, finish) }),
+    ]
 }
 
-use DType::{Bf16, F32 as Single};
-const fn case(
-    variant: &'static str,
-    entry: &'static str,
-    shape: &'static str,
-    floor: usize,
-    arguments: fn(&mut Memory) -> Vec<Argument>,
-) -> Case {
-    Case { variant, entry, shape, floor, grid: 3, block: 256, arguments }
+pub fn cases() -> Vec<Case> {
+    let mut cases = [single(), optimizers()].into_iter().flatten().collect::<Vec<_>>();
+    for (dtype, name) in DTYPES {
+        for family in [elements, rows, heads, losses] {
+            cases.extend(family(dtype, name));
+        }
+    }
+    cases
 }
-
-pub const CASES: &[Case] = &[
-    case("add_f32", "add", "4099", 12 * N, |m| flat(m, &[Single; 2], 2)),
-    case("add_bf16", "add", "4099", 6 * N, |m| flat(m, &[Bf16; 2], 2)),
-    case("adamw", "adamw", "4099", 28 * N, adamw),
-    case("adamw_bf16", "adamw", "4099", 30 * N, adamw),
-    case("adamw_f32", "adamw", "4099", 32 * N, |memory| {
-        let mut arguments = adamw(memory);
-        arguments[4] = Pointer(memory.alloc("out", 4 * N));
-        arguments
-    }),
-    case("cast_f32_bf16", "cast", "4099", 6 * N, |m| flat(m, &[Single, Bf16], 1)),
-    case("cast_bf16_f32", "cast", "4099", 6 * N, |m| flat(m, &[Bf16, Single], 1)),
-    case("gelu_f32", "gelu", "4099", 8 * N, |m| flat(m, &[Single; 2], 1)),
-    case("gelu_bf16", "gelu", "4099", 4 * N, |m| flat(m, &[Bf16; 2], 1)),
-    case("gelu_backward_f32", "gelu_backward", "4099", 12 * N, |m| flat(m, &[Single; 3], 2)),
-    case("gelu_backward_bf16", "gelu_backward", "4099", 6 * N, |m| flat(m, &[Bf16; 3], 2)),
-    case("rmsnorm_f32", "rmsnorm", "7x1000", 8 * ROWS * 1000, |m| rmsnorm(m, Single, 1000)),
-    case("rmsnorm_bf16", "rmsnorm", "7x1000", 4 * ROWS * 1000, |m| rmsnorm(m, Bf16, 1000)),
-    case("rmsnorm_bf16", "rmsnorm", "7x257", 4 * ROWS * 257, |m| rmsnorm(m, Bf16, 257)),
-    case("sum_squares", "sum_squares", "409900", 400 * N, sum_squares),
-    Case { grid: 1, block: 96, ..case("sum_squares", "sum_squares_finish", "3", 5 * 68 * 8, finish) },
-    case("swiglu_f32", "swiglu", "4099", 12 * N, |m| flat(m, &[Single; 3], 2)),
-    case("swiglu_bf16", "swiglu", "4099", 6 * N, |m| flat(m, &[Bf16; 3], 2)),
-    case("swiglu_backward_f32", "swiglu_backward", "4099", 20 * N, |m| flat(m, &[Single; 5], 3)),
-    case("swiglu_backward_bf16", "swiglu_backward", "4099", 10 * N, |m| flat(m, &[Bf16; 5], 3)),
-];

@@ -1,7 +1,7 @@
 //! Runs one kernel everywhere and compares. Never knows what the kernel means.
-use flatshard_ptx::emulate::{Argument, Counts, Kernel, Launch, Memory, parse};
+use flatshard_ptx::emulate::{Argument, Counts, Kernel, Launch, Memory, Report, parse};
 use flatshard_ptx::kernels::Variant;
-use half::bf16;
+use half::{bf16, f16};
 
 /// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
 const FLOOR: f64 = 1.2e-7;
@@ -13,14 +13,35 @@ pub const SCHEDULES: [u64; 4] = [0, 1, 2, 3];
 pub enum DType {
     F32,
     Bf16,
+    F16,
+    F64,
+    U32,
+    I32,
+    U64,
 }
-use DType::*;
-pub const DTYPES: [(DType, &str); 2] = [(F32, "f32"), (Bf16, "bf16")];
+pub use DType::*;
+/// Those that kernels compute in, as variants name them.
+pub const DTYPES: [(DType, &str); 3] = [(F32, "f32"), (Bf16, "bf16"), (F16, "f16")];
+
+impl DType {
+    pub fn size(self) -> usize {
+        match self {
+            Bf16 | F16 => 2,
+            F32 | U32 | I32 => 4,
+            F64 | U64 => 8,
+        }
+    }
+}
 
 pub fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
     let each = |v: &f64| match dtype {
         F32 => (*v as f32).to_le_bytes().to_vec(),
         Bf16 => bf16::from_f32(*v as f32).to_le_bytes().to_vec(),
+        F16 => f16::from_f32(*v as f32).to_le_bytes().to_vec(),
+        F64 => v.to_le_bytes().to_vec(),
+        U32 => (*v as u32).to_le_bytes().to_vec(),
+        I32 => (*v as i32).to_le_bytes().to_vec(),
+        U64 => (*v as u64).to_le_bytes().to_vec(),
     };
     values.iter().flat_map(each).collect()
 }
@@ -28,10 +49,19 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b) as f64).collect(),
         Bf16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
+        F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
+        F64 => bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+        U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f64).collect(),
+        I32 => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as f64).collect(),
+        U64 => bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b) as f64).collect(),
     }
 }
+/// The values as the dtype holds them.
+pub fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
+    decode(&encode(values, dtype), dtype)
+}
 
-/// Numbers of a bell shape that f32 and bf16 both hold exactly: sums of four draws of a SplitMix64.
+/// Numbers of a bell shape that f32, bf16 and f16 all hold exactly: sums of four draws of a SplitMix64.
 pub fn normal(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed;
     let mut uniform = || {
@@ -41,46 +71,121 @@ pub fn normal(seed: u64, n: usize) -> Vec<f64> {
         z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
         (z >> 11) as f64 / (1u64 << 53) as f64 - 0.5
     };
-    (0..n).map(|_| bf16::from_f64(1.7 * (uniform() + uniform() + uniform() + uniform())).to_f64()).collect()
+    let mut draw = || f16::from_f64(1.7 * (uniform() + uniform() + uniform() + uniform())).to_f64();
+    (0..n).map(|_| bf16::from_f64(draw()).to_f64()).collect()
 }
 
-/// A variant's entry; the first one where it has no other name.
-pub struct Program {
-    kernels: Vec<Kernel>,
+/// A kernel's argument, in its place.
+pub enum Slot {
+    In(DType, Vec<f64>),
+    /// Compared, and holds this before.
+    InOut(DType, Vec<f64>),
+    /// Compared; nothing is written there before.
+    Out(DType, usize),
+    Value(Argument),
 }
-pub fn program(variant: &str) -> Program {
-    let variant = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
-    let text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
-    Program { kernels: parse(variant.file, &text).unwrap_or_else(|e| panic!("{e}")) }
+pub use Slot::*;
+pub fn int(value: usize) -> Slot {
+    Value(Argument::U32(value as u32))
 }
-impl Program {
-    pub fn run(
-        &self,
-        entry: &str,
-        memory: &mut Memory,
-        (grid, block): (u32, u32),
-        arguments: &[Argument],
-        schedule: u64,
-    ) -> Counts {
-        let kernel = self.kernels.iter().find(|k| k.name == entry).unwrap_or_else(|| panic!("no entry {entry}"));
-        let (grid, block) = ([grid, 1, 1], [block, 1, 1]);
-        let launch = Launch { kernel, grid, block, dynamic_shared: 0, arguments, schedule };
-        launch.run(memory).unwrap_or_else(|report| panic!("schedule {schedule}:\n{report}"))
-    }
+pub fn long(value: usize) -> Slot {
+    Value(Argument::U64(value as u64))
+}
+pub fn real(value: f32) -> Slot {
+    Value(Argument::F32(value))
+}
+/// A fault as it is where there is none.
+pub fn no_fault() -> Slot {
+    In(U64, vec![0.0])
 }
 
-/// Under every schedule the same bytes, which are given back.
-pub fn agree(run: impl Fn(u64) -> Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-    let first = run(SCHEDULES[0]);
-    for schedule in &SCHEDULES[1..] {
-        assert!(run(*schedule) == first, "schedule {schedule} gives other bytes");
+/// A launch of a variant's entry.
+pub struct Job {
+    pub variant: String,
+    /// Empty: the only one.
+    pub entry: &'static str,
+    pub grid: [u32; 2],
+    pub block: u32,
+    /// Elements between an aligned address and each operand.
+    pub skew: usize,
+    pub slots: Vec<Slot>,
+}
+
+pub fn job(variant: impl Into<String>, ctas: u32, threads: u32, slots: Vec<Slot>) -> Job {
+    Job { variant: variant.into(), entry: "", grid: [ctas, 1], block: threads, skew: 0, slots }
+}
+
+impl Job {
+    pub fn skewed(self, elements: usize) -> Job {
+        Job { skew: elements, ..self }
     }
-    first
+    pub fn kernels(&self) -> Vec<Kernel> {
+        let variant = Variant::by_name(&self.variant).unwrap_or_else(|| panic!("no variant {}", self.variant));
+        let text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
+        parse(variant.file, &text).unwrap_or_else(|e| panic!("{e}"))
+    }
+    pub fn choose<'k>(&self, kernels: &'k [Kernel]) -> &'k Kernel {
+        match kernels {
+            [one] if self.entry.is_empty() => one,
+            all => all.iter().find(|k| k.name == self.entry).unwrap_or_else(|| panic!("no entry {}", self.entry)),
+        }
+    }
+    /// The outputs' bytes.
+    pub fn run(&self, kernel: &Kernel, schedule: u64) -> Result<(Counts, Vec<Vec<u8>>), Report> {
+        let mut memory = Memory::new();
+        let mut outputs = vec![];
+        let mut arguments = vec![];
+        for slot in &self.slots {
+            let (dtype, before) = match slot {
+                In(dtype, values) | InOut(dtype, values) => (*dtype, Some(encode(values, *dtype))),
+                Out(dtype, n) if self.skew > 0 => (*dtype, Some(vec![0xFF; n * dtype.size()])),
+                Out(dtype, _) => (*dtype, None),
+                Value(argument) => {
+                    arguments.push(*argument);
+                    continue;
+                }
+            };
+            let start = self.skew * dtype.size();
+            let pointer = match (slot, before) {
+                (Out(dtype, n), None) => memory.alloc("output", n * dtype.size()),
+                (_, bytes) => memory.upload("operand", &[vec![0; start], bytes.unwrap_or_default()].concat()),
+            };
+            arguments.push(Argument::Pointer(pointer + start as u64));
+            if !matches!(slot, In(..)) {
+                outputs.push((pointer, start));
+            }
+        }
+        let (grid, block) = ([self.grid[0], self.grid[1], 1], [self.block, 1, 1]);
+        let launch = Launch { kernel, grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
+        let counts = launch.run(&mut memory)?;
+        let read = |(pointer, start)| memory.download(pointer).unwrap_or_else(|e| panic!("{e}"))[start..].to_vec();
+        Ok((counts, outputs.into_iter().map(read).collect()))
+    }
+    /// The outputs, which must be the same bytes under every schedule.
+    pub fn bytes(&self) -> Vec<Vec<u8>> {
+        let kernels = self.kernels();
+        let of = |schedule: u64| match self.run(self.choose(&kernels), schedule) {
+            Ok((_, outputs)) => outputs,
+            Err(report) => panic!("{} under schedule {schedule}:\n{report}", self.variant),
+        };
+        let first = of(SCHEDULES[0]);
+        for schedule in &SCHEDULES[1..] {
+            assert!(of(*schedule) == first, "{}: schedule {schedule} gives other bytes", self.variant);
+        }
+        first
+    }
+    pub fn outputs(&self) -> Vec<Vec<f64>> {
+        let dtypes = self.slots.iter().filter_map(|slot| match slot {
+            InOut(dtype, _) | Out(dtype, _) => Some(*dtype),
+            _ => None,
+        });
+        self.bytes().iter().zip(dtypes).map(|(bytes, dtype)| decode(bytes, dtype)).collect()
+    }
 }
 
 /// `naive` is rounded to the dtype here.
-pub fn compare(label: &str, factor: f64, got: &[u8], dtype: DType, exact: &[f64], naive: &[f64]) {
-    let (got, naive) = (decode(got, dtype), decode(&encode(naive, dtype), dtype));
+pub fn compare(label: &str, factor: f64, got: &[f64], dtype: DType, exact: &[f64], naive: &[f64]) {
+    let naive = rounded(naive, dtype);
     assert_eq!((got.len(), naive.len()), (exact.len(), exact.len()), "{label}: lengths");
     let errors = |of: &[f64]| {
         let (mut worst, mut sum) = (0.0f64, 0.0);
@@ -93,15 +198,60 @@ pub fn compare(label: &str, factor: f64, got: &[u8], dtype: DType, exact: &[f64]
         (worst, sum / exact.len().max(1) as f64)
     };
     let floor = FLOOR * exact.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-    let ((worst, mean), (naive_worst, naive_mean)) = (errors(&got), errors(&naive));
+    let ((worst, mean), (naive_worst, naive_mean)) = (errors(got), errors(&naive));
     assert!(worst <= factor * naive_worst + floor, "{label}: largest error {worst:e}, naive {naive_worst:e}");
     assert!(mean <= factor * naive_mean + floor, "{label}: mean error {mean:e}, naive {naive_mean:e}");
 }
 
-/// Arithmetic of the reference: in f64, and in f32 for the naive code.
-pub fn f32s(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|v| *v as f32).collect()
+/// What references compute in: f64, and f32 for the naive code.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::Neg<Output = Self>
+{
+    fn of(x: f64) -> Self;
+    fn f64(self) -> f64;
+    fn sqrt(self) -> Self;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn tanh(self) -> Self;
 }
-pub fn f64s(values: impl IntoIterator<Item = f32>) -> Vec<f64> {
-    values.into_iter().map(f64::from).collect()
+macro_rules! reals {
+    ($($type:ident),*) => {
+        $(impl Real for $type {
+            fn of(x: f64) -> $type {
+                x as $type
+            }
+            fn f64(self) -> f64 {
+                self as f64
+            }
+            fn sqrt(self) -> $type {
+                $type::sqrt(self)
+            }
+            fn exp(self) -> $type {
+                $type::exp(self)
+            }
+            fn ln(self) -> $type {
+                $type::ln(self)
+            }
+            fn tanh(self) -> $type {
+                $type::tanh(self)
+            }
+        })*
+    };
+}
+reals!(f32, f64);
+pub fn reals<R: Real>(values: &[f64]) -> Vec<R> {
+    values.iter().map(|v| R::of(*v)).collect()
+}
+pub fn f64s<R: Real>(values: &[R]) -> Vec<f64> {
+    values.iter().map(|v| v.f64()).collect()
+}
+pub fn zero<R: Real>() -> R {
+    R::of(0.0)
 }

@@ -7,5 +7,7 @@ mod budget;
 mod cases;
 mod elements;
 mod harness;
-mod norm;
+mod heads;
+mod rows;
 mod sums;
+mod tables;

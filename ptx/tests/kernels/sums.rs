@@ -1,45 +1,40 @@
-//! The exact sum of squares: the bits are those of the CPU device for every grid and schedule.
+//! The exact sum of squares and the clip scale from it: the bits are those of the CPU device for every grid and schedule.
 use crate::harness::*;
 use flatshard::base::{Category, Meter};
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::{Device, LIMBS};
-use flatshard_ptx::emulate::{Argument::*, Memory};
+use flatshard::device::{Buf, Device, LIMBS};
 
+fn cpu_buf(cpu: &CpuDevice, dtype: flatshard::base::DType, bytes: &[u8]) -> Buf {
+    let mut buf = cpu.alloc(dtype, bytes.len() / dtype.size(), Category::Other).unwrap();
+    cpu.upload(bytes, buf.view_mut()).unwrap();
+    buf
+}
+fn cpu_read(cpu: &CpuDevice, buf: &Buf, dtype: DType) -> Vec<f64> {
+    let mut bytes = vec![0; buf.bytes()];
+    cpu.download(buf.view(), &mut bytes).unwrap();
+    decode(&bytes, dtype)
+}
 /// The CPU device's accumulator after `before` and x.
-fn on_the_cpu(x: &[f32], before: &[f64]) -> Vec<f64> {
+fn on_the_cpu(x: &[f64], before: &[f64]) -> Vec<f64> {
     let cpu = CpuDevice::new(Meter::default());
-    let buf = |dtype, len, bytes: Vec<u8>| {
-        let mut buf = cpu.alloc(dtype, len, Category::Other).unwrap();
-        cpu.upload(&bytes, buf.view_mut()).unwrap();
-        buf
-    };
-    let x_buf = buf(flatshard::base::DType::F32, x.len(), x.iter().flat_map(|x| x.to_ne_bytes()).collect());
-    let bytes = before.iter().flat_map(|l| l.to_ne_bytes()).collect();
-    let mut acc = buf(flatshard::base::DType::F64, LIMBS, bytes);
-    cpu.sum_squares(x_buf.view(), acc.view_mut()).unwrap();
-    let mut bytes = vec![0; LIMBS * 8];
-    cpu.download(acc.view(), &mut bytes).unwrap();
-    bytes.as_chunks().0.iter().map(|b| f64::from_ne_bytes(*b)).collect()
+    let x = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(x, F32));
+    let mut acc = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(before, F64));
+    cpu.sum_squares(x.view(), acc.view_mut()).unwrap();
+    cpu_read(&cpu, &acc, F64)
 }
 
-fn limbs(x: &[f32], before: &[f64], ctas: u32, schedule: u64) -> Vec<f64> {
-    let mut memory = Memory::new();
-    let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let acc: Vec<u8> = before.iter().flat_map(|l| l.to_le_bytes()).collect();
-    let (x_at, acc) = (memory.upload("x", &bytes), memory.upload("acc", &acc));
-    let partial = memory.alloc("partial", ctas as usize * LIMBS * 8);
-    let program = program("sum_squares");
-    let first = [Pointer(x_at), Pointer(partial), U64(x.len() as u64)];
-    program.run("sum_squares", &mut memory, (ctas, 256), &first, schedule);
-    let second = [Pointer(partial), Pointer(acc), U32(ctas)];
-    program.run("sum_squares_finish", &mut memory, (1, 96), &second, schedule);
-    memory.download(acc).unwrap().as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+fn limbs(x: &[f64], before: &[f64], ctas: u32) -> Vec<f64> {
+    let partial = ctas as usize * LIMBS;
+    let slots = vec![In(F32, x.to_vec()), Out(U64, partial), long(x.len())];
+    let first = Job { entry: "sum_squares", ..job("sum_squares", ctas, 256, slots) };
+    let slots = vec![In(U64, first.outputs().remove(0)), InOut(F64, before.to_vec()), int(ctas as usize)];
+    Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 96, slots) }.outputs().remove(0)
 }
 
 /// Values from the smallest to the largest f32.
-fn wild(n: usize) -> Vec<f32> {
+fn wild(n: usize) -> Vec<f64> {
     let scale = |i: usize| [1.0, 1e-30, 1e30, f32::MIN_POSITIVE / 8.0, 3e38, 1e-3, 1e-45][i / 128 % 7];
-    normal(5, n).iter().enumerate().map(|(i, x)| (*x as f32).clamp(-1.0, 1.0) * scale(i)).collect()
+    normal(5, n).iter().enumerate().map(|(i, x)| ((*x as f32).clamp(-1.0, 1.0) * scale(i)) as f64).collect()
 }
 
 #[test]
@@ -48,8 +43,8 @@ fn the_sum_is_exact_for_every_grid_and_schedule() {
         let x = wild(n);
         let before = on_the_cpu(&wild(300), &[0.0; LIMBS]);
         let want = on_the_cpu(&x, &before);
-        for (ctas, schedule) in [(1, 0), (1, 1), (2, 2), (3, 3), (5, 4)] {
-            assert_eq!(limbs(&x, &before, ctas, schedule), want, "n {n}, {ctas} CTAs");
+        for ctas in [1, 2, 3, 5] {
+            assert_eq!(limbs(&x, &before, ctas), want, "n {n}, {ctas} CTAs");
         }
     }
 }
@@ -57,19 +52,47 @@ fn the_sum_is_exact_for_every_grid_and_schedule() {
 #[test]
 fn a_cut_at_a_block_changes_nothing() {
     let x = wild(128 * 40);
-    let whole = limbs(&x, &[0.0; LIMBS], 2, 1);
-    let first = limbs(&x[..128 * 13], &[0.0; LIMBS], 3, 1);
-    assert_eq!(limbs(&x[128 * 13..], &first, 1, 1), whole);
+    let whole = limbs(&x, &[0.0; LIMBS], 2);
+    let first = limbs(&x[..128 * 13], &[0.0; LIMBS], 3);
+    assert_eq!(limbs(&x[128 * 13..], &first, 1), whole);
 }
 
 #[test]
 fn what_is_not_finite_raises_the_flag_and_leaves_the_sum() {
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let mut x = wild(128 * 12);
         let clean = x[..128 * 3].iter().chain(&x[128 * 4..]).copied().collect::<Vec<_>>();
         x[128 * 3 + 77] = bad;
-        let got = limbs(&x, &[0.0; LIMBS], 2, 1);
+        let got = limbs(&x, &[0.0; LIMBS], 2);
         assert_eq!(got[LIMBS - 1], 1.0);
-        assert_eq!(got[..LIMBS - 1], limbs(&clean, &[0.0; LIMBS], 2, 1)[..LIMBS - 1]);
+        assert_eq!(got[..LIMBS - 1], limbs(&clean, &[0.0; LIMBS], 2)[..LIMBS - 1]);
+    }
+}
+
+/// Every place of the highest bit, ties that only the lowest limb breaks, sums over ranks that have not been carried.
+#[test]
+fn the_clip_scale_has_the_bits_of_the_cpu() {
+    let cpu = CpuDevice::new(Meter::default());
+    let mut accumulators = vec![vec![0.0; LIMBS], on_the_cpu(&[3.0, 4.0], &[0.0; LIMBS]), on_the_cpu(&wild(1000), &[0.0; LIMBS])];
+    for exponent in (-149..128).step_by(7) {
+        for tail in [0.0, 1e-40] {
+            let x = [1.5 * 2f64.powi(exponent), 1.0 * 2f64.powi(exponent), 2f64.powi(exponent - 26), tail];
+            accumulators.push(on_the_cpu(&rounded(&x, F32), &[0.0; LIMBS]));
+        }
+    }
+    accumulators.push(accumulators[2].iter().map(|l| l * 512.0).collect());
+    let mut poisoned = accumulators[1].clone();
+    poisoned[LIMBS - 1] = 2.0;
+    accumulators.push(poisoned);
+    for acc in accumulators {
+        for max_norm in [0.0, 1.0, 1e-3] {
+            let acc_buf = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(&acc, F64));
+            let mut want = cpu.alloc(flatshard::base::DType::F32, 2, Category::Other).unwrap();
+            cpu.clip_scale(acc_buf.view(), max_norm, want.view_mut()).unwrap();
+            let want = cpu_read(&cpu, &want, F32);
+            let got = job("clip_scale", 1, 96, vec![In(F64, acc.clone()), Out(F32, 2), real(max_norm)]).outputs();
+            let same = |a: &f64, b: &f64| a == b || a.is_nan() && b.is_nan();
+            assert!(got[0].iter().zip(&want).all(|(a, b)| same(a, b)), "{got:?}, not {want:?}, of {acc:?}");
+        }
     }
 }
