@@ -136,7 +136,7 @@ fn any_cut_and_any_order_give_the_same_limbs() {
     let x = wild();
     let n = x.len();
     let mut first: Option<Vec<f64>> = None;
-    for dev in devices_with("clip_scale") {
+    for dev in devices() {
         let whole = limbs(&*dev, &x, &[(0, n)]);
         assert!(
             whole.iter().all(|&l| l.fract() == 0.0 && (0.0..4_294_967_296.0).contains(&l)),
@@ -160,7 +160,7 @@ fn any_cut_and_any_order_give_the_same_limbs() {
 
 #[test]
 fn the_norm_is_right() {
-    for dev in devices_with("clip_scale") {
+    for dev in devices() {
         let norm = |x: &[f64]| clip(&*dev, &limbs(&*dev, x, &[(0, x.len())]), 0.0)[1];
         for x in [normal(3, 100_000), normal(4, 1), vec![], vec![0.0; 300], vec![3.0, 4.0]] {
             let want = x.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -177,7 +177,7 @@ fn the_norm_is_right() {
 
 #[test]
 fn clipping() {
-    for dev in devices_with("clip_scale") {
+    for dev in devices() {
         let acc = limbs(&*dev, &[3.0, 4.0], &[(0, 2)]);
         assert_eq!(clip(&*dev, &acc, 0.0), [1.0, 5.0], "0 is off");
         assert_eq!(clip(&*dev, &acc, 10.0), [1.0, 5.0]);
@@ -188,7 +188,7 @@ fn clipping() {
 
 #[test]
 fn a_gradient_that_is_not_finite_makes_the_norm_so() {
-    for dev in devices_with("clip_scale") {
+    for dev in devices() {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             for at in [0, 127, 128, 299] {
                 let mut x = vec![1.0; 300];

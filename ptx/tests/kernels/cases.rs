@@ -50,7 +50,8 @@ fn optimizers() -> Vec<Case> {
         let scalars = [0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8].map(real).into_iter().collect();
         cases.push(flat(&format!("adamw{suffix}"), slots, scalars));
         for (name, m) in [("sgd", 0), ("sgd_momentum", N)] {
-            let slots = [vec![input(0, F32, N), both(1, F32, m), both(2, F32, N)], vec![again(), scale()]].concat_slots();
+            let slots =
+                [vec![input(0, F32, N), both(1, F32, m), both(2, F32, N)], vec![again(), scale()]].concat_slots();
             cases.push(flat(&format!("{name}{suffix}"), slots, [0.1, 0.9, 0.01].map(real).into_iter().collect()));
         }
     }
@@ -107,7 +108,8 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
             slots.extend((layer == 0).then(|| real(0.0)));
             let floor = 2 * ROWS * columns * size + (3 + layer) * columns * size;
             cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
-            let mut slots = vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
+            let mut slots =
+                vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
             slots.extend([Out(F32, 2 * columns << layer), int(ROWS), int(columns)]);
             slots.extend((layer == 0).then(|| real(0.0)));
             let floor = 4 * ROWS * columns * size + 2 * columns * size + (8 * columns << layer);
@@ -123,7 +125,8 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
     cases.push(case("64x1024", tall * size + 8 * COLUMNS, strip(of("bias_backward"), slots)));
     let tokens = || In(U32, (0..ROWS).map(|i| (i % 3) as f64).collect());
     let table = || input(1, dtype, 3 * COLUMNS);
-    let slots = [vec![tokens(), table(), Out(dtype, n), no_fault()], shape().into(), vec![real(1.0), int(0)]].concat_slots();
+    let slots =
+        [vec![tokens(), table(), Out(dtype, n), no_fault()], shape().into(), vec![real(1.0), int(0)]].concat_slots();
     cases.push(case("7x1024", 2 * n * size, job(of("embed"), 3, 64, slots)));
     let (order, sorted) = ([0, 3, 6, 1, 4, 2, 5], [0, 0, 0, 1, 1, 2, 2]);
     let of_u32 = |values: [usize; ROWS]| In(U32, values.iter().map(|v| *v as f64).collect());
@@ -192,22 +195,19 @@ fn single() -> Vec<Case> {
     let tokens = || In(U32, (0..300).map(|i| (i * 7 % 31) as f64).collect());
     let sort = vec![tokens(), Out(U32, 300), Out(U32, 300), no_fault(), int(300)];
     vec![
-        case("4099", 4 * N, job("check", 3, 256, vec![
-            In(U32, vec![3.0; N]),
-            InOut(U64, vec![0.0]),
-            int(N),
-            int(4),
-            int(0),
-        ])),
+        case(
+            "4099",
+            4 * N,
+            job("check", 3, 256, vec![In(U32, vec![3.0; N]), InOut(U64, vec![0.0]), int(N), int(4), int(0)]),
+        ),
         case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), real(1.0)])),
         case("300", 12 * 300, job("embed_sort", 10, 256, sort)),
         case("300", 8 * 300, job("sum_losses", 1, 256, vec![input(1, F64, 300), InOut(F64, vec![0.0]), int(300)])),
-        case("130x96", 4 * 130 * 96 + 8 * 96, job("sum_rows", 3, 1024, vec![
-            input(1, F32, 130 * 96),
-            both(2, F32, 96),
-            int(130),
-            int(96),
-        ])),
+        case(
+            "130x96",
+            4 * 130 * 96 + 8 * 96,
+            job("sum_rows", 3, 1024, vec![input(1, F32, 130 * 96), both(2, F32, 96), int(130), int(96)]),
+        ),
         case("409900", 400 * N, Job { entry: "sum_squares", ..job("sum_squares", 3, 256, squares) }),
         case("3", 5 * 68 * 8, Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 96, finish) }),
     ]

@@ -47,7 +47,8 @@ fn scale_multiplies_in_place() {
         for (n, skew) in SIZES.into_iter().zip([0, 1].into_iter().cycle()) {
             let x = normal(1, n);
             let want: Vec<f64> = x.iter().map(|x| (*x as f32 * 0.37) as f64).collect();
-            let got = job(format!("scale_{name}"), 3, 256, vec![InOut(dtype, x), long(n), real(0.37)]).skewed(skew).outputs();
+            let got =
+                job(format!("scale_{name}"), 3, 256, vec![InOut(dtype, x), long(n), real(0.37)]).skewed(skew).outputs();
             assert_eq!(got[0], rounded(&want, dtype), "{name} n {n}");
         }
     }
@@ -152,13 +153,8 @@ fn dropout_has_the_bits_of_the_definition() {
                     if word >= threshold { (x[i] as f32 * scale) as f64 } else { 0.0 }
                 })
                 .collect();
-            let slots = vec![
-                InOut(dtype, x),
-                long(n),
-                Value(Argument::U64(key)),
-                Value(Argument::U32(threshold)),
-                real(scale),
-            ];
+            let slots =
+                vec![InOut(dtype, x), long(n), Value(Argument::U64(key)), Value(Argument::U32(threshold)), real(scale)];
             let got = job(format!("dropout_{name}"), 3, 256, slots).skewed(skew).outputs();
             assert_eq!(got[0], rounded(&want, dtype), "{name} n {n}");
         }

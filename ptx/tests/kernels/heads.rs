@@ -39,7 +39,12 @@ fn rope_turns_and_turns_back() {
                 // Heads behind the turned ones stay.
                 let row = (heads + 2 * kv_heads) * d;
                 let (table, positions, qkv) = (table(d), positions(rows), normal(12, rows * row));
-                fn of<R: Real>(qkv: &[f64], [row, turned, d]: [usize; 3], [table, at]: [&[f64]; 2], sign: f64) -> Vec<f64> {
+                fn of<R: Real>(
+                    qkv: &[f64],
+                    [row, turned, d]: [usize; 3],
+                    [table, at]: [&[f64]; 2],
+                    sign: f64,
+                ) -> Vec<f64> {
                     let mut x: Vec<R> = reals(qkv);
                     for (r, row) in x.chunks_mut(row).enumerate() {
                         let table = &table[at[r] as usize * d..][..d];

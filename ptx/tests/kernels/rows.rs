@@ -142,7 +142,8 @@ fn rows_are_summed_whatever_their_number() {
 #[test]
 fn biases_and_their_gradients() {
     // Rows, columns, CTAs of rows, skew: several strips, a strip in part, one column.
-    for (rows, columns, chunks, skew) in [(1, 1, 1, 0), (9, 7, 1, 0), (20, 264, 2, 0), (33, 520, 3, 0), (5, 301, 2, 1)] {
+    for (rows, columns, chunks, skew) in [(1, 1, 1, 0), (9, 7, 1, 0), (20, 264, 2, 0), (33, 520, 3, 0), (5, 301, 2, 1)]
+    {
         for (dtype, name) in DTYPES {
             let (bias, y) = (normal(1, columns), normal(2, rows * columns));
             let strips = columns.div_ceil(32 * 16 / dtype.size()) as u32;

@@ -73,7 +73,8 @@ fn what_is_not_finite_raises_the_flag_and_leaves_the_sum() {
 #[test]
 fn the_clip_scale_has_the_bits_of_the_cpu() {
     let cpu = CpuDevice::new(Meter::default());
-    let mut accumulators = vec![vec![0.0; LIMBS], on_the_cpu(&[3.0, 4.0], &[0.0; LIMBS]), on_the_cpu(&wild(1000), &[0.0; LIMBS])];
+    let mut accumulators =
+        vec![vec![0.0; LIMBS], on_the_cpu(&[3.0, 4.0], &[0.0; LIMBS]), on_the_cpu(&wild(1000), &[0.0; LIMBS])];
     for exponent in (-149..128).step_by(7) {
         for tail in [0.0, 1e-40] {
             let x = [1.5 * 2f64.powi(exponent), 1.0 * 2f64.powi(exponent), 2f64.powi(exponent - 26), tail];

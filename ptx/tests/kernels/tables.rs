@@ -36,7 +36,9 @@ fn embeddings() {
                 let (tokens, w, y) = (tokens(rows, table), normal(1, table * columns), normal(2, rows * columns));
                 let scale = 1.5;
                 let want: Vec<f64> = (0..rows * columns)
-                    .map(|i| scale * w[tokens[i / columns] as usize * columns + i % columns] + if adds { y[i] } else { 0.0 })
+                    .map(|i| {
+                        scale * w[tokens[i / columns] as usize * columns + i % columns] + if adds { y[i] } else { 0.0 }
+                    })
                     .collect();
                 let slots = vec![
                     In(U32, tokens),
@@ -114,30 +116,12 @@ fn nothing_follows_an_index_that_is_at_fault() {
     assert_eq!(job("embed_f32", 1, 32, slots).outputs()[0], y);
     let slots = vec![bad(), bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0)];
     assert_eq!(job("embed_backward_f32", 1, 32, slots).outputs()[0], y);
-    let slots = vec![
-        In(F32, vec![1.0; 2]),
-        bad(),
-        InOut(F32, y.clone()),
-        fault(),
-        int(1),
-        int(1),
-        int(2),
-        int(2),
-        real(1.0),
-    ];
+    let slots =
+        vec![In(F32, vec![1.0; 2]), bad(), InOut(F32, y.clone()), fault(), int(1), int(1), int(2), int(2), real(1.0)];
     assert_eq!(job("rope_f32", 1, 32, slots).outputs()[0], y);
     let losses = InOut(F64, vec![5.0]);
-    let slots = vec![
-        In(I32, vec![-5.0]),
-        InOut(F32, y.clone()),
-        losses,
-        fault(),
-        int(1),
-        int(2),
-        real(1.0),
-        real(0.0),
-        int(1),
-    ];
+    let slots =
+        vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), int(1), int(2), real(1.0), real(0.0), int(1)];
     assert_eq!(job("cross_entropy_f32", 1, 32, slots).outputs(), [y, vec![5.0]]);
 }
 
@@ -187,7 +171,8 @@ fn cross_entropy_in_place() {
                 let logits: Vec<f64> = normal(vocab as u64, vocab * rows).iter().map(|x| x * 4.0).collect();
                 let exact = cross_entropy_of::<f64>(vocab, &targets, &logits, 0.125, cap);
                 let naive = cross_entropy_of::<f32>(vocab, &targets, &logits, 0.125, cap);
-                let variant = if cap > 0.0 { format!("cross_entropy_cap_{name}") } else { format!("cross_entropy_{name}") };
+                let variant =
+                    if cap > 0.0 { format!("cross_entropy_cap_{name}") } else { format!("cross_entropy_{name}") };
                 for grad in [false, true] {
                     let slots = vec![
                         In(I32, targets.clone()),

@@ -21,6 +21,11 @@ pub trait Driver: Send + Sync {
     /// How many CTAs it takes to fill the GPU, over their residents each.
     fn multiprocessors(&self) -> u32;
 
+    /// Whether everything is done when a call returns, so that what a launch has found can be read without waiting.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Zeroed, aligned to 256 bytes at least. The lease goes back when the buffer's last holder is gone.
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf>;
     /// Lengths in bytes are equal; the launch layer has checked it, here and below.

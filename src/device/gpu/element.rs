@@ -1,5 +1,6 @@
 //! Launches that work element by element: casts, sums, biases, dropout. Never knows what the elements mean.
-use super::{Arg, GpuDevice, Operand, by_dtype, missing};
+use super::rows::{rows, words};
+use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape, VECTOR, by_dtype};
 use crate::base::{DType, Error, Result};
 use crate::device::{Dropout, View, ViewMut};
 
@@ -13,8 +14,8 @@ pub fn copy(gpu: &GpuDevice, src: View, dst: ViewMut) -> Result<()> {
         (DType::Bf16, DType::F32) => "cast_bf16_f32",
         (from, to) => return Err(Error::op(OP, format!("cannot cast {from} to {to}"))),
     };
-    src.vectors(OP, "src", from, n)?;
-    dst.vectors(OP, "dst", to, n)?;
+    src.fits(OP, "src", from, n)?;
+    dst.fits(OP, "dst", to, n)?;
     gpu.each(variant, "cast", n, DType::F32, &mut [Arg::In(src), Arg::Out(dst), Arg::U64(n as u64)])
 }
 
@@ -22,23 +23,67 @@ pub fn add(gpu: &GpuDevice, x: View, y: ViewMut) -> Result<()> {
     const OP: &str = "add";
     let (n, dtype) = (x.len(), x.dtype());
     let variant = by_dtype!(OP, dtype, "add")?;
-    x.vectors(OP, "x", dtype, n)?;
-    y.vectors(OP, "y", dtype, n)?;
+    x.fits(OP, "x", dtype, n)?;
+    y.fits(OP, "y", dtype, n)?;
     gpu.each(variant, "add", n, dtype, &mut [Arg::In(x), Arg::InOut(y), Arg::U64(n as u64)])
 }
 
-pub fn scale(_: &GpuDevice, _factor: f32, _x: ViewMut) -> Result<()> {
-    missing("scale")
+pub fn scale(gpu: &GpuDevice, factor: f32, x: ViewMut) -> Result<()> {
+    const OP: &str = "scale";
+    let (n, dtype) = (x.len(), x.dtype());
+    let variant = by_dtype!(OP, dtype, "scale")?;
+    gpu.each(variant, OP, n, dtype, &mut [Arg::InOut(x), Arg::U64(n as u64), Arg::F32(factor)])
 }
 
-pub fn bias(_: &GpuDevice, _bias: View, _y: ViewMut) -> Result<()> {
-    missing("bias")
+/// A grid of strips of columns over chunks of rows, as `kernels/strip.ptx` has them: enough chunks to fill the GPU.
+fn strips(gpu: &GpuDevice, dtype: DType, rows: usize, columns: usize) -> Shape {
+    let strips = columns.div_ceil(32 * VECTOR / dtype.size()) as u32;
+    let chunks = (CTAS * gpu.driver.multiprocessors() / strips).clamp(1, rows.div_ceil(BLOCK as usize / 32) as u32);
+    Shape { grid: [strips, chunks, 1], block: [BLOCK, 1, 1], shared: 0 }
 }
 
-pub fn bias_backward(_: &GpuDevice, _dy: View, _db: ViewMut) -> Result<()> {
-    missing("bias_backward")
+pub fn bias(gpu: &GpuDevice, bias: View, y: ViewMut) -> Result<()> {
+    const OP: &str = "bias";
+    let (dtype, columns) = (y.dtype(), bias.len());
+    let variant = by_dtype!(OP, dtype, "bias")?;
+    bias.fits(OP, "bias", dtype, columns)?;
+    let n = rows(OP, "y", y.len(), columns)?;
+    if n == 0 {
+        return Ok(());
+    }
+    let shape = strips(gpu, dtype, n, columns);
+    let args = &mut [Arg::In(bias), Arg::InOut(y), Arg::U32(n as u32), Arg::U32(columns as u32)];
+    gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)
 }
 
-pub fn dropout(_: &GpuDevice, _d: &Dropout, _x: ViewMut) -> Result<()> {
-    missing("dropout")
+pub fn bias_backward(gpu: &GpuDevice, dy: View, db: ViewMut) -> Result<()> {
+    const OP: &str = "bias_backward";
+    let (dtype, columns) = (dy.dtype(), db.len());
+    let variant = by_dtype!(OP, dtype, "bias_backward")?;
+    db.fits(OP, "db", DType::F32, columns)?;
+    let n = rows(OP, "dy", dy.len(), columns)?;
+    if n == 0 {
+        return Ok(());
+    }
+    let mut scratch = gpu.scratch();
+    let mut shape = strips(gpu, dtype, n, columns);
+    let [_, chunks, _] = &mut shape.grid;
+    *chunks = (*chunks).clamp(1, (scratch.words.len() / columns).max(1) as u32);
+    let mut partial = words(OP, &mut scratch.words, *chunks as usize * columns)?;
+    let args = &mut [Arg::In(dy), Arg::Out(partial.reborrow()), Arg::U32(n as u32), Arg::U32(columns as u32)];
+    gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)?;
+    gpu.sum_rows(partial.as_view(), db)
+}
+
+pub fn dropout(gpu: &GpuDevice, d: &Dropout, x: ViewMut) -> Result<()> {
+    const OP: &str = "dropout";
+    if !(0.0..1.0).contains(&d.p) {
+        return Err(Error::op(OP, format!("p = {} is not in [0, 1)", d.p)));
+    }
+    let (n, dtype) = (x.len(), x.dtype());
+    let variant = by_dtype!(OP, dtype, "dropout")?;
+    let threshold = (d.p as f64 * 4_294_967_296.0) as u32;
+    let scale = 1.0 / (1.0 - d.p);
+    let args = &mut [Arg::InOut(x), Arg::U64(n as u64), Arg::U64(d.key), Arg::U32(threshold), Arg::F32(scale)];
+    gpu.each(variant, OP, n, dtype, args)
 }

@@ -15,6 +15,7 @@ mod norm;
 mod optim;
 mod ring;
 mod rope;
+mod rows;
 pub mod sim;
 pub mod telemetry;
 
@@ -30,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BLOCK: u32 = 256;
 /// CTAs of such a launch for each multiprocessor, at most: enough to fill it, each with several elements a thread.
 const CTAS: u32 = 8;
-/// Bytes of a vector access: what such kernels need their operands to be aligned to.
+/// Bytes of a vector access: kernels are fast where their operands are aligned to it.
 const VECTOR: usize = 16;
 
 pub struct GpuDevice {
@@ -43,6 +44,9 @@ pub struct GpuDevice {
 struct Scratch {
     /// Each CTA's limbs of the sum of squares.
     limbs: Buf,
+    /// What a first launch leaves for a second, as 4-byte words; see [`rows::words`].
+    words: Buf,
+    faults: rows::Faults,
 }
 
 impl GpuDevice {
@@ -52,7 +56,9 @@ impl GpuDevice {
             driver.alloc(dtype, len, Category::Scratch, lease)
         };
         let limbs = alloc(DType::F64, optim::limbs(&*driver))?;
-        Ok(GpuDevice { driver, meter, scratch: Mutex::new(Scratch { limbs }) })
+        let words = alloc(DType::U32, rows::word_count(&*driver))?;
+        let faults = rows::Faults::new(alloc)?;
+        Ok(GpuDevice { driver, meter, scratch: Mutex::new(Scratch { limbs, words, faults }) })
     }
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
@@ -90,36 +96,6 @@ macro_rules! by_dtype {
 }
 use by_dtype;
 
-/// An operand of a launch, for checks.
-trait Operand {
-    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()>;
-    fn address(&self) -> usize;
-    /// Holds `len` elements of `dtype`, and starts where a vector may.
-    fn vectors(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
-        self.check(op, name, dtype, len)?;
-        match self.address() % VECTOR {
-            0 => Ok(()),
-            off => Err(Error::op(op, format!("{name} starts {off} bytes behind a multiple of {VECTOR}"))),
-        }
-    }
-}
-impl Operand for View<'_> {
-    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
-        self.fits(op, name, dtype, len)
-    }
-    fn address(&self) -> usize {
-        self.as_ptr() as usize
-    }
-}
-impl Operand for ViewMut<'_> {
-    fn check(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
-        self.fits(op, name, dtype, len)
-    }
-    fn address(&self) -> usize {
-        self.as_view().as_ptr() as usize
-    }
-}
-
 /// An operation whose kernel is not written yet.
 fn missing<T>(op: &'static str) -> Result<T> {
     Err(Error::op(op, "has no GPU kernel in this build"))
@@ -148,6 +124,7 @@ impl Device for GpuDevice {
         if dst.len() != src.bytes() {
             return Err(Error::op("download", format!("{} bytes into {}", src.bytes(), dst.len())));
         }
+        self.raise(&mut self.scratch().faults)?;
         self.driver.download(src, dst)
     }
 
@@ -307,13 +284,13 @@ impl Device for GpuDevice {
         activation::swiglu(self, gate, up, y)
     }
     fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::swiglu_backward(self, gate, up, dy, dgate, dup)
+        activation::swiglu_backward(self, [gate, up, dy], [dgate, dup])
     }
     fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
         activation::geglu(self, gate, up, y)
     }
     fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::geglu_backward(self, gate, up, dy, dgate, dup)
+        activation::geglu_backward(self, [gate, up, dy], [dgate, dup])
     }
     fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
         activation::gelu(self, x, y)

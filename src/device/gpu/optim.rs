@@ -1,5 +1,5 @@
 //! Launches of the gradient norm and the optimizers. What does not change between elements is worked out here, in f64.
-use super::{Arg, BLOCK, CTAS, Driver, GpuDevice, Kernel, Operand, Shape, missing};
+use super::{Arg, BLOCK, CTAS, Driver, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::AdamWScalars;
 use crate::device::{ALIGN, AdamW, LIMBS, Sgd, View, ViewMut};
@@ -31,8 +31,11 @@ pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
     gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, Shape::line(1, FINISH), args)
 }
 
-pub fn clip_scale(_: &GpuDevice, _acc: View, _max_norm: f32, _out: ViewMut) -> Result<()> {
-    missing("clip_scale")
+pub fn clip_scale(gpu: &GpuDevice, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
+    const OP: &str = "clip_scale";
+    acc.fits(OP, "acc", DType::F64, LIMBS)?;
+    out.fits(OP, "out", DType::F32, 2)?;
+    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::F32(max_norm)])
 }
 
 /// Of scale and g; m, v and p.
@@ -46,14 +49,14 @@ pub fn adamw(
     const OP: &str = "adamw";
     let n = g.len();
     scale_fits(OP, &scale)?;
-    g.vectors(OP, "g", DType::F32, n)?;
-    m.vectors(OP, "m", DType::F32, n)?;
-    v.vectors(OP, "v", DType::F32, n)?;
-    p.vectors(OP, "p", DType::F32, n)?;
+    g.fits(OP, "g", DType::F32, n)?;
+    m.fits(OP, "m", DType::F32, n)?;
+    v.fits(OP, "v", DType::F32, n)?;
+    p.fits(OP, "p", DType::F32, n)?;
     let (variant, out) = match out {
         None => ("adamw", Arg::Null),
         Some(out) => {
-            out.vectors(OP, "out", out.dtype(), n)?;
+            out.fits(OP, "out", out.dtype(), n)?;
             (super::by_dtype!(OP, out.dtype(), "adamw")?, Arg::Out(out))
         }
     };
@@ -67,14 +70,35 @@ pub fn adamw(
 
 /// Of scale and g.
 pub fn sgd(
-    _: &GpuDevice,
-    _: &Sgd,
-    _: [View; 2],
-    _m: Option<ViewMut>,
-    _p: ViewMut,
-    _out: Option<ViewMut>,
+    gpu: &GpuDevice,
+    h: &Sgd,
+    [scale, g]: [View; 2],
+    m: Option<ViewMut>,
+    p: ViewMut,
+    out: Option<ViewMut>,
 ) -> Result<()> {
-    missing("sgd")
+    const OP: &str = "sgd";
+    let n = g.len();
+    scale_fits(OP, &scale)?;
+    g.fits(OP, "g", DType::F32, n)?;
+    p.fits(OP, "p", DType::F32, n)?;
+    let dtype = out.as_ref().map(ViewMut::dtype);
+    let variant = match (&m, dtype) {
+        (None, None) => "sgd",
+        (Some(_), None) => "sgd_momentum",
+        (None, Some(dtype)) => super::by_dtype!(OP, dtype, "sgd")?,
+        (Some(_), Some(dtype)) => super::by_dtype!(OP, dtype, "sgd_momentum")?,
+    };
+    if let Some(m) = &m {
+        m.fits(OP, "m", DType::F32, n)?;
+    }
+    if let Some(out) = &out {
+        out.fits(OP, "out", out.dtype(), n)?;
+    }
+    let (m, out) = (m.map_or(Arg::Null, Arg::InOut), out.map_or(Arg::Null, Arg::Out));
+    let [lr, momentum, decay] = [h.lr, h.momentum, h.weight_decay].map(Arg::F32);
+    let args = &mut [Arg::In(g), m, Arg::InOut(p), out, Arg::In(scale), Arg::U64(n as u64), lr, momentum, decay];
+    gpu.each(variant, OP, n, DType::F32, args)
 }
 
 /// Its first element is the clip scale.

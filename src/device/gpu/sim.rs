@@ -94,6 +94,9 @@ impl Driver for Sim {
     fn multiprocessors(&self) -> u32 {
         MULTIPROCESSORS
     }
+    fn waits(&self) -> bool {
+        true
+    }
     fn alloc(&self, dtype: DType, len: usize, _: Category, lease: Lease) -> Result<Buf> {
         memory::alloc(dtype, len, lease)
     }
