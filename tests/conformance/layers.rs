@@ -151,13 +151,22 @@ fn add() {
     }
 }
 
+/// Of any length, so that there is no wrong one to refuse.
 #[test]
 fn scale() {
     for n in [0, 1, 100] {
         let a = normal(1, n);
-        let exact = each::<f64, 1, 1>([&a], |[a]| [a * 0.37f32 as f64]);
-        let naive = each::<f32, 1, 1>([&a], |[a]| [a * 0.37]);
-        conform("scale", FORWARD, &[y("x", &a)], exact, naive, &|dev, bufs| dev.scale(0.37, bufs[0].view_mut()));
+        let exact: Vec<f64> = a.iter().map(|a| a * 0.37f32 as f64).collect();
+        for dev in devices() {
+            for dtype in [DType::F32, DType::Bf16] {
+                let mut x = buf(&*dev, dtype, &a);
+                dev.scale(0.37, x.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, dtype, &exact));
+                compare(&format!("scale on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &x), &exact, &naive);
+            }
+            let mut words = buf(&*dev, DType::U32, &a);
+            assert!(dev.scale(0.37, words.view_mut()).is_err());
+        }
     }
 }
 

@@ -96,11 +96,6 @@ macro_rules! by_dtype {
 }
 use by_dtype;
 
-/// An operation whose kernel is not written yet.
-fn missing<T>(op: &'static str) -> Result<T> {
-    Err(Error::op(op, "has no GPU kernel in this build"))
-}
-
 impl Device for GpuDevice {
     fn name(&self) -> String {
         self.driver.name()

@@ -68,8 +68,12 @@ impl GpuDevice {
         const ENTRY: &str = "check";
         faults.limits[follows as usize] = limit;
         let n = indices.len();
-        let pass = if follows == Follows::CrossEntropy { IGNORE as u32 } else { u32::MAX };
-        // Where no index may pass, the greatest stands for none: tables are shorter than that.
+        if limit == 0 && n > 0 {
+            let (op, what) = Follows::NAMES[follows as usize];
+            return Err(Error::op(op, format!("{n} {what}s and nothing that they could be of")));
+        }
+        // Where none may stand outside, the one to pass is one that is inside.
+        let pass = if follows == Follows::CrossEntropy { IGNORE as u32 } else { 0 };
         let fault = faults.of_mut(follows);
         let args =
             &mut [Arg::In(indices), Arg::InOut(fault), Arg::U32(n as u32), Arg::U32(limit as u32), Arg::U32(pass)];
