@@ -78,7 +78,8 @@ const SWITCH: &str = "B";
 /// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
 fn command(program: &'static str, about: &'static str) -> clap::Command {
     let defaults = config::defaults();
-    Cli::command().name(program).about(about).mut_args(|arg| {
+    // Any width: one setting a line, whatever the length of its neighbours.
+    Cli::command().name(program).about(about).term_width(0).mut_args(|arg| {
         let arg = if is_switch(&arg) {
             let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
             arg.value_name(SWITCH).hide_possible_values(true)
