@@ -92,7 +92,7 @@ fn packed_samples_learn_what_each_alone_would() {
             let (dir, data) = rows(n);
             (n, dir, data)
         })
-        .find(|(_, _, data)| sequences(data, true) % 2 == 0)
+        .find(|(_, _, data)| sequences(data, true).is_multiple_of(2))
         .unwrap();
     let (alone, samples) = epoch(&data, 1, 1, false, false);
     assert_eq!(samples, n);
