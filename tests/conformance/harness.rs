@@ -20,7 +20,9 @@ pub const GRADIENT: f64 = 3.0;
 pub fn devices() -> Vec<Box<dyn Device>> {
     let cpus = Level::all().map(|level| CpuDevice::with_level(Meter::default(), level).unwrap());
     let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap();
-    let gpus = std::iter::once(sim).chain(cuda().map(|cuda| GpuDevice::new(cuda, Meter::default()).unwrap()));
+    // As an H100: attention takes its kernels of sm_90a.
+    let hopper = GpuDevice::new(Arc::new(Sim::new().of_arch(90)), Meter::default()).unwrap();
+    let gpus = [sim, hopper].into_iter().chain(cuda().map(|cuda| GpuDevice::new(cuda, Meter::default()).unwrap()));
     cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus.map(|gpu| Box::new(gpu) as Box<dyn Device>)).collect()
 }
 /// The first GPU of this machine, where it has one that serves. Opened once: the driver compiles every kernel.

@@ -47,10 +47,48 @@ macro_rules! args {
     }};
 }
 
+mod hopper;
+
 fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
     let attention::Kernel { variant, entry, rows: tile, threads, shared } = *kernel;
     let grid = [(rows as u32).div_ceil(tile), heads as u32, 1];
     gpu.driver.launch(Kernel { variant, entry }, Shape { grid, block: [threads, 1, 1], shared }, args)
+}
+
+/// Gradient of queries, of qkv, kv, d_o, lse, delta.
+fn launch_dq(
+    gpu: &GpuDevice,
+    (family, hopper): (&Family, Option<&hopper::Family>),
+    a: &Attention,
+    tail: &Tail,
+    given: [View; 5],
+    dq: ViewMut,
+) -> Result<()> {
+    if let Some(hopper) = hopper {
+        return hopper::dq(gpu, &hopper.dq, a, tail, given, dq);
+    }
+    let [q, kv, d_o, lse, delta] = given.map(Arg::In);
+    let args = args!(*tail, a; q, kv, d_o, lse, delta, Arg::InOut(dq));
+    launch(gpu, &family.dq, tail.queries, a.heads, args)
+}
+/// Gradients of keys and values; sm_80's kernels where sm_90a's have no registers for them.
+fn launch_dkv(
+    gpu: &GpuDevice,
+    (family, hopper): (&Family, Option<&hopper::Family>),
+    a: &Attention,
+    tail: &Tail,
+    given: [View; 5],
+    mut dkv: ViewMut,
+) -> Result<()> {
+    if let Some(tiles) = hopper.and_then(|hopper| hopper.dkv) {
+        return hopper::dkv(gpu, &tiles, a, tail, given, dkv);
+    }
+    for kernel in family.dkv {
+        let [q, kv, d_o, lse, delta] = given.map(Arg::In);
+        let args = args!(*tail, a; q, kv, d_o, lse, delta, Arg::InOut(dkv.reborrow()));
+        launch(gpu, kernel, tail.keys, a.kv_heads, args)?;
+    }
+    Ok(())
 }
 
 fn delta_of(gpu: &GpuDevice, family: &Family, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
@@ -80,6 +118,9 @@ pub fn forward(gpu: &GpuDevice, a: &Attention, cu_seqlens: View, qkv: View, o: V
     }
     let (row, kv) = (a.row(), qkv.slice(width..qkv.len()));
     let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
+    if let Some(hopper) = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]) {
+        return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
+    }
     let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
     launch(gpu, &family.forward, n, a.heads, args)
 }
@@ -108,16 +149,10 @@ pub fn backward(
     delta_of(gpu, family, a, o, d_o, delta.reborrow())?;
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
     let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
-    let given = |view| Arg::In(view);
-    let dq = Arg::InOut(dqkv.reborrow());
-    let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dq);
-    launch(gpu, &family.dq, n, a.heads, args)?;
-    for kernel in family.dkv {
-        let dkv = Arg::InOut(dqkv.reborrow().slice(width..qkv.len()));
-        let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dkv);
-        launch(gpu, kernel, n, a.kv_heads, args)?;
-    }
-    Ok(())
+    let hopper = hopper::family(gpu, dtype, a, &[qkv.address(), kv.address(), d_o.address()]);
+    let given = [qkv, kv, d_o, lse, delta];
+    launch_dq(gpu, (family, hopper), a, &tail, given, dqkv.reborrow())?;
+    launch_dkv(gpu, (family, hopper), a, &tail, given, dqkv.slice(width..qkv.len()))
 }
 
 pub fn delta(gpu: &GpuDevice, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
@@ -145,6 +180,11 @@ pub fn pass(gpu: &GpuDevice, a: &Attention, [of_queries, qkv, kv]: [View; 3], o:
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
     let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
+    let hopper = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
+    // A tensor map of no rows is none.
+    if let Some(hopper) = hopper.filter(|_| keys > 0) {
+        return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
+    }
     let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
     launch(gpu, &family.forward, queries, a.heads, args)
 }
@@ -156,7 +196,7 @@ pub fn pass_backward(
     [of_queries, of_keys]: [View; 2],
     [qkv, kv, lse, delta, d_o]: [View; 5],
     dq: ViewMut,
-    mut dkv: ViewMut,
+    dkv: ViewMut,
 ) -> Result<()> {
     const OP: &str = "attention_pass_backward";
     let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
@@ -172,15 +212,10 @@ pub fn pass_backward(
     if queries == 0 || keys == 0 {
         return Ok(());
     }
-    let (q_row, kv_row, given) = (a.row(), a.kv_row(), |view| Arg::In(view));
+    let (q_row, kv_row) = (a.row(), a.kv_row());
+    let hopper = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), d_o.address()]);
+    let given = [qkv, kv, d_o, lse, delta];
     let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
-    let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), Arg::InOut(dq));
-    launch(gpu, &family.dq, queries, a.heads, args)?;
-    let tail = Tail { bounds: of_keys, out_row: kv_row, ..tail };
-    for kernel in family.dkv {
-        let dkv = Arg::InOut(dkv.reborrow());
-        let args = args!(tail, a; given(qkv), given(kv), given(d_o), given(lse), given(delta), dkv);
-        launch(gpu, kernel, keys, a.kv_heads, args)?;
-    }
-    Ok(())
+    launch_dq(gpu, (family, hopper), a, &tail, given, dq)?;
+    launch_dkv(gpu, (family, hopper), a, &Tail { bounds: of_keys, out_row: kv_row, ..tail }, given, dkv)
 }
