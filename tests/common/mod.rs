@@ -153,24 +153,43 @@ pub struct Rank {
 
 /// Runs `f` on every rank of a world of threads and returns what each made. The first failure fails the test.
 pub fn ranks<T: Send>(world: usize, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
-    let meters: Vec<Meter> = (0..world).map(|_| Meter::default()).collect();
-    let meshes = shm::threads(MeshSizes::sharded(world), &meters).unwrap();
-    let start = |(mesh, meter): (Mesh, Meter)| {
-        let device = Arc::new(CpuDevice::new(meter.clone()));
-        let result = f(Rank { rank: mesh.fsdp.rank(), world, meter, device, group: mesh.fsdp.clone() });
-        if result.is_err() {
-            mesh.member.abort(); // the others need not wait for their timeout
-        }
-        result
-    };
-    let results: Vec<Result<T>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = meshes.into_iter().zip(meters).map(|rank| scope.spawn(|| start(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
-    });
+    ranks_on(world, |_, meter| Ok(Arc::new(CpuDevice::new(meter))), f)
+}
+
+/// The same on other devices; `device` makes a rank's.
+pub fn ranks_on<T: Send>(
+    world: usize,
+    device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
+    f: impl Fn(Rank) -> Result<T> + Sync,
+) -> Vec<T> {
+    let results = try_ranks_on(world, device, f);
     let failed = results.iter().filter_map(|r| r.as_ref().err());
     let failed: Vec<String> = failed.map(|e| e.to_string()).collect();
     assert!(failed.is_empty(), "ranks failed: {failed:#?}");
     results.into_iter().flatten().collect()
+}
+
+/// What each rank made, or how it failed. A rank that fails tells the others, which need not wait for their timeout.
+pub fn try_ranks_on<T: Send>(
+    world: usize,
+    device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
+    f: impl Fn(Rank) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let meters: Vec<Meter> = (0..world).map(|_| Meter::default()).collect();
+    let meshes = shm::threads(MeshSizes::sharded(world), &meters).unwrap();
+    let start = |(mesh, meter): (Mesh, Meter)| {
+        let rank = mesh.fsdp.rank();
+        let result = device(rank, meter.clone())
+            .and_then(|device| f(Rank { rank, world, meter, device, group: mesh.fsdp.clone() }));
+        if result.is_err() {
+            mesh.member.abort();
+        }
+        result
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = meshes.into_iter().zip(meters).map(|rank| scope.spawn(|| start(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+    })
 }
 
 /// `steps` steps with `accum` micro-batches each.
