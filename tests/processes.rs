@@ -179,6 +179,8 @@ fn a_run_learns_and_its_metrics_are_complete() {
     let evals = events(&metrics, "eval");
     assert_eq!(evals.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [20, 40]);
     assert!(evals[1]["loss"].as_f64() < evals[0]["loss"].as_f64());
+    let of = |key: &str| evals[1][key].as_f64().unwrap();
+    assert!((of("perplexity") - of("loss").exp()).abs() < 1e-9 * of("perplexity"));
     let saves = events(&metrics, "checkpoint");
     assert_eq!(saves.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [20, 40]);
     assert!(Path::new(saves[1]["path"].as_str().unwrap()).join("model.safetensors").exists());

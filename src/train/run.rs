@@ -338,12 +338,13 @@ impl<'a> Trainer<'a> {
         if tokens > 0 {
             let (loss, seconds) = (loss / tokens as f64, started.elapsed().as_secs_f64());
             self.progress.say(&format!(
-                "eval: {} loss: {loss:.4} over {} held-out tokens",
+                "eval: {} loss: {loss:.4} perplexity: {:.4} over {} held-out tokens",
                 self.done,
+                loss.exp(),
                 report::count(tokens)
             ));
             self.metrics
-                .event("eval", json!({"step": self.done, "loss": loss, "tokens": tokens, "seconds": seconds}))?;
+                .event("eval", json!({"step": self.done, "loss": loss, "perplexity": loss.exp(), "tokens": tokens, "seconds": seconds}))?;
         }
         self.restart_clock();
         Ok(())
