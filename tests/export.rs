@@ -238,8 +238,11 @@ fn greedy_text_is_that_of_transformers() {
     }
 }
 
+/// Shape and bytes of each tensor of a file.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
 /// A copy of a golden model whose tensors `change` may change; in one file.
-fn changed(name: &str, to: &Path, change: impl FnOnce(&mut BTreeMap<String, (Vec<usize>, Vec<u8>)>)) {
+fn changed(name: &str, to: &Path, change: impl FnOnce(&mut Tensors)) {
     fs::create_dir_all(to).unwrap();
     fs::copy(pretrained(name).join("config.json"), to.join("config.json")).unwrap();
     let bytes = fs::read(pretrained(name).join("model.safetensors")).unwrap();
@@ -262,7 +265,7 @@ fn loaded(name: &str, dir: &Path) -> Vec<Result<()>> {
 fn a_tied_head_that_is_stored_again_must_be_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let (same, other) = (dir.path().join("same"), dir.path().join("other"));
-    let twin = |all: &BTreeMap<String, (Vec<usize>, Vec<u8>)>| all["transformer.wte.weight"].clone();
+    let twin = |all: &Tensors| all["transformer.wte.weight"].clone();
     changed("gpt", &same, |all| drop(all.insert("lm_head.weight".into(), twin(all))));
     loaded("gpt", &same).into_iter().for_each(|r| r.unwrap());
     changed("gpt", &other, |all| {
@@ -294,7 +297,7 @@ fn tensors_that_are_missing_or_too_many_are_named_and_known_buffers_passed_over(
         all.extend(bare.map(|(name, t)| (name.trim_start_matches("model.").to_string(), t)));
     });
     loaded("llama", &to).into_iter().for_each(|r| r.unwrap());
-    let said = |change: &dyn Fn(&mut BTreeMap<String, (Vec<usize>, Vec<u8>)>)| {
+    let said = |change: &dyn Fn(&mut Tensors)| {
         changed("llama", &to, change);
         let error = loaded("llama", &to).swap_remove(1).unwrap_err();
         assert_eq!(error.exit_status(), 2);

@@ -95,7 +95,7 @@ fn every_module_has_its_floor() {
 
 #[test]
 fn every_file_says_what_it_is() {
-    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "tests"] {
+    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "experiments", "tests"] {
         for (path, text) in sources(dir) {
             assert!(text.starts_with("//! "), "{} does not open with //!", path.display());
         }
@@ -132,7 +132,7 @@ fn environment_variables_are_read_in_one_file() {
 #[test]
 fn nothing_is_unfinished() {
     let marks = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore"), concat!("FIX", "ME")];
-    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "tests", "benches"] {
+    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "tests", "benches", "experiments"] {
         for (path, text) in sources(dir) {
             for mark in marks {
                 assert!(!text.contains(mark), "{} contains {mark}", path.display());

@@ -19,7 +19,7 @@ fn zigzag(cu: &[u32], world: usize) -> Cut {
 /// As many rows to each, wherever documents end.
 fn contiguous(cu: &[u32], world: usize) -> Cut {
     let n = *cu.last().unwrap() as usize;
-    (0..world).map(|r| vec![n * r / world..n * (r + 1) / world]).collect()
+    (0..world).map(|r| std::iter::once(n * r / world..n * (r + 1) / world).collect()).collect()
 }
 
 fn count(runs: &[Range<usize>]) -> usize {
@@ -173,7 +173,9 @@ impl Case<'_> {
     }
 }
 
-fn shapes() -> Vec<(Heads, Vec<u32>, fn(&[u32], usize) -> Cut)> {
+/// Heads, document lengths, and how the rows are dealt to so many ranks.
+type Shape = (Heads, Vec<u32>, fn(&[u32], usize) -> Cut);
+fn shapes() -> Vec<Shape> {
     let heads = |q, kv, d| Heads { q, kv, d, scale: 1.0 / (d as f64).sqrt() as f32 as f64, window: 0, cap: 0.0 };
     vec![
         (heads(2, 1, 24), vec![0, 64, 128], zigzag),

@@ -49,7 +49,8 @@ pub type Plant<'a> = &'a dyn Fn(&str, String) -> String;
 
 /// The entries of a variant's text, parsed once where nothing is planted.
 fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::Kernel>> {
-    static PARSED: Mutex<Option<HashMap<&'static str, Arc<Vec<emulate::Kernel>>>>> = Mutex::new(None);
+    type Parsed = HashMap<&'static str, Arc<Vec<emulate::Kernel>>>;
+    static PARSED: Mutex<Option<Parsed>> = Mutex::new(None);
     let parsed = |plant: Plant| {
         let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
         let text = plant(entry, found.expand().unwrap_or_else(|e| panic!("{e}")));

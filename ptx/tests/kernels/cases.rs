@@ -110,9 +110,9 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
             cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
             let mut slots =
                 vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
-            slots.extend([Out(F32, 2 * columns << layer), int(ROWS), int(columns)]);
+            slots.extend([Out(F32, (2 * columns) << layer), int(ROWS), int(columns)]);
             slots.extend((layer == 0).then(|| real(0.0)));
-            let floor = 4 * ROWS * columns * size + 2 * columns * size + (8 * columns << layer);
+            let floor = 4 * ROWS * columns * size + 2 * columns * size + ((8 * columns) << layer);
             cases.push(case(label, floor, job(of(&format!("{kernel}_backward")), 2, 64, slots)));
         }
     }

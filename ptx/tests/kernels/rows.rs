@@ -47,7 +47,7 @@ fn norms() {
                 let (x, w, b) = (normal(1, rows * columns), normal(2, columns), normal(3, columns));
                 let (offset, bias) = if layer { (0.0, b.clone()) } else { (1.0, vec![0.0; columns]) };
                 let mut slots = vec![In(dtype, x.clone()), In(dtype, w.clone())];
-                slots.extend(layer.then(|| In(dtype, b)));
+                slots.extend(layer.then_some(In(dtype, b)));
                 slots.extend([Out(dtype, rows * columns), Out(F32, rows << layer as usize)]);
                 slots.extend([int(rows), int(columns), real(EPS as f32)]);
                 slots.extend((!layer).then(|| real(offset as f32)));
