@@ -328,6 +328,10 @@ fn places_that_cannot_be_written() {
     refused_tiny(&["--resume", "auto"], &["--resume auto", "--ckpt-dir"]);
     refused_tiny(&["--resume", dir.path().to_str().unwrap()], &["--resume"]);
     refused_tiny(&["--pretrain", dir.path().to_str().unwrap()], &[dir.path().to_str().unwrap()]);
+    refused_tiny(
+        &["--pretrain", "meta-llama/Llama-3.2-1B"],
+        &["no such directory", "hf download meta-llama/Llama-3.2-1B"],
+    );
     assert_eq!(fs::read_to_string(taken).unwrap(), "mine", "nothing is overwritten");
 }
 

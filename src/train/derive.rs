@@ -139,6 +139,7 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
 
 /// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
 fn pretrained(m: &mut Model, dir: &Path) -> Result<Spec> {
+    ckpt::is_model(dir)?;
     let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
     m.arch = Some(if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama });
     m.embed_dim = Some(spec.dim);

@@ -13,6 +13,7 @@ pub mod launch;
 mod memory;
 mod merge;
 pub mod metrics;
+pub mod names;
 mod peak;
 pub mod plan;
 mod report;

@@ -1,7 +1,7 @@
 //! Every setting, declared once: its flag, its key in a file (the same name with underscores, in the section named by the
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
-use clap::ValueEnum;
+pub use super::names::*;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -407,56 +407,6 @@ pub struct Generate {
     /// Pick among the fewest tokens whose probabilities add up to this; 1: all
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
-}
-
-/// A name that both a flag and a file take; the spelling is the one of the derive line.
-macro_rules! names {
-    ($(#[$doc:meta])* $name:ident, $case:tt, $($(#[$attr:meta])* $variant:ident),+) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-        #[value(rename_all = $case)]
-        #[serde(rename_all = $case)]
-        pub enum $name { $($(#[$attr])* $variant),+ }
-    };
-}
-names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
-names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
-names!(CommName, "snake_case", Auto, Shm, Nccl);
-names!(ArchName, "snake_case", Llama, Gpt);
-names!(OptimizerName, "snake_case", Adamw, Sgd);
-names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
-names!(
-    BackendName,
-    "snake_case",
-    #[value(alias = "fsdp2")]
-    #[serde(alias = "fsdp2")]
-    Fsdp,
-    #[value(alias = "deepspeed")]
-    #[serde(alias = "deepspeed")]
-    Zero
-);
-names!(FsdpImpl, "snake_case", Manual, Reference);
-names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
-names!(WrapName, "snake_case", Transformer, Size, None);
-names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
-names!(
-    PrecisionName,
-    "lowercase",
-    #[value(alias = "no")]
-    #[serde(alias = "no")]
-    Fp32,
-    Bf16,
-    Fp16
-);
-
-impl PrecisionName {
-    pub fn name(self) -> &'static str {
-        match self {
-            PrecisionName::Fp32 => "fp32",
-            PrecisionName::Bf16 => "bf16",
-            PrecisionName::Fp16 => "fp16",
-        }
-    }
 }
 
 /// `dataset: x` is `dataset: [x]`.
