@@ -84,7 +84,7 @@ fn qk_norm_rope() {
 
 #[test]
 fn rope_refuses_a_position_outside_the_table() {
-    for dev in devices() {
+    for dev in attention_devices() {
         let (table, positions) = (buf(&*dev, DType::F32, &[1.0; 8]), buf(&*dev, DType::U32, &[0.0, 2.0]));
         let mut qkv = buf(&*dev, DType::F32, &[1.0; 8]);
         let shape = Rope { heads: 1, head_dim: 4, row: 4 };
@@ -193,7 +193,7 @@ fn attention_backward() {
 /// Scores of +-1000 do not overflow, and a document that precedes another does not leak into it.
 #[test]
 fn attention_with_large_scores() {
-    for dev in devices() {
+    for dev in attention_devices() {
         let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let rows =
             [[30.0, 0.0, 30.0, 0.0, 1.0, 2.0], [30.0, 0.0, -30.0, 0.0, 5.0, 7.0], [0.0, 0.0, 0.0, 0.0, 3.0, 4.0]];

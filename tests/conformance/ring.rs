@@ -205,7 +205,7 @@ fn check(a: Heads, cu: &[u32], cut: fn(&[u32], usize) -> Cut) {
     let d_exact = reference::attention_backward::<f64>(a, cu, given);
     let d_naive = reference::attention_backward::<f32>(a, cu, given);
     for compute in [DType::F32, DType::Bf16] {
-        for dev in devices() {
+        for dev in attention_devices() {
             for world in [1, 2, 4] {
                 let dev = &*dev;
                 let label = format!("ring of {world} on {} in {compute}, {a:?} {cu:?}", dev.name());
@@ -236,7 +236,7 @@ fn merged_passes_are_attention() {
 fn merge_without_overflow() {
     let shape = Attention { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
     let inf = f64::NEG_INFINITY;
-    for dev in devices() {
+    for dev in attention_devices() {
         let f32s = |values: &[f64]| buf(&*dev, DType::F32, values);
         let (o_pass, lse_pass) = (f32s(&[1.0, 2.0, 3.0, 0.0, 0.0]), f32s(&[1000.0, -1000.0, 7.0, inf, inf]));
         let (mut o, mut lse) = (f32s(&[5.0, 6.0, 0.0, 4.0, 0.0]), f32s(&[1000.0, -2000.0, inf, 2.0, inf]));
@@ -257,7 +257,7 @@ fn ranges_are_what_rows_see() {
             let start = cu.iter().rfind(|&&c| c <= q).unwrap();
             k <= q && k >= *start && (window == 0 || q - k < window as u32)
         };
-        for dev in devices() {
+        for dev in attention_devices() {
             let u32s = |values: &[u32]| buf(&*dev, DType::U32, &values.iter().map(|&v| v.into()).collect::<Vec<f64>>());
             let (mut of_queries, mut of_keys) = (u32s(&[77; 14]), u32s(&[77; 14]));
             let (cu, q, k) = (u32s(&cu), u32s(&q_rows), u32s(&k_rows));
@@ -297,7 +297,7 @@ fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
 #[test]
 fn columns_are_copied_and_others_stay() {
     let shape = Columns { rows: 3, width: 2, src_row: 4, dst_row: 3 };
-    for dev in devices() {
+    for dev in attention_devices() {
         for (from, to) in [(DType::F32, DType::Bf16), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)] {
             let src = buf(&*dev, from, &(0..12).map(f64::from).collect::<Vec<_>>());
             let mut dst = buf(&*dev, to, &[-1.0; 9]);
