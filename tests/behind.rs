@@ -3,12 +3,14 @@
 mod common;
 #[path = "common/held.rs"]
 mod held;
+#[path = "common/visited.rs"]
+mod visited;
 
 use common::*;
 use flatshard::base::{Category, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::comm::Tag;
-use flatshard::nn::{Decoder, Grads, ParamStore, Pass, Weights};
+use flatshard::nn::Decoder;
 use flatshard::store::{Piece, Store};
 use held::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -16,6 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use visited::Visited;
 
 /// The limit on file sizes is the whole process's: tests that save take turns with the one that lowers it.
 static TURN: Mutex<()> = Mutex::new(());
@@ -104,47 +107,11 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
     }
 }
 
-/// Lowers the limit on file sizes when it is copied: after room was made, before anything is written.
-struct Lowering(Box<dyn Store>);
-
-impl ParamStore for Lowering {
-    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        self.0.acquire(layer, pass)
-    }
-    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        self.0.release(layer, pass)
-    }
-    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.0.grads(layer)
-    }
-    fn grads_ready(&mut self, layer: usize) -> Result<()> {
-        self.0.grads_ready(layer)
-    }
-}
-impl Store for Lowering {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-    fn units(&self) -> usize {
-        self.0.units()
-    }
-    fn replicated(&self) -> bool {
-        self.0.replicated()
-    }
-    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        self.0.begin_micro_batch(first, last)
-    }
-    fn finish_grads(&mut self) -> Result<()> {
-        self.0.finish_grads()
-    }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        let old = getrlimit(Resource::Fsize);
-        setrlimit(Resource::Fsize, Rlimit { current: Some(30_000), maximum: old.maximum }).unwrap();
-        self.0.for_each_piece(f)
-    }
-    fn weights_changed(&mut self) -> Result<()> {
-        self.0.weights_changed()
-    }
+/// Lowers the limit on file sizes when the store is copied: after room was made, before anything is written.
+fn lowering(store: &mut dyn Store, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    let old = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: Some(30_000), maximum: old.maximum }).unwrap();
+    store.for_each_piece(f)
 }
 
 #[test]
@@ -159,7 +126,7 @@ fn a_write_that_fails_behind_training_is_an_error_of_every_rank() {
     let errors = ranks(2, |rank| {
         let Held { store, mut optimizer, mut ckpt, .. } =
             Held::new(&rank, &spec, &*plain(), ADAMW, u64::MAX)?.fill()?;
-        let mut store = Lowering(store);
+        let mut store = Visited { store, visit: lowering };
         ckpt.save_behind(dir.path(), 1, &mut store, &mut optimizer, &state(2))?;
         wait_for(|| ckpt.ended());
         rank.group.barrier(Tag::new("all have tried", 0))?;

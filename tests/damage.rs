@@ -3,17 +3,20 @@
 mod common;
 #[path = "common/held.rs"]
 mod held;
+#[path = "common/visited.rs"]
+mod visited;
 
 use common::*;
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
-use flatshard::nn::{Decoder, Grads, Init, Layout, ParamStore, Pass, Spec, Weights};
+use flatshard::nn::{Decoder, Init, Layout, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{Piece, Store};
 use held::*;
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::{Path, PathBuf};
+use visited::Visited;
 
 /// A change made to a copy of a good checkpoint, and what the error must say.
 type Damage = (&'static str, fn(&Path), &'static [&'static str]);
@@ -176,47 +179,12 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
     }
 }
 
-/// A store that fails while its pieces are visited: as a device or a disk may, on one rank.
-struct Failing(Box<dyn Store>);
-impl ParamStore for Failing {
-    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        self.0.acquire(layer, pass)
-    }
-    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        self.0.release(layer, pass)
-    }
-    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.0.grads(layer)
-    }
-    fn grads_ready(&mut self, layer: usize) -> Result<()> {
-        self.0.grads_ready(layer)
-    }
-}
-impl Store for Failing {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-    fn units(&self) -> usize {
-        self.0.units()
-    }
-    fn replicated(&self) -> bool {
-        self.0.replicated()
-    }
-    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        self.0.begin_micro_batch(first, last)
-    }
-    fn finish_grads(&mut self) -> Result<()> {
-        self.0.finish_grads()
-    }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        self.0.for_each_piece(&mut |piece| match piece.unit {
-            2 => Err(Error::Run("this rank's device is gone".into())),
-            _ => f(piece),
-        })
-    }
-    fn weights_changed(&mut self) -> Result<()> {
-        self.0.weights_changed()
-    }
+/// Fails in the midst of the store's pieces: as a device or a disk may, on one rank.
+fn failing(store: &mut dyn Store, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    store.for_each_piece(&mut |piece| match piece.unit {
+        2 => Err(Error::Run("this rank's device is gone".into())),
+        _ => f(piece),
+    })
 }
 
 /// After a failed save: the earlier checkpoint is the newest and loads, and there is nothing else.
@@ -235,7 +203,7 @@ fn a_rank_that_fails_while_saving_fails_the_save_on_every_rank() {
             let Held { mut store, mut optimizer, mut ckpt, .. } =
                 Held::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
             if rank.rank == broken {
-                store = Box::new(Failing(store));
+                store = Box::new(Visited { store, visit: failing });
             }
             Ok(ckpt.save(dir.path(), 1, &mut *store, &mut optimizer, &state(2)).unwrap_err())
         });
