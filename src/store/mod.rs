@@ -2,6 +2,7 @@
 //! optimizer, clipping and checkpoints. Never knows which layer it is holding.
 pub mod flat;
 pub mod init;
+mod kept;
 pub mod replicated;
 pub mod sharded;
 mod slots;

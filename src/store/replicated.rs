@@ -6,9 +6,10 @@
 //!
 //! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots. Frozen
 //! parameters cost their params only.
-use super::flat::{Flat, Home, Part, Unit, Wrap};
+use super::flat::{Flat, Part, Unit, Wrap};
+use super::kept::{self, Kept};
 use super::{Piece, Store};
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -32,18 +33,12 @@ impl ReplicatedOptions {
 
 struct Bucket {
     /// One a part of the unit.
-    parts: Vec<Tensors>,
+    parts: Vec<Kept>,
     /// Of the trainable part.
     grad: Option<Buf>,
     /// `grad` was zeroed for the step's sum.
     collecting: bool,
     reducing: Option<Ticket>,
-}
-
-struct Tensors {
-    master: Buf,
-    /// bf16 only: the copy that layers compute with.
-    param: Option<Buf>,
 }
 
 pub struct Replicated {
@@ -62,19 +57,11 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let tensors = |part: &Part| {
-            Ok(Tensors {
-                master: dev.alloc(DType::F32, part.padded, Category::Params)?,
-                param: match options.dtype {
-                    DType::F32 => None,
-                    dtype => Some(dev.alloc(dtype, part.padded, Category::Params)?),
-                },
-            })
-        };
+        let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype);
         let grad = |part: &Part| group.alloc(DType::F32, part.padded, CommUse::Reduced, Category::Grads);
         let bucket = |unit: &Unit| {
             Ok(Bucket {
-                parts: unit.parts.iter().map(tensors).collect::<Result<_>>()?,
+                parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
                 grad: unit.part(true).map(grad).transpose()?,
                 collecting: false,
                 reducing: None,
@@ -87,11 +74,8 @@ impl Replicated {
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ReplicatedOptions) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts);
-        let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
-        vec![
-            (Category::Params, flat.shard() * (DType::F32.size() + copy)),
-            (Category::Grads, flat.trained_shard() * DType::F32.size()),
-        ]
+        let grads = (Category::Grads, flat.trained_shard() * DType::F32.size());
+        vec![Kept::planned(flat.shard(), options.dtype), grads]
     }
 
     /// Elements that a rank owns and trains: all that are not frozen, padding included.
@@ -112,23 +96,16 @@ impl Replicated {
     }
 }
 
-/// What a layer computes with. One of the two views is empty where its unit has one part.
-fn weights<'a>(home: &'a Home, parts: &'a [Tensors], unit: &Unit) -> Result<Weights<'a>> {
-    let full = |i: usize| parts[i].param.as_ref().unwrap_or(&parts[i].master).view();
-    let none = || full(0).slice(0..0);
-    let [trained, frozen] = match (parts.len(), unit.part(true)) {
-        (2, _) => [full(0), full(1)],
-        (1, Some(_)) => [full(0), none()],
-        (1, None) => [none(), full(0)],
-        _ => return Err(Error::op("weights", format!("unit {} has no tensors", home.unit))),
-    };
-    Ok(Weights { trained, frozen, layout: &home.layout })
+/// What a layer computes with.
+fn weights<'a>(flat: &'a Flat, layer: usize, parts: &'a [Kept]) -> Result<Weights<'a>> {
+    let home = flat.home(layer);
+    let of = |trainable| flat.units[home.unit].parts.iter().position(|p| p.trainable == trainable);
+    kept::weights(home.unit, [true, false].map(|trainable| Some(parts[of(trainable)?].compute())), &home.layout)
 }
 
 impl ParamStore for Replicated {
     fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
-        let home = self.flat.home(layer);
-        weights(home, &self.buckets[home.unit].parts, &self.flat.units[home.unit])
+        weights(&self.flat, layer, &self.buckets[self.flat.home(layer).unit].parts)
     }
 
     fn release(&mut self, _: usize, _: Pass) -> Result<()> {
@@ -139,7 +116,7 @@ impl ParamStore for Replicated {
         self.collect(self.flat.home(layer).unit)?;
         let home = self.flat.home(layer);
         let Bucket { parts, grad, .. } = &mut self.buckets[home.unit];
-        let weights = weights(home, parts, &self.flat.units[home.unit])?;
+        let weights = weights(&self.flat, layer, parts)?;
         Ok((weights, Grads { flat: grad.as_mut().map(Buf::view_mut), layout: &home.layout }))
     }
 
@@ -186,13 +163,13 @@ impl Store for Replicated {
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
         for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
-            for (part, tensors) in flat.parts.iter().zip(&mut bucket.parts) {
+            for (part, kept) in flat.parts.iter().zip(&mut bucket.parts) {
                 f(Piece {
                     unit,
                     layout: &part.layout,
                     start: 0,
-                    master: tensors.master.view_mut(),
-                    param: tensors.param.as_mut().map(Buf::view_mut),
+                    master: kept.master.view_mut(),
+                    param: kept.param.as_mut().map(Buf::view_mut),
                     grad: bucket.grad.as_ref().filter(|_| part.trainable).map(Buf::view),
                 })?;
             }

@@ -19,6 +19,7 @@
 //! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
 //! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
 use super::flat::{Flat, Part, Unit, Wrap};
+use super::kept::{self, Kept};
 use super::slots::{GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
@@ -80,17 +81,14 @@ struct Shards {
 }
 
 struct Shard {
-    master: Buf,
-    /// bf16 only: what is gathered instead of the master.
-    param: Option<Buf>,
+    kept: Kept,
     /// None in a frozen part.
     grad: Option<Buf>,
 }
 
 impl Shards {
     fn gathered(&self, trainable: bool) -> Option<View<'_>> {
-        let shard = self.parts.iter().find(|s| s.grad.is_some() == trainable)?;
-        Some(shard.param.as_ref().unwrap_or(&shard.master).view())
+        Some(self.parts.iter().find(|s| s.grad.is_some() == trainable)?.kept.compute())
     }
 }
 
@@ -116,14 +114,10 @@ impl Sharded {
     ) -> Result<Sharded> {
         let flat = Flat::new(layouts, options.wrap, group.size());
         let shard = |part: &Part| {
-            let len = part.shard;
+            let grad = || dev.alloc(DType::F32, part.shard, Category::Grads);
             Ok(Shard {
-                master: dev.alloc(DType::F32, len, Category::Params)?,
-                param: match options.dtype {
-                    DType::F32 => None,
-                    dtype => Some(dev.alloc(dtype, len, Category::Params)?),
-                },
-                grad: part.trainable.then(|| dev.alloc(DType::F32, len, Category::Grads)).transpose()?,
+                kept: Kept::new(&*dev, part.shard, options.dtype)?,
+                grad: part.trainable.then(grad).transpose()?,
             })
         };
         let shards =
@@ -146,12 +140,11 @@ impl Sharded {
     pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = Flat::new(layouts, options.wrap, ranks);
         let cycles = options.cycles(flat.units.len());
-        let copy = if options.dtype == DType::F32 { 0 } else { options.dtype.size() };
         let slots = |lens: Vec<usize>, dtype: DType, usage: CommUse| {
             (Category::Slots, lens.into_iter().map(|len| usage.counted(len * dtype.size(), ranks)).sum())
         };
         vec![
-            (Category::Params, flat.shard() * (DType::F32.size() + copy)),
+            Kept::planned(flat.shard(), options.dtype),
             (Category::Grads, flat.trained_shard() * DType::F32.size()),
             slots(flat.slots(cycles.weights, Unit::trained), options.dtype, CommUse::Gathered),
             slots(flat.slots(cycles.weights, Unit::frozen), options.dtype, CommUse::Gathered),
@@ -270,8 +263,7 @@ impl ParamStore for Sharded {
 
 fn layer_weights<'a>(flat: &'a Flat, weights: &'a WeightSlots, layer: usize) -> Result<Weights<'a>> {
     let home = flat.home(layer);
-    let [trained, frozen] = weights.view(home.unit)?;
-    Ok(Weights { trained, frozen, layout: &home.layout })
+    kept::weights(home.unit, weights.view(home.unit)?, &home.layout)
 }
 
 impl Store for Sharded {
@@ -302,8 +294,8 @@ impl Store for Sharded {
                     unit,
                     layout: &part.layout,
                     start: part.owned(rank).start,
-                    master: shard.master.view_mut(),
-                    param: shard.param.as_mut().map(Buf::view_mut),
+                    master: shard.kept.master.view_mut(),
+                    param: shard.kept.param.as_mut().map(Buf::view_mut),
                     grad: shard.grad.as_ref().map(Buf::view),
                 })?;
             }

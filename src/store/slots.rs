@@ -86,16 +86,11 @@ impl WeightSlots {
         Ok(())
     }
     /// The full weights of an open unit: trainable, frozen.
-    pub fn view(&self, unit: usize) -> Result<[View<'_>; 2]> {
+    pub fn view(&self, unit: usize) -> Result<[Option<View<'_>>; 2]> {
         if !self.is_open(unit) {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
-        match &self.slots[flat::slot(unit, self.cycle)].bufs {
-            [Some(trained), Some(frozen)] => Ok([trained.view(), frozen.view()]),
-            [Some(trained), None] => Ok([trained.view(), trained.view().slice(0..0)]),
-            [None, Some(frozen)] => Ok([frozen.view().slice(0..0), frozen.view()]),
-            [None, None] => Err(Error::op("weights", format!("unit {unit} has no tensors"))),
-        }
+        Ok(self.slots[flat::slot(unit, self.cycle)].bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)))
     }
     /// Forgets everything: the weights have changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {

@@ -1,0 +1,42 @@
+//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in. And how a layer sees its unit's two
+//! parts. Never communicates.
+use crate::base::{Category, DType, Error, Result};
+use crate::device::{Buf, Device, View};
+use crate::nn::{Layout, Weights};
+
+pub(super) struct Kept {
+    pub master: Buf,
+    /// The copy in the compute dtype, where that is not f32.
+    pub param: Option<Buf>,
+}
+
+impl Kept {
+    /// Of `len` elements.
+    pub fn new(dev: &dyn Device, len: usize, dtype: DType) -> Result<Kept> {
+        let copy = |dtype| dev.alloc(dtype, len, Category::Params);
+        Ok(Kept {
+            master: dev.alloc(DType::F32, len, Category::Params)?,
+            param: (dtype != DType::F32).then(|| copy(dtype)).transpose()?,
+        })
+    }
+    /// Bytes that [`Kept::new`] allocates.
+    pub fn planned(len: usize, dtype: DType) -> (Category, usize) {
+        let copy = if dtype == DType::F32 { 0 } else { dtype.size() };
+        (Category::Params, len * (DType::F32.size() + copy))
+    }
+    /// What is computed with, or gathered to be.
+    pub fn compute(&self) -> View<'_> {
+        self.param.as_ref().unwrap_or(&self.master).view()
+    }
+}
+
+/// What a layer of `unit` computes with: the unit's trainable part and its frozen one, of which one may be absent.
+pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 2], layout: &'a Layout) -> Result<Weights<'a>> {
+    let (trained, frozen) = match parts {
+        [Some(trained), Some(frozen)] => (trained, frozen),
+        [Some(trained), None] => (trained, trained.slice(0..0)),
+        [None, Some(frozen)] => (frozen.slice(0..0), frozen),
+        [None, None] => return Err(Error::op("weights", format!("unit {unit} has no tensors"))),
+    };
+    Ok(Weights { trained, frozen, layout })
+}
