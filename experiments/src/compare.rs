@@ -1,0 +1,104 @@
+//! `compare A B`: judges two loss curves step by step. Never says which of the two is right.
+use crate::Verdict;
+use crate::curve::Curve;
+use flatshard::base::{Error, Result};
+use std::path::PathBuf;
+
+/// Judge two loss curves step by step; status 1 names the step that diverged first
+#[derive(clap::Args)]
+pub struct Args {
+    /// Metrics file of the run to compare with, or its directory
+    a: PathBuf,
+    /// Metrics file of the run to judge, or its directory
+    b: PathBuf,
+    /// Largest |B - A| / |A| of a step that agrees
+    #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
+    threshold: f64,
+}
+
+/// The first step at which the curves part, and why.
+#[derive(Debug, PartialEq)]
+pub struct Parted {
+    pub step: u64,
+    pub why: String,
+}
+
+/// Two curves laid over one another.
+#[derive(Debug, Default)]
+pub struct Judgement {
+    /// (step, |B - A| / |A|) of the steps that both have with finite losses.
+    pub differences: Vec<(u64, f64)>,
+    pub parted: Option<Parted>,
+}
+
+impl Judgement {
+    /// The step with the largest difference.
+    pub fn largest(&self) -> Option<(u64, f64)> {
+        self.differences.iter().copied().max_by(|x, y| x.1.total_cmp(&y.1))
+    }
+}
+
+/// A step that only one of them has, or whose loss is not finite in either, does not agree: a run that died early or went to
+/// NaN must not pass.
+pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgement {
+    let mut judgement = Judgement::default();
+    let (first, last) = (a.first().min(b.first()), a.last().max(b.last()));
+    for step in first..=last {
+        let why = match (a.loss(step), b.loss(step)) {
+            (None, None) => continue,
+            (Some(_), None) => "B has no such step".into(),
+            (None, Some(_)) => "A has no such step".into(),
+            (Some(x), Some(y)) if !x.is_finite() || !y.is_finite() => {
+                let which = if x.is_finite() {
+                    "B"
+                } else if y.is_finite() {
+                    "A"
+                } else {
+                    "A and B"
+                };
+                format!("the loss of {which} is not finite")
+            }
+            (Some(x), Some(y)) => {
+                let difference = if x == y { 0.0 } else { (y - x).abs() / x.abs() };
+                judgement.differences.push((step, difference));
+                if difference <= threshold {
+                    continue;
+                }
+                format!("loss {x:.6} against {y:.6}, {:.2} % apart", 100.0 * difference)
+            }
+        };
+        judgement.parted.get_or_insert(Parted { step, why });
+    }
+    judgement
+}
+
+pub fn main(args: &Args) -> Result<Verdict> {
+    if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
+        return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
+    }
+    let (a, b) = (Curve::with_steps(&args.a)?, Curve::with_steps(&args.b)?);
+    let judgement = judge(&a, &b, args.threshold);
+    for (name, curve) in [("A", &a), ("B", &b)] {
+        let (first, last) = (curve.first(), curve.last());
+        let loss = |step| curve.loss(step).unwrap_or(f64::NAN);
+        println!(
+            "{name}: steps {first} to {last}, loss {:.4} to {:.4} ({})",
+            loss(first),
+            loss(last),
+            curve.path.display()
+        );
+    }
+    if let Some((step, difference)) = judgement.largest() {
+        println!("largest difference {:.4} % at step {step}", 100.0 * difference);
+    }
+    match judgement.parted {
+        None => {
+            println!("agree within {} %", 100.0 * args.threshold);
+            Ok(Verdict::Good)
+        }
+        Some(Parted { step, why }) => {
+            println!("diverged first at step {step}: {why} (threshold {} %)", 100.0 * args.threshold);
+            Ok(Verdict::Bad)
+        }
+    }
+}

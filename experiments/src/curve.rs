@@ -1,0 +1,81 @@
+//! A metrics file as the training binaries write it (`src/train/metrics.rs`), read back. Never judges.
+use flatshard::base::{Error, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The name of the metrics file in a run's directory.
+pub const METRICS: &str = "metrics.jsonl";
+
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    Step(Step),
+    #[serde(other)]
+    Other,
+}
+
+/// One optimizer step. Times in seconds; what a writer does not know is absent or null.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct Step {
+    pub step: u64,
+    /// None where it was not finite.
+    #[serde(default)]
+    pub loss: Option<f64>,
+}
+
+/// What a metrics file tells.
+#[derive(Clone, Debug, Default)]
+pub struct Curve {
+    pub path: PathBuf,
+    /// Rising by step. Where a resumed run did a step again, its later line.
+    pub steps: BTreeMap<u64, Step>,
+}
+
+impl Curve {
+    /// `path`: the file, or the directory of a run.
+    pub fn read(path: &Path) -> Result<Curve> {
+        let path = if path.is_dir() { path.join(METRICS) } else { path.to_path_buf() };
+        let text = fs::read_to_string(&path).map_err(|e| {
+            Error::input(format!("{}: {e}; expected a metrics file (--metrics-path of a run)", path.display()))
+        })?;
+        let mut curve = Curve { path, ..Curve::default() };
+        for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            match serde_json::from_str(line) {
+                Ok(Event::Step(step)) => drop(curve.steps.insert(step.step, step)),
+                Ok(Event::Other) => {}
+                // A rank that was killed may leave half a line; the launcher's error event then follows on a line of its own.
+                Err(e) if e.is_eof() => {}
+                Err(e) => {
+                    return Err(Error::input(format!(
+                        "{}, line {}: not a metrics event: {e}",
+                        curve.path.display(),
+                        n + 1
+                    )));
+                }
+            }
+        }
+        Ok(curve)
+    }
+
+    /// As [`Curve::read`], and there is a step at least.
+    pub fn with_steps(path: &Path) -> Result<Curve> {
+        let curve = Curve::read(path)?;
+        match curve.steps.is_empty() {
+            true => Err(Error::input(format!("{}: holds no step", curve.path.display()))),
+            false => Ok(curve),
+        }
+    }
+
+    /// The loss of a step; None where the step is missing, NaN where it was not finite.
+    pub fn loss(&self, step: u64) -> Option<f64> {
+        self.steps.get(&step).map(|s| s.loss.unwrap_or(f64::NAN))
+    }
+    pub fn first(&self) -> u64 {
+        self.steps.first_key_value().map_or(0, |s| *s.0)
+    }
+    pub fn last(&self) -> u64 {
+        self.steps.last_key_value().map_or(0, |s| *s.0)
+    }
+}

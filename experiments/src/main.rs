@@ -1,0 +1,74 @@
+//! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp` and
+//! reads their metrics files; it never trains by itself.
+mod compare;
+mod curve;
+
+use clap::{Parser, Subcommand};
+use flatshard::base::Result;
+use std::process::ExitCode;
+
+/// Runs flatshard's strategies side by side, and judges what they cost.
+///
+/// Exit status: 0 done, or the judgement is good; 1 a run failed, or the judgement is bad; 2 bad input.
+#[derive(Parser)]
+#[command(name = "experiments", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Compare(compare::Args),
+}
+
+/// What a subcommand that ran to its end has to say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Good,
+    Bad,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(std::env::args().map(dashes));
+    let result: Result<Verdict> = match cli.verb {
+        Verb::Compare(args) => compare::main(&args),
+    };
+    match result {
+        Ok(Verdict::Good) => ExitCode::SUCCESS,
+        Ok(Verdict::Bad) => ExitCode::from(1),
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.exit_status())
+        }
+    }
+}
+
+/// `--output_dir x` is `--output-dir x`, as in the training binaries.
+fn dashes(arg: String) -> String {
+    match arg.strip_prefix("--") {
+        None => arg,
+        Some(flag) => {
+            let (name, value) = flag.split_at(flag.find('=').unwrap_or(flag.len()));
+            format!("--{}{value}", name.replace('_', "-"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn underscores_in_names_only() {
+        assert_eq!(dashes("--output_dir=a_b".into()), "--output-dir=a_b");
+        assert_eq!(dashes("a_b".into()), "a_b");
+        assert_eq!(dashes("-n_1".into()), "-n_1");
+    }
+}

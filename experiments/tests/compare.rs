@@ -1,0 +1,92 @@
+//! `experiments compare` from outside: each verdict with its exit status and the step it names.
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+fn compare(dir: &Path, more: &[&str]) -> (i32, String, String) {
+    let out =
+        Command::new(env!("CARGO_BIN_EXE_experiments")).arg("compare").args(more).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))
+}
+/// A metrics file with these losses from step 1; NaN is written as null, as the trainer does.
+fn losses(dir: &Path, name: &str, losses: &[f64]) {
+    let line = |(i, loss): (usize, &f64)| {
+        let loss = if loss.is_finite() { loss.to_string() } else { "null".into() };
+        format!("{{\"event\":\"step\",\"step\":{},\"loss\":{loss}}}\n", i + 1)
+    };
+    let steps: String = losses.iter().enumerate().map(line).collect();
+    fs::write(dir.join(name), format!("{{\"event\":\"run\",\"world_size\":2}}\n{steps}{{\"event\":\"end\"}}\n"))
+        .unwrap();
+}
+
+#[test]
+fn curves_within_the_threshold_agree() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
+    losses(dir.path(), "b", &[4.1, 3.0, 1.91]);
+    let (code, out, _) = compare(dir.path(), &["a", "b"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("4.5000 % at step 3") && out.contains("agree within 5 %"), "{out}");
+    let (code, out, _) = compare(dir.path(), &["a", "b", "--threshold", "0.04"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("diverged first at step 3"), "{out}");
+    let (code, out, _) = compare(dir.path(), &["a", "b", "--threshold", "0"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("diverged first at step 1"), "{out}");
+    assert_eq!(compare(dir.path(), &["a", "a", "--threshold", "0"]).0, 0);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_or_missing_does_not_agree() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
+    losses(dir.path(), "nan", &[4.0, f64::NAN, 2.0]);
+    losses(dir.path(), "short", &[4.0, 3.0]);
+    let cases = [
+        (["a", "nan"], "step 2: the loss of B is not finite"),
+        (["nan", "a"], "step 2: the loss of A is not finite"),
+        (["nan", "nan"], "step 2: the loss of A and B is not finite"),
+        (["a", "short"], "step 3: B has no such step"),
+        (["short", "a"], "step 3: A has no such step"),
+    ];
+    for (files, says) in cases {
+        let (code, out, _) = compare(dir.path(), &files);
+        assert_eq!(code, 1, "{files:?}: {out}");
+        assert!(out.contains(&format!("diverged first at {says}")), "{files:?}: {out}");
+    }
+}
+
+#[test]
+fn a_directory_stands_for_its_metrics_and_a_resumed_step_for_its_later_line() {
+    let dir = TempDir::new().unwrap();
+    fs::create_dir(dir.path().join("run")).unwrap();
+    losses(&dir.path().join("run"), "metrics.jsonl", &[4.0, 3.0]);
+    let twice = "{\"event\":\"step\",\"step\":1,\"loss\":9}\n{\"event\":\"step\",\"step\":2,\"lo\n\
+                 {\"event\":\"step\",\"step\":1,\"loss\":4}\n{\"event\":\"step\",\"step\":2,\"loss\":3}\n";
+    fs::write(dir.path().join("twice"), twice).unwrap();
+    let (code, out, err) = compare(dir.path(), &["run", "twice", "--threshold", "0"]);
+    assert_eq!(code, 0, "{out}{err}");
+}
+
+#[test]
+fn bad_input_is_named() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0]);
+    fs::write(dir.path().join("empty"), "").unwrap();
+    fs::write(dir.path().join("text"), "step 1 loss 4\n").unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&["a", "no-such"], "no-such"),
+        (&["empty", "a"], "empty: holds no step"),
+        (&["a", "text"], "text, line 1"),
+        (&["a", "a", "--threshold=-1"], "--threshold is -1"),
+        (&["a"], "<B>"),
+    ];
+    for (args, says) in cases {
+        let (code, out, err) = compare(dir.path(), args);
+        assert_eq!(code, 2, "{args:?}: {out}{err}");
+        assert!(err.contains(says), "{args:?}: {err}");
+        assert!(out.is_empty(), "{args:?}: {out}");
+    }
+}
