@@ -1,11 +1,13 @@
 //! Element types, and the only place where one becomes another. Never touches buffers.
-use half::bf16;
+use half::{bf16, f16};
 use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum DType {
     F32,
     Bf16,
+    /// IEEE binary16: finite up to 65504, normal down to 2^-14.
+    F16,
     /// Exact partial sums of the gradient norm and of the loss.
     F64,
     /// Token ids, positions, `cu_seqlens`.
@@ -21,7 +23,7 @@ impl DType {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::U32 | DType::I32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::F16 => 2,
             DType::U8 => 1,
         }
     }
@@ -32,6 +34,7 @@ impl DType {
             DType::U32 => "u32",
             DType::I32 => "i32",
             DType::Bf16 => "bf16",
+            DType::F16 => "f16",
             DType::U8 => "u8",
         }
     }
@@ -51,6 +54,9 @@ impl Elem for f32 {
 }
 impl Elem for bf16 {
     const DTYPE: DType = DType::Bf16;
+}
+impl Elem for f16 {
+    const DTYPE: DType = DType::F16;
 }
 impl Elem for f64 {
     const DTYPE: DType = DType::F64;
@@ -93,5 +99,61 @@ impl Float for bf16 {
         let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
         let nan = (bits >> 16) as u16 | 0x40;
         bf16::from_bits(if x.is_nan() { nan } else { rounded })
+    }
+}
+impl Float for f16 {
+    /// Without branches, so that loops over it vectorise. Normal numbers have their exponent moved by 127 - 15; subnormals
+    /// become 2^-14 (1 + m), of which 2^-14 is taken away again: exact.
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        const MOVED: u32 = (127 - 15) << 23;
+        const ONE: u32 = 1 << 23;
+        let bits = self.to_bits() as u32;
+        let magnitude = (bits & 0x7fff) << 13;
+        let exponent = magnitude & (0x7c00 << 13);
+        let normal = magnitude + MOVED;
+        // Infinities and NaNs: up to the largest exponent.
+        let special = magnitude + MOVED + ((128 - 16) << 23);
+        let subnormal = (f32::from_bits(normal + ONE) - f32::from_bits(MOVED + ONE)).to_bits();
+        let finite = if exponent == 0 { subnormal } else { normal };
+        let value = if exponent == 0x7c00 << 13 { special } else { finite };
+        f32::from_bits(value | (bits & 0x8000) << 16)
+    }
+    /// Without branches. From 65520 on the result is infinite; a NaN stays a NaN (its top mantissa bit is set). Below 2^-14
+    /// the sum with 0.5, whose last bit is 2^-24, rounds to the subnormals.
+    #[inline(always)]
+    fn from_f32(x: f32) -> f16 {
+        const HALF: u32 = 126 << 23;
+        let bits = x.to_bits();
+        let magnitude = bits & 0x7fff_ffff;
+        let subnormal = (f32::from_bits(magnitude) + f32::from_bits(HALF)).to_bits().wrapping_sub(HALF);
+        let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
+        let finite = if magnitude < 113 << 23 { subnormal } else { normal };
+        let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+        let value = if magnitude >= (127 + 16) << 23 { special } else { finite };
+        f16::from_bits((value | (bits >> 16 & 0x8000)) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against the `half` crate, whose conversions are the CPU's where it has them.
+    #[test]
+    fn f16_converts_as_ieee_demands() {
+        for bits in 0..=u16::MAX {
+            let x = f16::from_bits(bits);
+            let (got, want) = (Float::to_f32(x), x.to_f32());
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:#x}: {got}, {want}");
+        }
+        // Every pattern of the upper bits, with what decides ties below them.
+        for upper in 0..=u16::MAX as u32 {
+            for lower in [0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0xefff, 0xf000, 0xffff] {
+                let x = f32::from_bits(upper << 16 | lower);
+                let (got, want) = (<f16 as Float>::from_f32(x), f16::from_f32(x));
+                assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{x:e}: {got}, {want}");
+            }
+        }
     }
 }

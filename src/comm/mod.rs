@@ -150,9 +150,11 @@ pub trait Collective: Send + Sync {
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf>;
     /// `full[r * shard.len()..] = shard of rank r`; `full.len() == size * shard.len()`.
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket>;
-    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. f32.
+    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. `full` f32, bf16 or f16, which is what
+    /// travels; `shard` the same or f32. Summed in f32 and rounded once (NCCL rounds at every hop).
     fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket>;
-    /// In place, in rank order: the same bits on every rank. f32 or f64.
+    /// In place, in rank order: the same bits on every rank. f32 or f64; bf16 or f16, summed in f32 and rounded once (but
+    /// for NCCL, as above).
     fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket>;
     fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket>;
     /// Sends to `to` while receiving from `from`; lengths may differ between pairs, not within one.

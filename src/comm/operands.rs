@@ -38,7 +38,14 @@ impl Call<'_> {
     }
     /// What sums and maxima are defined for.
     pub fn reducible(&self, dtype: DType, op: Reduce) -> Result<()> {
-        self.refuse(matches!(dtype, DType::F32 | DType::F64), || format!("{op:?} of {dtype}: f32 or f64 are needed"))
+        let float = matches!(dtype, DType::F32 | DType::F64 | DType::Bf16 | DType::F16);
+        self.refuse(float, || format!("{op:?} of {dtype}: f32, f64, bf16 or f16 are needed"))
+    }
+    /// What a reduce-scatter takes, and what it writes.
+    pub fn scattered(&self, full: DType, shard: DType) -> Result<()> {
+        self.refuse(full != DType::F64, || "sums f32, bf16 or f16, got f64".into())?;
+        self.reducible(full, Reduce::Sum)?;
+        self.refuse(shard == full || shard == DType::F32, || format!("from {full} into {shard}"))
     }
     /// A gather may be in place: then the shard is exactly this rank's part. Any other overlap is refused. Addresses in
     /// bytes; `index` is this rank's place in the group.
@@ -66,6 +73,11 @@ mod tests {
         assert!(call.rank(4).unwrap_err().to_string().ends_with("no rank 4 in a group of 4"));
         assert!(call.reducible(DType::U32, Reduce::Sum).is_err());
         call.reducible(DType::F64, Reduce::Max).unwrap();
+        call.scattered(DType::F16, DType::F16).unwrap();
+        call.scattered(DType::Bf16, DType::F32).unwrap();
+        assert!(call.scattered(DType::F32, DType::Bf16).unwrap_err().to_string().ends_with("from f32 into bf16"));
+        assert!(call.scattered(DType::Bf16, DType::F16).is_err());
+        assert!(call.scattered(DType::F64, DType::F64).is_err());
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Collective for Solo {
     }
     fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket> {
         let call = self.call("reduce_scatter", tag);
-        call.same(full.dtype(), shard.dtype())?;
+        call.scattered(full.dtype(), shard.dtype())?;
         call.shards(shard.len(), full.len())?;
         if accumulate {
             self.device.add(full.as_view(), shard)?;

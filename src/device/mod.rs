@@ -23,7 +23,7 @@ pub const ALIGN: usize = 128;
 /// limbs of up to 2^20 ranks add without rounding.
 pub const LIMBS: usize = 68;
 
-/// What layers are made of. `x`, `w`, `y` are in the compute dtype (f32 or bf16, all alike in one call) unless a line says
+/// What layers are made of. `x`, `w`, `y` are in the compute dtype (f32, bf16 or f16, all alike in one call) unless a line says
 /// otherwise; statistics and weight gradients are f32. N: rows (tokens), C: columns. Lengths and dtypes that do not fit
 /// are an [`crate::base::Error::Op`], never undefined behaviour.
 pub trait Device: Send + Sync {
@@ -37,10 +37,10 @@ pub trait Device: Send + Sync {
     /// Waits for the compute stream, then copies to the host.
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
 
-    /// `dst = src`, cast where the dtypes (f32, bf16) differ. Assigns.
+    /// `dst = src`, cast where the dtypes (f32; bf16 or f16) differ. Assigns.
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
     fn zero(&self, x: ViewMut) -> Result<()>;
-    /// `y += x`. Adds.
+    /// `y += x`, y like x or f32. Adds.
     fn add(&self, x: View, y: ViewMut) -> Result<()>;
     /// `x *= factor`, in place.
     fn scale(&self, factor: f32, x: ViewMut) -> Result<()>;
@@ -178,7 +178,7 @@ pub trait Device: Send + Sync {
         dq: ViewMut,
         dkv: ViewMut,
     ) -> Result<()>;
-    /// Columns of `src` to columns of `dst`, cast where the dtypes (f32, bf16) differ; both start at their first column. The
+    /// Columns of `src` to columns of `dst`, cast where the dtypes (f32; bf16 or f16) differ; both start at their first column. The
     /// other columns keep what they hold.
     fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()>;
 

@@ -15,9 +15,12 @@ fn wrong_lengths_and_dtypes_are_refused_before_anything_starts() {
         assert!(text.contains("full has 21 elements"), "{text}");
         let mut u = plain(DType::U32, 20);
         assert!(error(g.all_gather(T, a.view(), u.view_mut())).contains("from f32 into u32"));
-        assert!(error(g.all_reduce(T, u.view_mut(), Reduce::Sum)).contains("got u32"));
-        let (mut c, mut d) = (plain(DType::Bf16, 20), plain(DType::Bf16, 10));
-        assert!(error(g.reduce_scatter(T, c.view_mut(), d.view_mut(), false)).contains("got bf16"));
+        assert!(error(g.all_reduce(T, u.view_mut(), Reduce::Sum)).contains("Sum of u32"));
+        // Into a narrower dtype, or from one narrow dtype into the other.
+        let (mut c, mut d) = (plain(DType::F32, 20), plain(DType::Bf16, 10));
+        assert!(error(g.reduce_scatter(T, c.view_mut(), d.view_mut(), false)).contains("from f32 into bf16"));
+        let mut c = plain(DType::F16, 20);
+        assert!(error(g.reduce_scatter(T, c.view_mut(), d.view_mut(), false)).contains("from f16 into bf16"));
         assert!(error(g.broadcast(T, a.view_mut(), 2)).contains("no rank 2 in a group of 2"));
         assert!(error(g.send_recv(T, 0, a.view(), 5, b.view_mut())).contains("no rank 5"));
         // Nothing was started: the group is in order.

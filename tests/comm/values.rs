@@ -1,7 +1,8 @@
 //! What comes out of each collective: over worlds, lengths, dtypes, buffers of the arena and others.
 use super::*;
+use flatshard::base::dtype::Float;
 use flatshard::comm::Reduce;
-use half::bf16;
+use half::{bf16, f16};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Empty, less than a rank each, odd, and more than a mailbox holds (262144 bytes) by a little.
@@ -43,6 +44,7 @@ fn all_gather_puts_every_shard_in_its_place() {
 #[test]
 fn all_gather_moves_other_dtypes() {
     gathers(|i| bf16::from_f32((i % 256) as f32));
+    gathers(|i| f16::from_f32((i % 2048) as f32));
     gathers(|i| i as f64);
     gathers(|i| -(i as i32));
 }
@@ -146,6 +148,85 @@ fn all_reduce_sums_in_rank_order_on_every_rank() {
     });
 }
 
+/// As [`rough`] after the rounding of a narrow dtype: at most 5e6 becomes 5e4, which f16 holds.
+fn narrow<T: Float>(rank: usize, i: usize) -> T {
+    T::from_f32(rough(rank, i) * 0.01)
+}
+/// In f32, in rank order, not rounded.
+fn narrow_sum<T: Float>(n: usize, i: usize) -> f32 {
+    (1..n).fold(narrow::<T>(0, i).to_f32(), |sum, r| sum + narrow::<T>(r, i).to_f32())
+}
+
+/// Sums of narrow elements into shards of the same dtype, rounded once at the end, and of f32, not rounded at all.
+fn scatters_narrow<T: Float + std::fmt::Debug>() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut full = buffer(home, g, T::DTYPE, len * n, CommUse::Reduced);
+        let (mut same, mut wide) = (plain(T::DTYPE, len), plain(DType::F32, len));
+        let sum = |i: usize| narrow_sum::<T>(n, me * len + i);
+        for accumulate in [false, true, true] {
+            for shard in [&mut same, &mut wide] {
+                fill(&mut full, |i| narrow::<T>(me, i));
+                let before = g.stats().bytes;
+                let t = g.reduce_scatter(T, full.view_mut(), shard.view_mut(), accumulate).unwrap();
+                g.wait(t).unwrap();
+                g.wait_sent(t).unwrap();
+                assert_eq!(g.stats().bytes - before, ((n - 1) * len * T::DTYPE.size()) as u64);
+                fill(&mut full, |_| T::from_f32(f32::NAN)); // ours again
+            }
+        }
+        // The sum, thrice: rounded each time, or not.
+        expect(&same, |i| {
+            let once = T::from_f32(sum(i));
+            let twice = T::from_f32(once.to_f32() + sum(i));
+            T::from_f32(twice.to_f32() + sum(i))
+        });
+        expect(&wide, |i| sum(i) + sum(i) + sum(i));
+    });
+}
+/// Every rank's bits are compared with the same expected ones.
+fn reduces_narrow<T: Float + std::fmt::Debug>() {
+    everywhere(|g, home, len| {
+        let (n, me) = (g.size(), g.rank());
+        let mut buf = buffer(home, g, T::DTYPE, len, CommUse::Reduced);
+        for _ in 0..2 {
+            fill(&mut buf, |i| narrow::<T>(me, i));
+            g.wait(g.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap()).unwrap();
+            expect(&buf, |i| T::from_f32(narrow_sum::<T>(n, i)));
+        }
+        fill(&mut buf, |i| if i == 3 && me == n / 2 { T::from_f32(f32::NAN) } else { narrow::<T>(me, i) });
+        g.wait(g.all_reduce(T, buf.view_mut(), Reduce::Max).unwrap()).unwrap();
+        for (i, x) in host::<T>(&buf).iter().enumerate() {
+            let largest = (0..n).map(|r| narrow::<T>(r, i).to_f32()).fold(f32::NEG_INFINITY, f32::max);
+            let x = x.to_f32();
+            assert!(if i == 3 { x.is_nan() } else { x == largest }, "element {i}: {x}, largest is {largest}");
+        }
+    });
+}
+#[test]
+fn reduce_scatter_of_narrow_elements_sums_in_f32() {
+    scatters_narrow::<bf16>();
+    scatters_narrow::<f16>();
+}
+#[test]
+fn all_reduce_of_narrow_elements_sums_in_f32_and_rounds_once() {
+    reduces_narrow::<bf16>();
+    reduces_narrow::<f16>();
+}
+/// Beyond 65504 there is no number: the optimizer step learns of it by the norm.
+#[test]
+fn a_sum_that_f16_cannot_hold_is_infinite_and_in_f32_it_is_not() {
+    world(4, |mesh| {
+        let g = &*mesh.fsdp;
+        let (mut full, mut same, mut wide) = (plain(DType::F16, 4), plain(DType::F16, 1), plain(DType::F32, 1));
+        fill(&mut full, |_| f16::from_f32(20_000.0));
+        g.wait(g.reduce_scatter(T, full.view_mut(), wide.view_mut(), false).unwrap()).unwrap();
+        expect(&wide, |_| 80_000.0f32);
+        g.wait(g.reduce_scatter(T, full.view_mut(), same.view_mut(), false).unwrap()).unwrap();
+        expect(&same, |_| f16::INFINITY);
+    });
+}
+
 #[test]
 fn all_reduce_finds_the_largest_and_keeps_nan() {
     everywhere(|g, home, len| {
@@ -177,18 +258,24 @@ fn broadcast_gives_everyone_the_roots() {
 /// A ring in which rank r sends len + r elements: lengths differ between the pairs.
 #[test]
 fn send_recv_shifts_along_a_ring() {
+    shifts(|i| i as f32);
+    shifts(|i| bf16::from_f32((i % 256) as f32));
+    shifts(|i| f16::from_f32((i % 2048) as f32));
+    shifts(|i| i as u32);
+}
+fn shifts<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sync) {
     everywhere(|g, home, len| {
         let (n, me) = (g.size(), g.rank());
         let (to, from) = ((me + 1) % n, (me + n - 1) % n);
-        let mut send = buffer(home, g, DType::F32, len + n, CommUse::Reduced);
-        let mut recv = plain(DType::F32, len + from);
+        let mut send = buffer(home, g, E::DTYPE, len + n, CommUse::Reduced);
+        let mut recv = plain(E::DTYPE, len + from);
         for round in 0..2 {
-            fill(&mut send, |i| (me * 1000 + i + round) as f32);
+            fill(&mut send, |i| value(me * 1000 + i + round));
             let t = g.send_recv(T, to, send.view().slice(0..len + me), from, recv.view_mut()).unwrap();
             g.wait_sent(t).unwrap();
-            fill(&mut send, |_| -1.0f32); // ours again
+            fill(&mut send, |_| value(7)); // ours again
             g.wait(t).unwrap();
-            expect(&recv, |i| (from * 1000 + i + round) as f32);
+            expect(&recv, |i| value(from * 1000 + i + round));
         }
     });
 }

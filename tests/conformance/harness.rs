@@ -7,7 +7,7 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::cuda::{Cuda, Machine, Options, has_blas};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Device};
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Arc, OnceLock};
 
 /// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
@@ -110,6 +110,7 @@ fn bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
     let each = |v: &f64| match dtype {
         DType::F32 => (*v as f32).to_ne_bytes().to_vec(),
         DType::Bf16 => <bf16 as Float>::from_f32(*v as f32).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f64(*v).to_ne_bytes().to_vec(),
         DType::F64 => v.to_ne_bytes().to_vec(),
         DType::U32 => (*v as u32).to_ne_bytes().to_vec(),
         DType::I32 => (*v as i32).to_ne_bytes().to_vec(),
@@ -128,6 +129,7 @@ pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
     let each = |b: &[u8]| match buf.dtype() {
         DType::F32 => f32::from_ne_bytes(b.try_into().unwrap()) as f64,
         DType::Bf16 => bf16::from_ne_bytes(b.try_into().unwrap()).to_f64(),
+        DType::F16 => f16::from_ne_bytes(b.try_into().unwrap()).to_f64(),
         DType::F64 => f64::from_ne_bytes(b.try_into().unwrap()),
         DType::U32 => u32::from_ne_bytes(b.try_into().unwrap()) as f64,
         DType::I32 => i32::from_ne_bytes(b.try_into().unwrap()) as f64,

@@ -251,6 +251,7 @@ fn data_type(dtype: DType) -> c_int {
         DType::U8 => 1,
         DType::I32 => 2,
         DType::U32 => 3,
+        DType::F16 => 6,
         DType::F32 => 7,
         DType::F64 => 8,
         DType::Bf16 => 9,
@@ -296,28 +297,29 @@ impl Collective for Group {
     }
     fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
         let call = self.call("reduce_scatter", tag);
-        call.same(full.dtype(), shard.dtype())?;
+        call.scattered(full.dtype(), shard.dtype())?;
         call.shards(shard.len(), full.len())?;
-        call.reducible(full.dtype(), Reduce::Sum)?;
-        let (count, dtype) = (shard.len(), data_type(shard.dtype()));
+        let (count, dtype) = (shard.len(), full.dtype());
         let own = self.index * count..(self.index + 1) * count;
         let keep = [Some(full.keep()), Some(shard.keep())];
-        let received = full.bytes() - shard.bytes();
+        let received = (self.size() - 1) * count * dtype.size();
         let from = full.as_mut_ptr();
-        // NCCL assigns. To add, the sum is made in place, in this rank's part of the input, and added from there.
-        let to = match accumulate {
-            true => from.wrapping_add(own.start * full.dtype().size()),
-            false => shard.as_mut_ptr(),
+        // NCCL assigns, in the dtype that it sums. To add or to widen, the sum is made in place, in this rank's part of the
+        // input, and taken from there.
+        let straight = !accumulate && shard.dtype() == dtype;
+        let to = match straight {
+            true => shard.as_mut_ptr(),
+            false => from.wrapping_add(own.start * dtype.size()),
         };
         let enqueue = |nccl: &Nccl, comm, stream| {
             // SAFETY: lengths are checked above; both buffers are kept until the operation is over.
-            unsafe { (nccl.reduce_scatter)(from.cast(), to.cast(), count, dtype, library::SUM, comm, stream) }
+            unsafe { (nccl.reduce_scatter)(from.cast(), to.cast(), count, data_type(dtype), library::SUM, comm, stream) }
         };
-        let add = || match accumulate {
-            true => self.cuda.add_on(&self.channel.stream, full.as_view().slice(own), shard.reborrow()),
-            false => Ok(()),
+        let take = || match straight {
+            true => Ok(()),
+            false => self.cuda.take_on(&self.channel.stream, full.as_view().slice(own), shard.reborrow(), accumulate),
         };
-        self.start(call, received, keep, enqueue, add)
+        self.start(call, received, keep, enqueue, take)
     }
     fn all_reduce(&self, tag: Tag, mut buf: ViewMut, op: Reduce) -> Result<Ticket> {
         let call = self.call("all_reduce", tag);
@@ -404,8 +406,8 @@ mod tests {
     /// Against nccl.h.
     #[test]
     fn dtypes_have_the_numbers_of_nccl() {
-        let numbers = [DType::U8, DType::I32, DType::U32, DType::F32, DType::F64, DType::Bf16].map(data_type);
-        assert_eq!(numbers, [1, 2, 3, 7, 8, 9]);
+        let dtypes = [DType::U8, DType::I32, DType::U32, DType::F16, DType::F32, DType::F64, DType::Bf16];
+        assert_eq!(dtypes.map(data_type), [1, 2, 3, 6, 7, 8, 9]);
         assert_eq!([reduction(Reduce::Sum), reduction(Reduce::Max)], [0, 2]);
     }
 }

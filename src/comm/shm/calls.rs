@@ -1,11 +1,12 @@
 //! The calls of a `Collective`: checks the operands, finds out whether peers reach them in place, and starts. Never waits but
 //! where the call says so.
 use super::buffer::Shared;
-use super::group::{Group, Until};
+use super::group::{Group, Hub, Until};
 use super::op::{Op, Step};
 use super::record::{Desc, Kind};
 use super::sum::Sources;
 use crate::base::{Category, DType, Error, Result};
+use crate::comm::operands::Call;
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::Arc;
@@ -58,27 +59,10 @@ impl Group {
             false => Err(self.refuse(kind, tag, "the shared-memory group cannot reach memory of the GPU".into())),
         }
     }
-    fn check_rank(&self, kind: Kind, tag: Tag, rank: usize) -> Result<()> {
-        match rank < self.hub.size() {
-            true => Ok(()),
-            false => Err(self.refuse(kind, tag, format!("no rank {rank} in a group of {}", self.hub.size()))),
-        }
-    }
-    fn check_dtypes(&self, kind: Kind, tag: Tag, a: DType, b: DType) -> Result<()> {
-        match a == b {
-            true => Ok(()),
-            false => Err(self.refuse(kind, tag, format!("from {a} into {b}"))),
-        }
-    }
-    fn check_lens(&self, kind: Kind, tag: Tag, shard: usize, full: usize) -> Result<()> {
-        let n = self.hub.size();
-        match shard * n == full {
-            true => Ok(()),
-            false => {
-                let what = format!("full has {full} elements, {n} shards of {shard} are {}", n * shard);
-                Err(self.refuse(kind, tag, what))
-            }
-        }
+    /// The call as what its operands are checked for.
+    fn check(&self, kind: Kind, tag: Tag) -> Call<'_> {
+        let Hub { seat, axis, .. } = &self.hub;
+        Call { rank: seat.rank, op: kind.name(), group: axis.name(), size: self.hub.size(), tag }
     }
 }
 
@@ -100,8 +84,8 @@ impl Collective for Group {
     fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
         let kind = Kind::AllGather;
         self.check_host(kind, tag, &[shard.place(), full.place()])?;
-        self.check_dtypes(kind, tag, shard.dtype(), full.dtype())?;
-        self.check_lens(kind, tag, shard.len(), full.len())?;
+        self.check(kind, tag).same(shard.dtype(), full.dtype())?;
+        self.check(kind, tag).shards(shard.len(), full.len())?;
         let place = self.place(kind, tag, &mut full, CommUse::Gathered)?;
         let mut op = Op::new(kind, tag, shard.dtype(), shard.len(), Step::Mail);
         op.desc.place = place.name();
@@ -117,30 +101,25 @@ impl Collective for Group {
     fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
         let kind = Kind::ReduceScatter;
         self.check_host(kind, tag, &[full.place(), shard.place()])?;
-        self.check_dtypes(kind, tag, full.dtype(), shard.dtype())?;
-        self.check_lens(kind, tag, shard.len(), full.len())?;
-        if full.dtype() != DType::F32 {
-            return Err(self.refuse(kind, tag, format!("reduces f32, got {}", full.dtype())));
-        }
+        self.check(kind, tag).scattered(full.dtype(), shard.dtype())?;
+        self.check(kind, tag).shards(shard.len(), full.len())?;
         self.place(kind, tag, &mut shard, CommUse::Reduced)?;
         let place = self.place(kind, tag, &mut full, CommUse::Reduced)?;
-        let mut op = Op::new(kind, tag, DType::F32, shard.len(), Step::Mail);
+        let mut op = Op::new(kind, tag, full.dtype(), shard.len(), Step::Mail);
         op.desc.place = place.name();
-        op.accumulate = accumulate;
+        (op.accumulate, op.dst_dtype) = (accumulate, shard.dtype());
         (op.src, op.dst, op.keep) = (full.as_mut_ptr(), shard.as_mut_ptr(), [Some(full.keep()), Some(shard.keep())]);
         if self.direct(&place) {
             op.step = Step::Reduce;
-            op.sources = place.sources.offset(self.hub.me * shard.bytes());
+            op.sources = place.sources.offset(self.hub.me * full.bytes() / self.size());
         }
-        self.start(op, shard.bytes() * (self.size() - 1))
+        self.start(op, full.bytes() / self.size() * (self.size() - 1))
     }
 
     fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
         let kind = Kind::AllReduce;
         self.check_host(kind, tag, &[buf.place()])?;
-        if !matches!(buf.dtype(), DType::F32 | DType::F64) {
-            return Err(self.refuse(kind, tag, format!("reduces f32 or f64, got {}", buf.dtype())));
-        }
+        self.check(kind, tag).reducible(buf.dtype(), reduce)?;
         let place = self.place(kind, tag, &mut buf, CommUse::Reduced)?;
         let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
         op.desc.place = place.name();
@@ -157,7 +136,7 @@ impl Collective for Group {
     fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
         let kind = Kind::Broadcast;
         self.check_host(kind, tag, &[buf.place()])?;
-        self.check_rank(kind, tag, root)?;
+        self.check(kind, tag).rank(root)?;
         self.place(kind, tag, &mut buf, CommUse::Reduced)?;
         let mut op = Op::new(kind, tag, buf.dtype(), buf.len(), Step::Mail);
         op.desc.to = root as u32;
@@ -171,9 +150,9 @@ impl Collective for Group {
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
         let kind = Kind::SendRecv;
         self.check_host(kind, tag, &[send.place(), recv.place()])?;
-        self.check_rank(kind, tag, to)?;
-        self.check_rank(kind, tag, from)?;
-        self.check_dtypes(kind, tag, send.dtype(), recv.dtype())?;
+        self.check(kind, tag).rank(to)?;
+        self.check(kind, tag).rank(from)?;
+        self.check(kind, tag).same(send.dtype(), recv.dtype())?;
         if to == self.rank() && from == to && send.len() != recv.len() {
             return Err(self.refuse(kind, tag, format!("{} elements into {}", send.len(), recv.len())));
         }

@@ -107,6 +107,8 @@ impl Op {
         let total =
             if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
         let (n, bytes) = (hub.size(), cell.min(total - at));
+        // In elements: sums may be wider than what travels.
+        let (first, len) = (at / self.dtype.size(), bytes / self.dtype.size());
         // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
         unsafe {
             match self.kind {
@@ -117,10 +119,10 @@ impl Op {
                 }
                 Kind::ReduceScatter => {
                     let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
-                    self.fold(hub).run(self.dst.add(at), sources, n, bytes);
+                    self.fold(hub).run(self.dst.add(first * self.dst_dtype.size()), sources, n, len);
                 }
                 Kind::AllReduce => {
-                    self.fold(hub).run(self.dst.add(at), Sources::new(mail(0), stride), n, bytes);
+                    self.fold(hub).run(self.dst.add(at), Sources::new(mail(0), stride), n, len);
                 }
                 Kind::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
                 Kind::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),

@@ -51,6 +51,8 @@ pub(super) struct Op {
     pub released: bool,
     pub src: *const u8,
     pub dst: *mut u8,
+    /// Of what is written to `dst`: f32 for some sums of narrower elements.
+    pub dst_dtype: DType,
     pub accumulate: bool,
     pub reduce: Reduce,
     /// Reductions in place: the ranks' inputs.
@@ -81,6 +83,7 @@ impl Op {
             released: false,
             src: std::ptr::null(),
             dst: std::ptr::null_mut(),
+            dst_dtype: dtype,
             accumulate: false,
             reduce: Reduce::Sum,
             sources: Sources::default(),
@@ -120,7 +123,8 @@ impl Op {
         self.into = None;
     }
     pub fn fold(&self, hub: &Hub) -> Fold {
-        Fold { level: hub.level, dtype: self.dtype, op: self.reduce, accumulate: self.accumulate }
+        let (from, into) = (self.dtype, self.dst_dtype);
+        Fold { level: hub.level, from, into, op: self.reduce, accumulate: self.accumulate }
     }
     /// All ranks have released what the gather will overwrite.
     fn free(&self, hub: &Hub) -> bool {
@@ -162,7 +166,7 @@ impl Op {
             Step::Reduce if self.met(hub, Phase::Ready)? => {
                 if self.kind == Kind::ReduceScatter {
                     // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
-                    unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.bytes()) };
+                    unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.desc.len as usize) };
                     self.complete = true;
                     hub.publish(self.seq, Phase::Done);
                     self.step = Step::Drain;
@@ -246,7 +250,8 @@ impl Op {
         if hub.size() > 1 {
             // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
             // they leave alone until they have seen that; `dst` is the lent buffer.
-            unsafe { self.fold(hub).run(self.dst.add(at), self.sources.offset(at), hub.size(), bytes) };
+            let len = bytes / self.dtype.size();
+            unsafe { self.fold(hub).run(self.dst.add(at), self.sources.offset(at), hub.size(), len) };
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Reductions over the ranks' buffers, in rank order: `((g0 + g1) + g2) + ...`, so every rank, every strategy and every
-//! cut of a buffer gets the same bits. Never synchronises: the caller knows that the inputs are there and stay.
+//! cut of a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronises: the caller knows that the inputs are there and stay.
 use crate::base::DType;
+use crate::base::dtype::Float;
 use crate::comm::Reduce;
 use crate::device::cpu::simd::Level;
+use half::{bf16, f16};
 
 /// The same range of every rank's buffer: rank r's starts at `base + r * stride` bytes.
 #[derive(Clone, Copy)]
@@ -31,98 +33,137 @@ impl Sources {
 /// is one of the sources.
 const BLOCK: usize = 64;
 
-/// `dst (+)= op over sources`, `len` elements.
-///
-/// # Safety
-/// `dst` and all `n` sources are valid for `len` elements, and nobody else writes to them during the call.
-#[inline(always)]
-unsafe fn fold<T: Copy>(
-    dst: *mut T,
+/// An element of a buffer that is summed in `S`.
+trait Term<S>: Copy {
+    fn wide(self) -> S;
+    fn rounded(sum: S) -> Self;
+}
+impl<T: Float> Term<f32> for T {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+    #[inline(always)]
+    fn rounded(sum: f32) -> T {
+        T::from_f32(sum)
+    }
+}
+impl Term<f64> for f64 {
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn rounded(sum: f64) -> f64 {
+        sum
+    }
+}
+
+/// What is summed or compared, where it goes, and how many elements.
+#[derive(Clone, Copy)]
+struct Job {
+    dst: *mut u8,
     sources: Sources,
     n: usize,
     len: usize,
     accumulate: bool,
-    op: impl Fn(T, T) -> T + Copy,
-) {
-    let whole = len / BLOCK * BLOCK;
-    for at in (0..whole).step_by(BLOCK) {
-        // SAFETY: the block is within `len`.
-        unsafe { fold_block::<T, BLOCK>(dst, sources, n, at, accumulate, op) };
+}
+
+impl Job {
+    /// `dst (+)= op over sources`: elements `I` in, `O` out, in between `S`.
+    ///
+    /// # Safety
+    /// `dst` and all `n` sources are valid for `len` elements, and nobody else writes to them during the call.
+    #[inline(always)]
+    unsafe fn fold<S: Copy, I: Term<S>, O: Term<S>>(self, op: impl Fn(S, S) -> S + Copy) {
+        let whole = self.len / BLOCK * BLOCK;
+        for at in (0..whole).step_by(BLOCK) {
+            // SAFETY: the block is within `len`.
+            unsafe { self.block::<S, I, O, BLOCK>(at, op) };
+        }
+        for at in whole..self.len {
+            // SAFETY: as above.
+            unsafe { self.block::<S, I, O, 1>(at, op) };
+        }
     }
-    for at in whole..len {
+
+    /// # Safety
+    /// As for [`Job::fold`], of the elements `at..at + N`.
+    #[inline(always)]
+    unsafe fn block<S: Copy, I: Term<S>, O: Term<S>, const N: usize>(self, at: usize, op: impl Fn(S, S) -> S) {
+        // SAFETY: valid by the caller's word; read unaligned, because a stride need not be a multiple of I's alignment.
+        let load = |r: usize| unsafe { self.sources.of(r).cast::<I>().add(at).cast::<[I; N]>().read_unaligned() };
+        // SAFETY: within `dst`, by the caller's word.
+        let out = unsafe { self.dst.cast::<O>().add(at).cast::<[O; N]>() };
+        let mut acc = load(0).map(I::wide);
+        for r in 1..self.n {
+            let x = load(r);
+            for i in 0..N {
+                acc[i] = op(acc[i], x[i].wide());
+            }
+        }
+        if self.accumulate {
+            // SAFETY: as above.
+            let x = unsafe { out.read_unaligned() };
+            for i in 0..N {
+                acc[i] = op(x[i].wide(), acc[i]);
+            }
+        }
         // SAFETY: as above.
-        unsafe { fold_block::<T, 1>(dst, sources, n, at, accumulate, op) };
+        unsafe { out.write_unaligned(acc.map(O::rounded)) };
     }
-}
 
-/// # Safety
-/// As for [`fold`], of the elements `at..at + N`.
-#[inline(always)]
-unsafe fn fold_block<T: Copy, const N: usize>(
-    dst: *mut T,
-    sources: Sources,
-    n: usize,
-    at: usize,
-    accumulate: bool,
-    op: impl Fn(T, T) -> T,
-) {
-    // SAFETY: valid by the caller's word; read unaligned, because a stride need not be a multiple of T's alignment.
-    let load = |from: *const T| unsafe { from.add(at).cast::<[T; N]>().read_unaligned() };
-    let mut acc = load(sources.of(0).cast());
-    for r in 1..n {
-        let x = load(sources.of(r).cast());
-        for i in 0..N {
-            acc[i] = op(acc[i], x[i]);
+    /// # Safety
+    /// As for [`Job::fold`].
+    #[inline(always)]
+    unsafe fn run<S: Copy + PartialOrd + std::ops::Add<Output = S>, I: Term<S>, O: Term<S>>(self, op: Reduce) {
+        // The larger one; NaN, which alone is not equal to itself, wins, so that it is not lost on the way.
+        #[allow(clippy::eq_op)]
+        #[inline(always)]
+        fn max<S: PartialOrd>(a: S, b: S) -> S {
+            if b > a || b != b { b } else { a }
+        }
+        // SAFETY: the caller's word.
+        unsafe {
+            match op {
+                Reduce::Sum => self.fold::<S, I, O>(
+                    #[inline(always)]
+                    |a, b| a + b,
+                ),
+                Reduce::Max => self.fold::<S, I, O>(max),
+            }
         }
     }
-    if accumulate {
-        let x = load(dst);
-        for i in 0..N {
-            acc[i] = op(x[i], acc[i]);
-        }
-    }
-    // SAFETY: as above.
-    unsafe { dst.add(at).cast::<[T; N]>().write_unaligned(acc) };
-}
-
-/// The larger one; NaN wins, so that it is not lost on the way.
-macro_rules! max {
-    () => {
-        #[inline(always)]
-        |a, b| if b > a || b.is_nan() { b } else { a }
-    };
-}
-macro_rules! add {
-    () => {
-        #[inline(always)]
-        |a, b| a + b
-    };
 }
 
 /// One reduction: of what, and with which vector instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
     pub level: Level,
-    pub dtype: DType,
+    pub from: DType,
+    /// As `from`, or f32.
+    pub into: DType,
     pub op: Reduce,
     pub accumulate: bool,
 }
 impl Fold {
-    /// `dst (+)= reduction of n sources`, `bytes` of f32 or f64. The destination may be one of the sources.
+    /// `dst (+)= reduction of n sources`, `len` elements. The destination may be one of the sources, if of their dtype.
     ///
     /// # Safety
-    /// `dst` and all `n` sources are valid for so many bytes, and nobody else writes to them during the call.
-    pub unsafe fn run(self, dst: *mut u8, sources: Sources, n: usize, bytes: usize) {
-        let (len, acc) = (bytes / self.dtype.size(), self.accumulate);
+    /// `dst` and all `n` sources are valid for so many elements, and nobody else writes to them during the call.
+    pub unsafe fn run(self, dst: *mut u8, sources: Sources, n: usize, len: usize) {
+        let job = Job { dst, sources, n, len, accumulate: self.accumulate };
         self.level.run(
             #[inline(always)]
             // SAFETY: the caller's word.
             || unsafe {
-                match (self.dtype, self.op) {
-                    (DType::F64, Reduce::Sum) => fold::<f64>(dst.cast(), sources, n, len, acc, add!()),
-                    (DType::F64, Reduce::Max) => fold::<f64>(dst.cast(), sources, n, len, acc, max!()),
-                    (_, Reduce::Sum) => fold::<f32>(dst.cast(), sources, n, len, acc, add!()),
-                    (_, Reduce::Max) => fold::<f32>(dst.cast(), sources, n, len, acc, max!()),
+                match (self.from, self.into) {
+                    (DType::F64, _) => job.run::<f64, f64, f64>(self.op),
+                    (DType::Bf16, DType::Bf16) => job.run::<f32, bf16, bf16>(self.op),
+                    (DType::Bf16, _) => job.run::<f32, bf16, f32>(self.op),
+                    (DType::F16, DType::F16) => job.run::<f32, f16, f16>(self.op),
+                    (DType::F16, _) => job.run::<f32, f16, f32>(self.op),
+                    _ => job.run::<f32, f32, f32>(self.op),
                 }
             },
         )

@@ -23,7 +23,7 @@ use super::{
     ViewMut,
 };
 use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub struct CpuDevice {
@@ -75,7 +75,8 @@ macro_rules! floats {
         match $dtype {
             DType::F32 => floats!(@run $dev, $T = f32, $body),
             DType::Bf16 => floats!(@run $dev, $T = bf16, $body),
-            other => Err(Error::op($op, format!("computes in f32 or bf16, got {other}"))),
+            DType::F16 => floats!(@run $dev, $T = f16, $body),
+            other => Err(Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
         }
     };
     (@run $dev:ident, $T:ident = $type:ty, $body:expr) => {{
@@ -97,9 +98,9 @@ fn convert<A: Float, B: Float>(src: &[A], dst: &mut [B]) {
     }
 }
 #[inline(always)]
-fn add<T: Float>(x: &[T], y: &mut [T]) {
+fn add<X: Float, Y: Float>(x: &[X], y: &mut [Y]) {
     for (x, y) in x.iter().zip(y) {
-        *y = T::from_f32(y.to_f32() + x.to_f32());
+        *y = Y::from_f32(y.to_f32() + x.to_f32());
     }
 }
 #[inline(always)]
@@ -142,7 +143,7 @@ impl Device for CpuDevice {
                 Ok(())
             }
             (DType::F32, _) => floats!(self, OP, dst.dtype(), T => convert::<f32, T>(src.host(OP)?, dst.host(OP)?)),
-            (DType::Bf16, _) => floats!(self, OP, dst.dtype(), T => convert::<bf16, T>(src.host(OP)?, dst.host(OP)?)),
+            (_, DType::F32) => floats!(self, OP, src.dtype(), T => convert::<T, f32>(src.host(OP)?, dst.host(OP)?)),
             (a, b) => Err(Error::op(OP, format!("cannot cast {a} to {b}"))),
         }
     }
@@ -154,7 +155,10 @@ impl Device for CpuDevice {
     fn add(&self, x: View, y: ViewMut) -> Result<()> {
         const OP: &str = "add";
         lengths(OP, &[("y", y.len(), x.len())])?;
-        floats!(self, OP, x.dtype(), T => add::<T>(x.host(OP)?, y.host(OP)?))
+        match x.dtype() == y.dtype() {
+            true => floats!(self, OP, x.dtype(), T => add::<T, T>(x.host(OP)?, y.host(OP)?)),
+            false => floats!(self, OP, x.dtype(), T => add::<T, f32>(x.host(OP)?, y.host(OP)?)),
+        }
     }
 
     fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
@@ -386,6 +390,7 @@ impl Device for CpuDevice {
         shape.check(src.len(), dst.len())?;
         floats!(self, OP, src.dtype(), S => match dst.dtype() {
             DType::F32 => ring::copy_columns::<S, f32>(shape, src.host(OP)?, dst.host(OP)?),
+            DType::F16 => ring::copy_columns::<S, f16>(shape, src.host(OP)?, dst.host(OP)?),
             _ => ring::copy_columns::<S, bf16>(shape, src.host(OP)?, dst.host(OP)?),
         })
     }

@@ -4,16 +4,34 @@ use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape, VECTOR, by_dtype};
 use crate::base::{DType, Error, Result};
 use crate::device::{Dropout, View, ViewMut};
 
+/// The kernel of `y = x` between two dtypes.
+pub fn casts(from: DType, to: DType) -> Result<&'static str> {
+    match (from, to) {
+        (DType::F32, DType::Bf16) => Ok("cast_f32_bf16"),
+        (DType::F32, DType::F16) => Ok("cast_f32_f16"),
+        (DType::Bf16, DType::F32) => Ok("cast_bf16_f32"),
+        (DType::F16, DType::F32) => Ok("cast_f16_f32"),
+        (from, to) => Err(Error::op("copy", format!("cannot cast {from} to {to}"))),
+    }
+}
+/// The kernel of `y += x`.
+pub fn adds(from: DType, to: DType) -> Result<&'static str> {
+    match (from, to) {
+        (DType::Bf16, DType::F32) => Ok("add_bf16_f32"),
+        (DType::F16, DType::F32) => Ok("add_f16_f32"),
+        (from, to) if from == to => by_dtype!("add", to, "add"),
+        (from, to) => Err(Error::op("add", format!("cannot add {from} to {to}"))),
+    }
+}
+
 pub fn copy(gpu: &GpuDevice, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "copy";
     let (n, from, to) = (src.len(), src.dtype(), dst.dtype());
     dst.fits(OP, "dst", to, n)?;
-    let variant = match (from, to) {
-        (from, to) if from == to => return gpu.driver.copy(src, dst),
-        (DType::F32, DType::Bf16) => "cast_f32_bf16",
-        (DType::Bf16, DType::F32) => "cast_bf16_f32",
-        (from, to) => return Err(Error::op(OP, format!("cannot cast {from} to {to}"))),
-    };
+    if from == to {
+        return gpu.driver.copy(src, dst);
+    }
+    let variant = casts(from, to)?;
     src.fits(OP, "src", from, n)?;
     dst.fits(OP, "dst", to, n)?;
     gpu.each(variant, "cast", n, DType::F32, &mut [Arg::In(src), Arg::Out(dst), Arg::U64(n as u64)])
@@ -21,11 +39,11 @@ pub fn copy(gpu: &GpuDevice, src: View, dst: ViewMut) -> Result<()> {
 
 pub fn add(gpu: &GpuDevice, x: View, y: ViewMut) -> Result<()> {
     const OP: &str = "add";
-    let (n, dtype) = (x.len(), x.dtype());
-    let variant = by_dtype!(OP, dtype, "add")?;
-    x.fits(OP, "x", dtype, n)?;
-    y.fits(OP, "y", dtype, n)?;
-    gpu.each(variant, "add", n, dtype, &mut [Arg::In(x), Arg::InOut(y), Arg::U64(n as u64)])
+    let (n, from, to) = (x.len(), x.dtype(), y.dtype());
+    let variant = adds(from, to)?;
+    x.fits(OP, "x", from, n)?;
+    y.fits(OP, "y", to, n)?;
+    gpu.each(variant, "add", n, to, &mut [Arg::In(x), Arg::InOut(y), Arg::U64(n as u64)])
 }
 
 pub fn scale(gpu: &GpuDevice, factor: f32, x: ViewMut) -> Result<()> {

@@ -84,13 +84,14 @@ impl GpuDevice {
     }
 }
 
-/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32" or "swiglu_bf16", or an error.
+/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16", or an error.
 macro_rules! by_dtype {
     ($op:expr, $dtype:expr, $stem:literal) => {
         match $dtype {
             $crate::base::DType::F32 => Ok(concat!($stem, "_f32")),
             $crate::base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
-            other => Err($crate::base::Error::op($op, format!("computes in f32 or bf16, got {other}"))),
+            $crate::base::DType::F16 => Ok(concat!($stem, "_f16")),
+            other => Err($crate::base::Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
         }
     };
 }

@@ -133,7 +133,8 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
     match dtype {
         DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
         DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
-        other => Err(Error::op("gemm", format!("multiplies f32 or bf16, got {other}"))),
+        DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
+        other => Err(Error::op("gemm", format!("multiplies f32, bf16 or f16, got {other}"))),
     }
 }
 

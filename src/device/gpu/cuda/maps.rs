@@ -23,6 +23,7 @@ fn one(op: &'static str, map: &Map, place: &mut sys::CUtensorMap) -> Result<()> 
     use sys::{CUtensorMapDataType as Type, CUtensorMapSwizzle as Pattern};
     let dtype = match map.of.dtype() {
         DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
         other => return Err(Error::op(op, format!("no tensor map of {other}"))),

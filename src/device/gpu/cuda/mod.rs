@@ -25,6 +25,7 @@ mod modules;
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
 
+use super::element;
 use super::driver::{Arg, Driver, Kernel, Shape};
 use super::kernels::TEXTS;
 use crate::base::meter::Lease;
@@ -177,15 +178,19 @@ impl Cuda {
             code => Err(Error::Run(format!("{}: cuEventElapsedTime: CUDA error {code}", self.name))),
         }
     }
-    /// `y += x` (f32) on a stream of the caller's.
-    pub fn add_on(&self, stream: &CudaStream, x: View, mut y: ViewMut) -> Result<()> {
-        let (n, block, vector) = (x.len(), 256u32, 4);
+    /// `y (+)= x` on a stream of the caller's: alike in dtype, or y f32.
+    pub fn take_on(&self, stream: &CudaStream, x: View, mut y: ViewMut, add: bool) -> Result<()> {
+        let (n, block, vector) = (x.len(), 256u32, 16 / y.dtype().size());
         if n == 0 {
             return Ok(());
         }
         let ctas = n.div_ceil(block as usize * vector).min(8 * self.multiprocessors as usize) as u32;
-        let mut args = [Arg::In(x), Arg::InOut(y.reborrow()), Arg::U64(n as u64)];
-        self.launch_on(stream, Kernel { variant: "add_f32", entry: "add" }, Shape::line(ctas, block), &mut args)
+        let (from, to) = (x.dtype(), y.dtype());
+        let (kernel, y) = match add {
+            true => (Kernel { variant: element::adds(from, to)?, entry: "add" }, Arg::InOut(y.reborrow())),
+            false => (Kernel { variant: element::casts(from, to)?, entry: "cast" }, Arg::Out(y.reborrow())),
+        };
+        self.launch_on(stream, kernel, Shape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
     }
     /// What the driver's compiler made of each kernel.
     pub fn kernels(&self) -> Result<Vec<modules::Compiled>> {
