@@ -313,7 +313,9 @@ impl Collective for Group {
         };
         let enqueue = |nccl: &Nccl, comm, stream| {
             // SAFETY: lengths are checked above; both buffers are kept until the operation is over.
-            unsafe { (nccl.reduce_scatter)(from.cast(), to.cast(), count, data_type(dtype), library::SUM, comm, stream) }
+            unsafe {
+                (nccl.reduce_scatter)(from.cast(), to.cast(), count, data_type(dtype), library::SUM, comm, stream)
+            }
         };
         let take = || match straight {
             true => Ok(()),

@@ -76,8 +76,7 @@ pub(super) struct Desc {
     what: [u8; 24],
 }
 
-const DTYPES: [DType; 7] =
-    [DType::F32, DType::Bf16, DType::F64, DType::U32, DType::I32, DType::U8, DType::F16];
+const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F64, DType::U32, DType::I32, DType::U8, DType::F16];
 
 impl Desc {
     /// Not in the arena: goes through the mailboxes.

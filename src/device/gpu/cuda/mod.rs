@@ -25,8 +25,8 @@ mod modules;
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
 
-use super::element;
 use super::driver::{Arg, Driver, Kernel, Shape};
+use super::element;
 use super::kernels::TEXTS;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
