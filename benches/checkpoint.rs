@@ -72,14 +72,14 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
         sync_each_batch: false,
     };
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-    let mut store = Fsdp(options).store(dev.clone(), mesh.fsdp.clone(), decoder.layouts())?;
+    let mut store = Fsdp(options).store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;
     let mut optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
     // Memory that is touched for the first time is the system's cost, not ours.
     for unit in 0..store.units() {
         optimizer.state(unit).try_for_each(|(_, state)| dev.zero(state))?;
     }
-    let mut ckpt = Checkpointer::new(dev, mesh.fsdp, &spec(), decoder.layouts(), rule.state())?;
+    let mut ckpt = Checkpointer::new(dev, &mesh, &spec(), decoder.layouts(), rule.state())?;
     (1..=ROUNDS as u64)
         .map(|step| {
             let saved = ckpt.save(dir, 1, &mut *store, &mut optimizer, &state(step))?;

@@ -41,7 +41,7 @@ fn batch(rank: usize) -> MicroBatch {
 fn time(options: &EngineOptions, steps: u64) -> Duration {
     let times = ranks(WORLD, |rank| {
         let batches = [batch(rank.rank)];
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let tokens = engine.global_count(batches[0].loss_tokens())?;
         engine.train_step(&batches, &Step { number: 1, lr: 1e-3, tokens })?;
         let start = Instant::now();

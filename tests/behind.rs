@@ -60,10 +60,10 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
 
             // Written by all, yet no checkpoint: that takes the agreement of all.
             wait_for(|| held.ckpt.ended());
-            rank.group.barrier(Tag::new("all have written", 0))?;
+            rank.mesh.world.barrier(Tag::new("all have written", 0))?;
             assert!(held.ckpt.published()?.is_none());
             assert_eq!(newest(behind.path()), None);
-            rank.group.barrier(Tag::new("all have looked", 0))?;
+            rank.mesh.world.barrier(Tag::new("all have looked", 0))?;
             held.ckpt.advance()?;
             let told = held.ckpt.settle()?;
             assert_eq!(told.map(|t| t.step), (rank.rank == 0).then_some(Some(1)));
@@ -129,7 +129,7 @@ fn a_write_that_fails_behind_training_is_an_error_of_every_rank() {
         let mut store = Visited { store, visit: lowering };
         ckpt.save_behind(dir.path(), 1, &mut store, &mut optimizer, &state(2))?;
         wait_for(|| ckpt.ended());
-        rank.group.barrier(Tag::new("all have tried", 0))?;
+        rank.mesh.world.barrier(Tag::new("all have tried", 0))?;
         Ok(ckpt.advance().unwrap_err())
     });
     setrlimit(Resource::Fsize, old).unwrap();

@@ -128,7 +128,7 @@ fn the_plan_is_what_is_allocated() {
             let (spec, before) = (gpt(), rank.meter.live(Category::Other));
             let decoder = Decoder::new(spec.clone())?;
             let (layouts, moments) = (decoder.layouts(), ADAMW.state());
-            let ckpt = Checkpointer::new(rank.device, rank.group, &spec, layouts, moments)?;
+            let ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec, layouts, moments)?;
             let held = rank.meter.live(Category::Other) - before;
             drop(ckpt);
             assert_eq!((Category::Other, held), Checkpointer::planned(layouts, moments));

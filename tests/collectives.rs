@@ -18,10 +18,10 @@ use std::time::Duration;
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
     let mut lines = ranks(3, |rank| {
         let log = Log::default();
-        let group = Arc::new(Recorder::new(rank.group, log.clone()));
+        let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
         let watched = Arc::new(Watched { inner: strategy.clone(), log: log.clone() });
         let options = options(&llama(), watched, SGD);
-        let mut engine = Engine::new(rank.device, group, &options)?;
+        let mut engine = Engine::new(rank.device, &mesh, &options)?;
         let mut lines = Vec::new();
         for number in 1..=3 {
             let batches: Vec<_> = (0..accum).map(|micro| batch(&options.spec, number, micro, rank.rank)).collect();
@@ -133,8 +133,9 @@ fn delays_at_any_seam_change_no_bit() {
     let delayed = |strategy: Arc<dyn Strategy>, seams: &[Seam], accum: usize| {
         let options = options(&llama(), strategy, SGD);
         let results = ranks(3, |rank| {
-            let group = Arc::new(Delayed::new(rank.group, 11, seams, Duration::from_millis(4)));
-            let mut engine = Engine::new(rank.device, group, &options)?;
+            let late = Duration::from_millis(4);
+            let mesh = rank.mesh.wrap(|group| Arc::new(Delayed::new(group, 11, seams, late)));
+            let mut engine = Engine::new(rank.device, &mesh, &options)?;
             let reports = train(&mut engine, &options.spec, 2, accum)?;
             Ok((reports, fragments(&mut engine)?))
         });

@@ -227,7 +227,7 @@ fn a_checkpoint_that_does_not_fit_fails_and_leaves_nothing() {
         huge.push("huge", &[1 << 30, 1 << 20], true, Init::Constant(0.0));
         let decoder = Decoder::new(spec.clone())?;
         let layouts = [decoder.layouts(), &[huge]].concat();
-        held.ckpt = Checkpointer::new(rank.device, rank.group, &spec, &layouts, ADAMW.state())?;
+        held.ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec, &layouts, ADAMW.state())?;
         Ok(held.ckpt.save(dir.path(), 1, &mut *held.store, &mut held.optimizer, &state(2)).unwrap_err())
     });
     let text = errors[0].to_string();

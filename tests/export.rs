@@ -8,7 +8,7 @@ use common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
-use flatshard::nn::{Batch, Decoder, Spec, WorkspaceOptions};
+use flatshard::nn::{Batch, Decoder, Groups, Spec, WorkspaceOptions};
 use flatshard::optim::Rule;
 use flatshard::strategy::{Generator, Sampling, Strategy};
 use held::*;
@@ -36,7 +36,7 @@ fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32])
         }
         let (decoder, dev) = (Decoder::new(spec.clone())?, &*held.dev);
         let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint: false, train: false };
-        let mut workspace = decoder.workspace(dev, &options)?;
+        let mut workspace = decoder.workspace(dev, &Groups::solo(&held.dev), &options)?;
         let upload = |values: &[u32]| -> Result<Buf> {
             let mut buf = dev.alloc(DType::U32, values.len(), Category::Other)?;
             dev.upload(bytemuck::cast_slice(values), buf.view_mut())?;
@@ -216,10 +216,10 @@ fn greedy_text_is_that_of_transformers() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let write = |world: usize, strategy: Arc<dyn Strategy>, sampling: Sampling, end: Option<u32>| {
             let all = ranks(world, |rank| {
-                let (dev, group) = (rank.device, rank.group);
-                let mut generator = Generator::new(dev.clone(), group.clone(), &*strategy, &spec, 25)?;
+                let (dev, mesh) = (rank.device, &rank.mesh);
+                let mut generator = Generator::new(dev.clone(), mesh, &*strategy, &spec, 25)?;
                 let layouts = generator.decoder().layouts().to_vec();
-                let mut ckpt = Checkpointer::new(dev, group, &spec, &layouts, &[])?;
+                let mut ckpt = Checkpointer::new(dev, mesh, &spec, &layouts, &[])?;
                 ckpt.load_model(&pretrained(name), generator.store())?;
                 generator.generate(&golden(name).0[..5], 20, &sampling, &mut |token| Some(token) != end)
             });

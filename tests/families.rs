@@ -11,9 +11,9 @@ use common::{SGD, ddp, fsdp, ranks, sharded, whole};
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::hf;
 use flatshard::data::MicroBatch;
-use flatshard::nn::{Decoder, Micro, Scaling, Spec, Tuning, WorkspaceOptions};
+use flatshard::nn::{Decoder, Micro, Scaling, Spec, WorkspaceOptions};
 use flatshard::strategy::{Engine, EngineOptions, Sampling, Step, Strategy};
-use plain::{Docs, Plain, device, distance};
+use plain::{Docs, Plain, device, distance, groups};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,7 +98,7 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         let docs = Docs::new(&dev, &tokens, &golden.tensors.integers["targets"], &golden.lengths);
         for checkpoint in [false, true] {
             let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint, train: true };
-            let mut ws = decoder.workspace(&dev, &options).unwrap();
+            let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
             let micro = Micro { loss_scale: 1.0 / golden.loss_tokens() as f32, dropout_key: 0 };
             store.zero_grads(&dev);
             decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &micro).unwrap();
@@ -119,17 +119,9 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
 
 /// An engine with transformers' weights.
 fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> Result<Engine> {
-    let options = EngineOptions {
-        spec: golden.spec.clone(),
-        tuning: Tuning::default(),
-        strategy,
-        rule: SGD,
-        grad_clip: 0.0,
-        tokens: golden.lengths.iter().sum(),
-        checkpoint: false,
-        seed: 1,
-    };
-    let mut engine = Engine::new(rank.device.clone(), rank.group, &options)?;
+    let tokens = golden.lengths.iter().sum();
+    let options = EngineOptions { grad_clip: 0.0, tokens, ..common::options(&golden.spec, strategy, SGD) };
+    let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
     let (store, _) = engine.state();
     store.for_each_piece(&mut |mut piece| {
         let mut values = vec![0f32; piece.layout.len];
@@ -150,7 +142,7 @@ fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
     engine.state().0.for_each_piece(&mut |piece| {
         let mut values = vec![0f32; piece.master.len()];
         let Some(grad) = piece.grad else { return Ok(()) };
-        dev.download(grad, bytemuck::cast_slice_mut(&mut values))?;
+        dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
         let owned = piece.start..piece.start + values.len();
         for segment in &piece.layout.segments {
             let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));

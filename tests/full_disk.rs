@@ -23,7 +23,7 @@ fn space_that_is_refused_fails_the_save_and_touches_nothing() {
     // Enough for every file of the model but the last of the optimizer's, and for messages of the test itself.
     let errors = ranks(2, |rank| {
         let mut held = Held::new(&rank, &spec, &*plain(), ADAMW, u64::MAX)?.fill()?;
-        rank.group.barrier(flatshard::comm::Tag::new("limit", 0))?;
+        rank.mesh.world.barrier(flatshard::comm::Tag::new("limit", 0))?;
         if rank.rank == 0 {
             setrlimit(Resource::Fsize, Rlimit { current: Some(100_000), maximum: old.maximum }).unwrap();
         }

@@ -9,7 +9,7 @@ use flatshard::base::{Category, DType};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{AdamW, Buf, Device, LIMBS};
 use flatshard::nn::{Activation, Arch, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
-use plain::{Docs, Plain, device, distance};
+use plain::{Docs, Plain, device, distance, groups};
 use serde_json::Value;
 use std::collections::HashMap;
 use tensors::Tensors;
@@ -112,7 +112,9 @@ impl Model {
         let weights = golden.tensors.keys().filter(|name| name.starts_with("weight.")).count();
         assert_eq!(weights, store.segments().count(), "a tensor of PyTorch's has no segment");
         let tokens = golden.lengths.iter().sum();
-        let ws = decoder.workspace(&dev, &WorkspaceOptions { tokens, dtype, checkpoint: false, train: true }).unwrap();
+        let ws = decoder
+            .workspace(&dev, &groups(), &WorkspaceOptions { tokens, dtype, checkpoint: false, train: true })
+            .unwrap();
         Model { golden, dev, decoder, store, ws }
     }
 

@@ -10,7 +10,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{
     Activation, Arch, Decoder, Lora, Micro, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace, WorkspaceOptions,
 };
-use plain::{Call, Docs, Plain, device, distance, dot};
+use plain::{Call, Docs, Plain, device, distance, dot, groups};
 
 /// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
@@ -106,7 +106,7 @@ impl Model {
     fn tuned(spec: Spec, tuning: &Tuning, options: WorkspaceOptions) -> Model {
         let (dev, decoder) = (device(), Decoder::tuned(spec, tuning).unwrap());
         let store = Plain::random(&dev, &decoder, options.dtype, 0.25);
-        let ws = decoder.workspace(&dev, &options).unwrap();
+        let ws = decoder.workspace(&dev, &groups(), &options).unwrap();
         let docs = Docs::random(&dev, 3, decoder.spec().vocab, &LENGTHS, 5);
         Model { dev, decoder, store, ws, docs }
     }
@@ -281,7 +281,7 @@ fn chunks_of_logits_add_up() {
     let run = |parts: usize| {
         let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
         let mut store = Plain::random(&dev, &decoder, DType::F32, 0.25);
-        let mut ws = decoder.workspace(&dev, &WorkspaceOptions { tokens, ..options(false) }).unwrap();
+        let mut ws = decoder.workspace(&dev, &groups(), &WorkspaceOptions { tokens, ..options(false) }).unwrap();
         let all = Docs::random(&dev, 1, spec.vocab, &lengths, 7);
         let all = all.batch();
         let (ids, targets) = (all.tokens.host::<u32>("test").unwrap(), all.targets.host::<i32>("test").unwrap());
@@ -397,7 +397,7 @@ fn memory_is_as_planned() {
         ] {
             let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
             let options = WorkspaceOptions { tokens: TOKENS, dtype, checkpoint, train };
-            let mut ws = decoder.workspace(&dev, &options).unwrap();
+            let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
             let planned = decoder.planned(&options);
             assert!(planned.iter().all(|(_, bytes)| *bytes > 0), "{planned:?}");
             for (category, bytes) in &planned {

@@ -28,8 +28,8 @@ fn spec() -> Spec {
 
 fn load(rank: Rank, strategy: &dyn Strategy, dir: &Path) -> Result<()> {
     let layouts = Decoder::new(spec())?.layouts().to_vec();
-    let mut store = strategy.store(rank.device.clone(), rank.group.clone(), &layouts)?;
-    let mut ckpt = Checkpointer::new(rank.device, rank.group, &spec(), &layouts, &[])?;
+    let mut store = strategy.store(rank.device.clone(), &rank.mesh, &layouts)?;
+    let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec(), &layouts, &[])?;
     ckpt.load_model(dir, &mut *store)
 }
 
@@ -40,9 +40,9 @@ fn a_rank_that_loads_holds_its_shards_and_less_than_a_tensor() {
     let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
     ranks(1, |rank| {
         let layouts = Decoder::new(spec())?.layouts().to_vec();
-        let mut store = bf16.store(rank.device.clone(), rank.group.clone(), &layouts)?;
+        let mut store = bf16.store(rank.device.clone(), &rank.mesh, &layouts)?;
         flatshard::store::initialize(&mut *store, 1, &*rank.device)?;
-        let mut ckpt = Checkpointer::with_files_of(20_000_000, rank.device, rank.group, &spec(), &layouts, &[])?;
+        let mut ckpt = Checkpointer::with_files_of(20_000_000, rank.device, &rank.mesh, &spec(), &layouts, &[])?;
         ckpt.save_hf(&model, Dtype::BF16, &mut *store)
     });
     assert!(model.join("model.safetensors.index.json").exists());
@@ -52,7 +52,7 @@ fn a_rank_that_loads_holds_its_shards_and_less_than_a_tensor() {
         let grown = ranks(world, |rank| {
             fs::write("/proc/self/clear_refs", "5").unwrap(); // VmHWM counts from now
             let before = resident().0;
-            rank.group.barrier(flatshard::comm::Tag::new("from here", 0))?;
+            rank.mesh.world.barrier(flatshard::comm::Tag::new("from here", 0))?;
             load(rank, &*bf16, &model)?;
             Ok(resident().1 - before)
         });

@@ -4,6 +4,7 @@ mod common;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType, Meter};
+use flatshard::comm::MeshSizes;
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::Spec;
@@ -61,10 +62,10 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
         for (strategy, accum) in strategies() {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
             for world in [1, 3] {
-                let planned = Engine::planned(&options, world).unwrap();
+                let planned = Engine::planned(&options, &MeshSizes::sharded(world)).unwrap();
                 ranks(world, |rank| {
                     let meter = rank.meter.clone();
-                    let mut engine = Engine::new(rank.device, rank.group, &options)?;
+                    let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                     train(&mut engine, &spec, 1, accum)?;
                     engine.evaluate(&[batch(&spec, 9, 0, 0)])?;
                     let buffers = meter.allocations();
@@ -91,7 +92,7 @@ fn the_formula_of_the_design() {
     let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
     let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
     let bytes = |strategy: Arc<dyn Strategy>, ranks: usize, category: Category| {
-        let planned = Engine::planned(&options(&spec, strategy, ADAMW), ranks).unwrap();
+        let planned = Engine::planned(&options(&spec, strategy, ADAMW), &MeshSizes::sharded(ranks)).unwrap();
         planned.into_iter().find(|p| p.0 == category).unwrap().1
     };
     let n = 2;
@@ -128,7 +129,7 @@ fn heap(strategy: Arc<dyn Strategy>, accum: usize) -> usize {
     let options = options(&spec, strategy, ADAMW);
     let made = ranks(2, |rank| {
         let index = rank.rank;
-        let mut engine = Engine::new(rank.device, rank.group, &options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
         train(&mut engine, &spec, 2, accum)?;
         let batches: Vec<_> = (0..accum).map(|micro| batch(&spec, 3, micro, index)).collect();
         let before = allocations();

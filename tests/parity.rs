@@ -106,7 +106,7 @@ fn reducing_each_micro_batch_is_the_same_sum_in_another_order() {
 fn one_step(world: usize, options: &EngineOptions, split: bool) -> Outcome {
     let results = ranks(world, |rank| {
         let index = rank.rank;
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let (a, b) = (batch(&options.spec, 1, 0, index), batch(&options.spec, 1, 1, index));
         let batches = if split { vec![a, b] } else { vec![joined(&a, &b)] };
         let report = step(&mut engine, &batches, 1)?;
@@ -135,7 +135,7 @@ fn two_ranks_equal_one_with_both_batches() {
     // What FSDP = DDP cannot see: a wrong division common to both.
     let one = EngineOptions { grad_clip: 0.0, ..options(&llama(), ddp(DType::F32), SGD) };
     let results = ranks(1, |rank| {
-        let mut engine = Engine::new(rank.device, rank.group, &one)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, &one)?;
         let batches = [joined(&batch(&one.spec, 1, 0, 0), &batch(&one.spec, 1, 0, 1))];
         let report = step(&mut engine, &batches, 1)?;
         Ok((vec![report], fragments(&mut engine)?))
@@ -156,7 +156,7 @@ fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
         let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, rule) };
         ranks(2, |rank| {
             let index = rank.rank;
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             let batches = [batch(&options.spec, 1, 0, index)];
             let tokens = engine.global_count(batches[0].loss_tokens())?;
             let lr = 1e-3;
@@ -176,7 +176,7 @@ fn weights_that_change_from_outside_are_seen() {
         let options = options(&llama(), strategy, SGD);
         let losses = ranks(3, |rank| {
             let index = rank.rank;
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             let batches = [batch(&options.spec, 1, 0, index)];
             let before = engine.evaluate(&batches)?.0;
             let dev = engine.device().clone();
@@ -207,7 +207,7 @@ fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
         let options = options(&llama(), strategy, SGD);
         let results = ranks(3, |rank| {
             let index = rank.rank;
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             let mut reports = Vec::new();
             for number in 1..=3 {
                 let batches = [batch(&options.spec, number, 0, index)];
@@ -240,7 +240,7 @@ fn an_evaluation_measures_what_the_next_step_reports() {
         let options = options(&llama(), strategy, SGD);
         ranks(2, |rank| {
             let index = rank.rank;
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             for number in 1..=3 {
                 let batches = [batch(&options.spec, number, 0, index)];
                 let (sum, tokens) = engine.evaluate(&batches)?;
@@ -312,7 +312,7 @@ fn a_gradient_that_is_not_finite_changes_no_weight() {
         let options = options(&llama(), strategy, ADAMW);
         ranks(3, |rank| {
             let index = rank.rank;
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             let batches = [batch(&options.spec, 1, 0, index)];
             step(&mut engine, &batches, 1)?;
             spoil(&mut engine, index == 1)?;
@@ -345,7 +345,7 @@ fn all_ranks_generate_the_same_and_what_one_rank_would() {
     let generate = |world, strategy, temperature| {
         let options = options(&llama(), strategy, SGD);
         let mut texts = ranks(world, |rank| {
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             engine.generate(&[1, 2, 3], 20, &Sampling { temperature, seed: 5, ..Sampling::default() })
         });
         assert!(texts.iter().all(|t| *t == texts[0]), "ranks generate different tokens");

@@ -42,7 +42,7 @@ fn run(
     };
     let source = Arc::new(Dataset::open(&data).unwrap());
     let reports = ranks(world, |rank| {
-        let mut engine = Engine::new(rank.device.clone(), rank.group.clone(), options)?;
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
         let loader = LoaderOptions {
             batch_size: ROWS / world,
             grad_accum: ACCUM,
@@ -55,7 +55,7 @@ fn run(
         };
         let mut loader = Loader::new(source.clone(), loader)?;
         let layouts = engine.decoder().layouts().to_vec();
-        let mut ckpt = Checkpointer::new(rank.device, rank.group, &options.spec, &layouts, options.rule.state())?;
+        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &options.spec, &layouts, options.rule.state())?;
         let mut start = 0;
         if let Some((dir, step)) = from {
             let (store, optimizer) = engine.state();

@@ -66,7 +66,7 @@ fn epoch(data: &Arc<Dataset>, world: usize, batch: usize, packing: bool, spoil: 
         if spoil {
             step_data.batches.iter_mut().for_each(as_one_document);
         }
-        let mut engine = Engine::new(rank.device, rank.group, &options_for(&spec))?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, &options_for(&spec))?;
         let report = step(&mut engine, &step_data.batches, 1)?;
         Ok((vec![report], fragments(&mut engine)?)) as Result<_>
     });

@@ -24,7 +24,7 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
         }
     };
     let mut results = ranks_on(WORLD, device, |rank| {
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let reports = train(&mut engine, &options.spec, steps, 1)?;
         let weights = fragments(&mut engine)?.into_iter().flat_map(|(_, _, values)| values).collect::<Vec<f32>>();
         Ok(reports.into_iter().map(|report| (report, weights.clone())).collect::<Vec<_>>())
@@ -61,7 +61,7 @@ fn a_step_costs_what_the_last_one_did() {
     let counts = ranks(WORLD, |rank| {
         let sim = Arc::new(Sim::new());
         let device: Arc<dyn Device> = Arc::new(GpuDevice::new(sim.clone(), rank.meter.clone())?);
-        let mut engine = Engine::new(device, rank.group, &options)?;
+        let mut engine = Engine::new(device, &rank.mesh, &options)?;
         let mut each = vec![];
         for number in 1..=4 {
             let before = sim.tally();
@@ -112,7 +112,7 @@ fn a_kernel_fault_on_one_rank_ends_the_others() {
             Ok(Arc::new(GpuDevice::new(Arc::new(sim), meter)?))
         },
         |rank| {
-            let mut engine = Engine::new(rank.device, rank.group, &options)?;
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             train(&mut engine, &options.spec, 3, 1)
         },
     );

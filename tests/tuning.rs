@@ -4,6 +4,7 @@ mod common;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType};
+use flatshard::comm::MeshSizes;
 use flatshard::nn::{Decoder, Lora, Spec, Tuning};
 use flatshard::store::{ShardedOptions, Wrap};
 use flatshard::strategy::{Engine, EngineOptions, StepReport, Strategy};
@@ -88,10 +89,10 @@ fn sharded_equals_replicated_with_frozen_tensors() {
 
 /// Bytes of a rank in each category, as planned; and that the engine holds just them.
 fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
-    let planned = Engine::planned(options, world).unwrap();
+    let planned = Engine::planned(options, &MeshSizes::sharded(world)).unwrap();
     ranks(world, |rank| {
         let meter = rank.meter.clone();
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         train(&mut engine, &options.spec, 2, 1)?;
         for (i, &(category, name)) in CATEGORIES.iter().enumerate() {
             assert_eq!(meter.live(category), planned[i].1, "{name} of {} world {world}", options.strategy.name());
@@ -104,8 +105,8 @@ fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
 /// Bytes received in reductions of one step.
 fn reduced(options: &EngineOptions) -> u64 {
     let bytes = ranks(2, |rank| {
-        let group = rank.group.clone();
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        let group = engine.group().clone();
         engine.evaluate(&[batch(&options.spec, 1, 0, rank.rank)])?;
         let before = group.stats().bytes;
         train(&mut engine, &options.spec, 1, 1)?;
@@ -144,7 +145,7 @@ fn lora(targets: &[&str]) -> Tuning {
 /// Every rank's weights, by name, of an engine with adapters.
 fn adapted(world: usize, options: &EngineOptions, steps: u64) -> (Vec<StepReport>, BTreeMap<String, Vec<f32>>) {
     let results = ranks(world, |rank| {
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let reports = train(&mut engine, &options.spec, steps, 1)?;
         Ok((reports, fragments(&mut engine)?))
     });
@@ -199,7 +200,7 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
             .collect();
         let after = |options: &EngineOptions, weights: &BTreeMap<String, Vec<f32>>| {
             let losses = ranks(1, |rank| {
-                let mut engine = Engine::new(rank.device, rank.group, options)?;
+                let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
                 let dev = engine.device().clone();
                 let (store, _) = engine.state();
                 store.for_each_piece(&mut |mut piece| {

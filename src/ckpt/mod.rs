@@ -33,14 +33,14 @@ pub use source::is_model;
 pub use state::TrainerState;
 
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Tag};
+use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{Buf, Device};
 use crate::nn::{Layout, Spec};
 use crate::store::Store;
 use layout::{MAX_FILE_BYTES, Plan, Share};
 use std::sync::Arc;
 
-/// Saves and loads what the ranks of a group hold. Every rank makes one and calls the same things in the same order.
+/// Saves and loads what the ranks of a mesh hold. Every rank makes one and calls the same things in the same order.
 pub struct Checkpointer {
     dev: Arc<dyn Device>,
     spec: Spec,
@@ -62,25 +62,25 @@ impl Checkpointer {
     /// `layouts`: the decoder's. `moments`: what the optimizer's rule calls its state.
     pub fn new(
         dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
+        mesh: &Mesh,
         spec: &Spec,
         layouts: &[Layout],
         moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
-        Checkpointer::with_files_of(MAX_FILE_BYTES, dev, group, spec, layouts, moments)
+        Checkpointer::with_files_of(MAX_FILE_BYTES, dev, mesh, spec, layouts, moments)
     }
 
     /// With files of at most `max_file_bytes`, one tensor at least.
     pub fn with_files_of(
         max_file_bytes: u64,
         dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
+        mesh: &Mesh,
         spec: &Spec,
         layouts: &[Layout],
         moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
         let plan = Plan::of_masters(layouts, moments, max_file_bytes);
-        let exchange = Exchange::new(&*dev, group, 1 + plan.tensors.list.len())?;
+        let exchange = Exchange::new(&*dev, mesh.world.clone(), 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),

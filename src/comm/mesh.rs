@@ -29,6 +29,10 @@ impl MeshSizes {
     pub fn world(&self) -> usize {
         self.dp_replicate * self.dp_shard * self.sp * self.tp
     }
+    /// Ranks that parameters are sharded over.
+    pub fn fsdp(&self) -> usize {
+        self.dp_shard * self.sp
+    }
     /// Every size at least 1, and their product the number of ranks.
     pub fn check(&self, world: usize) -> Result<()> {
         let MeshSizes { dp_replicate, dp_shard, sp, tp } = *self;
@@ -59,6 +63,7 @@ impl MeshSizes {
             Axis::Tp => [false, false, false, true],
             Axis::Fsdp => [false, true, true, false],
             Axis::Dp => [true, true, false, false],
+            Axis::Loss => [true, true, true, false],
         };
         let values = |r: usize| {
             let at = self.coords(r);
@@ -71,6 +76,7 @@ impl MeshSizes {
 }
 
 /// One rank's groups.
+#[derive(Clone)]
 pub struct Mesh {
     pub sizes: MeshSizes,
     pub coords: Coords,
@@ -81,8 +87,9 @@ pub struct Mesh {
     pub tp: Arc<dyn Collective>,
     pub fsdp: Arc<dyn Collective>,
     pub dp: Arc<dyn Collective>,
+    pub loss: Arc<dyn Collective>,
     /// To abort with.
-    pub member: Box<dyn Member>,
+    pub member: Arc<dyn Member>,
 }
 
 impl Mesh {
@@ -100,7 +107,8 @@ impl Mesh {
             tp: group(Axis::Tp)?,
             fsdp: group(Axis::Fsdp)?,
             dp: group(Axis::Dp)?,
-            member: Box::new(member),
+            loss: group(Axis::Loss)?,
+            member: Arc::new(member),
         })
     }
     pub fn rank(&self) -> usize {
@@ -115,6 +123,7 @@ impl Mesh {
             Axis::Tp => &self.tp,
             Axis::Fsdp => &self.fsdp,
             Axis::Dp => &self.dp,
+            Axis::Loss => &self.loss,
         }
     }
     /// Every group in a wrapper: a recorder, delays.
@@ -127,6 +136,7 @@ impl Mesh {
             &mut self.tp,
             &mut self.fsdp,
             &mut self.dp,
+            &mut self.loss,
         ] {
             *group = wrap(group.clone());
         }

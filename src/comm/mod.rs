@@ -41,6 +41,8 @@ pub enum Axis {
     Fsdp,
     /// dp_replicate x dp_shard: ranks that see different samples.
     Dp,
+    /// dp_replicate x dp_shard x sp, all but tp: ranks that see different tokens. Losses are summed over it.
+    Loss,
 }
 
 impl Axis {
@@ -53,6 +55,7 @@ impl Axis {
             Axis::Tp => "tp",
             Axis::Fsdp => "fsdp",
             Axis::Dp => "dp",
+            Axis::Loss => "loss",
         }
     }
 }

@@ -1,4 +1,5 @@
 //! What every layer of one pass shares: the device, the batch, the dropout key. Never owns a buffer.
+use super::parallel::{Groups, Split};
 use super::workspace::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
@@ -48,6 +49,9 @@ pub enum Place {
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub dev: &'a dyn Device,
+    pub groups: &'a Groups,
+    /// This rank's part of the layer's work.
+    pub split: Split,
     pub batch: Batch<'a>,
     /// Tokens of this batch: rows of every activation.
     pub n: usize,
@@ -81,18 +85,22 @@ mod tests {
     use super::*;
     use crate::base::{Category, DType, Meter};
     use crate::device::cpu::CpuDevice;
+    use std::sync::Arc;
 
     /// Every layer, place and key has a mask of its own, and the same one each time.
     #[test]
     fn masks_differ() {
-        let dev = CpuDevice::new(Meter::default());
+        let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));
+        let groups = Groups::solo(&dev);
         let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
         let view = nothing.view();
         let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut mask = |layer, place, key| {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);
-            let cx = Cx { dev: &dev, batch, n: 0, tables: [view; 2], dropout: Some((0.5, key)), layer };
+            let dropout = Some((0.5, key));
+            let (dev, groups, split) = (&*dev, &groups, Split::NONE);
+            let cx = Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()
         };

@@ -3,6 +3,7 @@
 use super::block::Block;
 use super::context::{Batch, Cx};
 use super::layout::Layout;
+use super::parallel::{Groups, Split};
 use super::root::{LossGrad, Root};
 use super::spec::{Arch, Spec};
 use super::store::{ParamStore, Pass, ROOT};
@@ -15,6 +16,8 @@ use crate::device::Device;
 /// A model as a plan: immutable and without memory of its own.
 pub struct Decoder {
     spec: Spec,
+    /// This rank's part of each layer.
+    split: Split,
     layouts: Vec<Layout>,
     root: Root,
     blocks: Vec<Block>,
@@ -38,7 +41,12 @@ impl Decoder {
     pub fn new(spec: Spec) -> Result<Decoder> {
         Decoder::tuned(spec, &Tuning::default())
     }
+    /// All of every layer on one rank.
     pub fn tuned(spec: Spec, tuning: &Tuning) -> Result<Decoder> {
+        Decoder::split(spec, tuning, &Split::NONE)
+    }
+    /// One rank's part of each layer.
+    pub fn split(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         spec.validate()?;
         let of = 0..spec.layers;
         let (root, mut blocks): (_, Vec<Block>) = match spec.arch {
@@ -58,7 +66,7 @@ impl Decoder {
         let rank = tuning.lora.as_ref().map_or(0, |lora| lora.rank);
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
         let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
-        Ok(Decoder { layouts, spec, root, blocks, lowest, rank })
+        Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, rank })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
@@ -72,8 +80,9 @@ impl Decoder {
     pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
         Workspace::plan(&self.spec, self.rank, options).planned()
     }
-    pub fn workspace(&self, dev: &dyn Device, options: &WorkspaceOptions) -> Result<Workspace> {
-        let mut ws = Workspace::plan(&self.spec, self.rank, options).allocate(dev)?;
+    /// `groups`: those of this rank's [`Split`].
+    pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
+        let mut ws = Workspace::plan(&self.spec, self.rank, options).allocate(dev, groups)?;
         let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, &mut ws.fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
@@ -98,8 +107,8 @@ impl Decoder {
         if ws.dx.capacity() < n {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, dx } = ws;
-        let cx = self.cx(dev, batch, [table, local_table], Some(micro.dropout_key));
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
+        let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_key));
         self.forward(&cx, store, stream, saved, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
@@ -142,8 +151,8 @@ impl Decoder {
         ws: &mut Workspace,
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, .. } = ws;
-        let cx = self.cx(dev, batch, [table, local_table], None);
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
+        let cx = self.cx(dev, groups, batch, [table, local_table], None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
@@ -164,8 +173,8 @@ impl Decoder {
         if row >= n {
             return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, next, .. }, .. } = ws;
-        let cx = self.cx(dev, batch, [table, local_table], None);
+        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, next, .. }, groups, .. } = ws;
+        let cx = self.cx(dev, groups, batch, [table, local_table], None);
         self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
@@ -179,11 +188,18 @@ impl Decoder {
         Ok(())
     }
 
-    fn cx<'a>(&self, dev: &'a dyn Device, batch: &Batch<'a>, tables: [&'a Tensor; 2], key: Option<u64>) -> Cx<'a> {
+    fn cx<'a>(
+        &self,
+        dev: &'a dyn Device,
+        groups: &'a Groups,
+        batch: &Batch<'a>,
+        tables: [&'a Tensor; 2],
+        key: Option<u64>,
+    ) -> Cx<'a> {
         let p = self.spec.dropout;
         let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
         let tables = tables.map(|table| table.rows(table.capacity()));
-        Cx { dev, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT }
+        Cx { dev, groups, split: self.split, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT }
     }
 
     /// Assigns the residual stream and what each block keeps.

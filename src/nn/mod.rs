@@ -14,6 +14,7 @@ mod llama;
 mod lora;
 mod mlp;
 mod norm;
+pub mod parallel;
 mod root;
 pub mod rotary;
 pub mod spec;
@@ -23,8 +24,9 @@ mod workspace;
 
 pub use context::Batch;
 pub use decoder::{Decoder, Micro};
-pub use layout::{Init, Layout, Segment};
+pub use layout::{Init, Layout, Segment, Tp};
 pub use lora::{Lora, is_adapter};
+pub use parallel::{Groups, RingImpl, Slice, Split};
 pub use rotary::{Rotary, Scaling};
 pub use spec::{Activation, Arch, Spec};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};

@@ -3,6 +3,7 @@
 //! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are
 //! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
 //! and allocation cannot drift apart.
+use super::parallel::Groups;
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
@@ -171,7 +172,7 @@ table! {
 }
 
 /// The activations of a model.
-pub struct Workspace<T = Tensor> {
+pub struct Workspace<T = Tensor, G = Groups> {
     /// (N, C) each: the residual stream before every block and after the last; without backward, two taking turns.
     pub(super) stream: Vec<T>,
     /// One a block; one for all under checkpointing or without backward.
@@ -180,6 +181,8 @@ pub struct Workspace<T = Tensor> {
     pub(super) fixed: Fixed<T>,
     /// (N, C): the gradient of the residual stream.
     pub(super) dx: T,
+    /// What layers communicate in.
+    pub(super) groups: G,
 }
 
 /// Rows of a chunk of logits: at most 64 MiB of them, so that no more than that exists at a time, but at least 256
@@ -193,10 +196,10 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
     tokens.div_ceil(tokens.div_ceil(most))
 }
 
-impl Workspace<Shape> {
+impl Workspace<Shape, ()> {
     /// The table: what a model needs for `options`.
     /// `rank`: of the adapters, 0 without.
-    pub(super) fn plan(spec: &Spec, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape> {
+    pub(super) fn plan(spec: &Spec, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
@@ -260,6 +263,7 @@ impl Workspace<Shape> {
                 next: other(DType::F32, 1, spec.vocab),
             },
             dx: back(spec.dim),
+            groups: (),
         }
     }
 
@@ -270,23 +274,24 @@ impl Workspace<Shape> {
             bytes.iter_mut().filter(|b| b.0 == shape.category).for_each(|b| b.1 += shape.bytes());
             Ok(())
         };
-        self.map(&mut count).ok(); // counting cannot fail
+        self.map((), &mut count).ok(); // counting cannot fail
         bytes.to_vec()
     }
 
-    pub(super) fn allocate(&self, dev: &dyn Device) -> Result<Workspace> {
-        self.map(&mut |shape: &Shape| shape.allocate(dev))
+    pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {
+        self.map(groups.clone(), &mut |shape: &Shape| shape.allocate(dev))
     }
 }
 
-impl<T> Workspace<T> {
-    fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Workspace<U>> {
+impl<T, G> Workspace<T, G> {
+    fn map<U, H>(&self, groups: H, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Workspace<U, H>> {
         Ok(Workspace {
             stream: self.stream.iter().map(&mut *f).collect::<Result<_>>()?,
             saved: self.saved.iter().map(|saved| saved.map(f)).collect::<Result<_>>()?,
             scratch: self.scratch.map(f)?,
             fixed: self.fixed.map(f)?,
             dx: f(&self.dx)?,
+            groups,
         })
     }
 }

@@ -35,7 +35,7 @@ impl GradNorm {
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<f32> {
         dev.zero(self.acc.view_mut())?;
         store.for_each_piece(&mut |piece| match piece.grad {
-            Some(grad) => dev.sum_squares(grad, self.acc.view_mut()),
+            Some(grad) => dev.sum_squares(grad.as_view(), self.acc.view_mut()),
             None => Ok(()), // frozen
         })?;
         if !store.replicated() {

@@ -86,7 +86,7 @@ impl Optimizer {
             for Run { range, decay, lr_scale } in runs {
                 let lr = lr * *lr_scale;
                 let decay = |weight_decay: f32| if *decay { weight_decay } else { 0.0 };
-                let g = grad.slice(range.clone());
+                let g = grad.as_view().slice(range.clone());
                 let p = piece.master.reborrow().slice(range.clone());
                 let out = piece.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
                 let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));

@@ -1,5 +1,5 @@
 //! How weights start. Never communicates: every number is a function of the seed, the tensor's name and the index in the
-//! tensor, so each rank fills what it owns, and any cut of any unit gives the same model.
+//! whole tensor, so each rank fills what it owns, and any cut of any unit or tensor gives the same model.
 use super::Store;
 use crate::base::Result;
 use crate::base::rng::Rng;
@@ -20,16 +20,9 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
             while at < end {
                 let n = CHUNK.min(end - at);
                 let values = &mut chunk[..n];
-                match segment.init {
-                    Init::Normal(std) => {
-                        rng.normals((at - segment.start) as u64, values);
-                        values.iter_mut().for_each(|x| *x *= std);
-                    }
-                    Init::Uniform(bound) => {
-                        let draw = |i| bound * (2.0 * rng.uniform((at - segment.start + i) as u64) - 1.0) as f32;
-                        values.iter_mut().enumerate().for_each(|(i, x)| *x = draw(i));
-                    }
-                    Init::Constant(value) => values.fill(value),
+                let first = at - segment.start;
+                for (part, place) in segment.stretches(first..first + n) {
+                    fill(segment.init, &rng, place as u64, &mut values[part.start - first..part.end - first]);
                 }
                 let to = at - owned.start..at - owned.start + n;
                 dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(to))?;
@@ -42,4 +35,19 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
         }
     })?;
     store.weights_changed()
+}
+
+/// Values of a tensor from its element `place` on.
+fn fill(init: Init, rng: &Rng, place: u64, values: &mut [f32]) {
+    match init {
+        Init::Normal(std) => {
+            rng.normals(place, values);
+            values.iter_mut().for_each(|x| *x *= std);
+        }
+        Init::Uniform(bound) => {
+            let draw = |i| bound * (2.0 * rng.uniform(place + i) - 1.0) as f32;
+            (0..).zip(values).for_each(|(i, x)| *x = draw(i));
+        }
+        Init::Constant(value) => values.fill(value),
+    }
 }

@@ -13,7 +13,7 @@ pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
 
 use crate::base::Result;
-use crate::device::{View, ViewMut};
+use crate::device::ViewMut;
 use crate::nn::{Layout, ParamStore};
 
 /// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer. Its end
@@ -29,7 +29,7 @@ pub struct Piece<'a> {
     /// The copy in the compute dtype that is gathered, where it is not the master itself.
     pub param: Option<ViewMut<'a>>,
     /// The reduced gradient of the step (f32, summed over ranks); none where the piece is frozen.
-    pub grad: Option<View<'a>>,
+    pub grad: Option<ViewMut<'a>>,
 }
 
 /// What owns parameters. The same piece order on every call.

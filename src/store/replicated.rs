@@ -170,7 +170,7 @@ impl Store for Replicated {
                     start: 0,
                     master: kept.master.view_mut(),
                     param: kept.param.as_mut().map(Buf::view_mut),
-                    grad: bucket.grad.as_ref().filter(|_| part.trainable).map(Buf::view),
+                    grad: bucket.grad.as_mut().filter(|_| part.trainable).map(Buf::view_mut),
                 })?;
             }
         }

@@ -296,7 +296,7 @@ impl Store for Sharded {
                     start: part.owned(rank).start,
                     master: shard.kept.master.view_mut(),
                     param: shard.kept.param.as_mut().map(Buf::view_mut),
-                    grad: shard.grad.as_ref().map(Buf::view),
+                    grad: shard.grad.as_mut().map(Buf::view_mut),
                 })?;
             }
         }

@@ -6,10 +6,11 @@ use super::staging::Staging;
 use crate::base::meter::CATEGORIES;
 use crate::base::rng::{Rng, philox};
 use crate::base::{Category, DType, Result};
+use crate::comm::mesh::{Coords, Mesh, MeshSizes};
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
-use crate::nn::{Decoder, Micro, Spec, Tuning, Workspace, WorkspaceOptions};
+use crate::nn::{Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions};
 use crate::optim::{GradNorm, Optimizer, Rule};
 use crate::store::{Store, initialize};
 use std::sync::Arc;
@@ -29,12 +30,26 @@ pub struct EngineOptions {
     pub checkpoint: bool,
     /// Of initial weights and dropout.
     pub seed: u64,
+    /// Norms and residuals are split over tp along the tokens.
+    pub sequence_parallel: bool,
+    /// How keys and values go around the ranks of sp.
+    pub ring: RingImpl,
 }
 
 impl EngineOptions {
     fn workspace(&self) -> WorkspaceOptions {
         let dtype = self.strategy.dtype();
         WorkspaceOptions { tokens: self.tokens, dtype, checkpoint: self.checkpoint, train: true }
+    }
+    /// The part of the model that the rank at `at` computes.
+    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
+        let split = Split {
+            tp: Slice { index: at.tp, of: mesh.tp },
+            sp: Slice { index: at.sp, of: mesh.sp },
+            sequence_parallel: self.sequence_parallel,
+            ring: self.ring,
+        };
+        Decoder::split(self.spec.clone(), &self.tuning, &split)
     }
 }
 
@@ -61,7 +76,10 @@ pub struct StepReport {
 
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
+    /// The store's.
     group: Arc<dyn Collective>,
+    /// Ranks that see different tokens.
+    loss: Arc<dyn Collective>,
     pub(super) decoder: Decoder,
     pub(super) workspace: Workspace,
     pub(super) store: Box<dyn Store>,
@@ -75,31 +93,32 @@ pub struct Engine {
 
 impl Engine {
     /// Allocates everything that a step needs and fills the weights by their segments' initial values.
-    pub fn new(dev: Arc<dyn Device>, group: Arc<dyn Collective>, options: &EngineOptions) -> Result<Engine> {
-        let decoder = Decoder::tuned(options.spec.clone(), &options.tuning)?;
-        let mut store = options.strategy.store(dev.clone(), group.clone(), decoder.layouts())?;
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
+        let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
+        let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
         initialize(&mut *store, options.seed, &*dev)?;
         Ok(Engine {
-            workspace: decoder.workspace(&*dev, &options.workspace())?,
+            workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
-            norm: GradNorm::new(&*dev, group.clone(), options.grad_clip)?,
+            norm: GradNorm::new(&*dev, mesh.fsdp.clone(), options.grad_clip)?,
             staging: Staging::new(&*dev, options.tokens)?,
-            sums: group.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
+            sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
             dev,
-            group,
+            group: if store.replicated() { mesh.loss.clone() } else { mesh.fsdp.clone() },
+            loss: mesh.loss.clone(),
             decoder,
             store,
         })
     }
 
-    /// Bytes that `new` allocates on a rank of so many, in the order of [`CATEGORIES`].
-    pub fn planned(options: &EngineOptions, ranks: usize) -> Result<Vec<(Category, usize)>> {
-        let decoder = Decoder::tuned(options.spec.clone(), &options.tuning)?;
+    /// Bytes that `new` allocates on a rank, in the order of [`CATEGORIES`].
+    pub fn planned(options: &EngineOptions, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
+        let decoder = options.decoder(mesh, &mesh.coords(0))?;
         let (strategy, layouts) = (&options.strategy, decoder.layouts());
-        let mut parts = strategy.planned(layouts, ranks);
+        let mut parts = strategy.planned(layouts, mesh);
         parts.extend(decoder.planned(&options.workspace()));
-        parts.push(options.rule.planned(strategy.owned(layouts, ranks)));
+        parts.push(options.rule.planned(strategy.owned(layouts, mesh)));
         parts.push(GradNorm::planned());
         parts.push(Staging::planned(options.tokens));
         parts.push((Category::Other, 2 * DType::F64.size()));
@@ -113,7 +132,7 @@ impl Engine {
         let loss_scale = (1.0 / tokens as f64) as f32;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
-            let dropout_key = dropout_key(self.dropout, step.number, index, self.group.rank());
+            let dropout_key = dropout_key(self.dropout, step.number, index, self.loss.rank());
             let micro = Micro { loss_scale, dropout_key };
             let batch = self.staging.upload(&*self.dev, batch)?;
             self.decoder.train(&*self.dev, &mut *self.store, &batch, &mut self.workspace, &micro)?;
@@ -165,8 +184,8 @@ impl Engine {
     fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
         let mut sums = values;
         self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-        let ticket = self.group.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
-        self.group.wait(ticket)?;
+        let ticket = self.loss.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
+        self.loss.wait(ticket)?;
         self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
         Ok(sums)
     }

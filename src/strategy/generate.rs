@@ -4,10 +4,10 @@ use super::staging::Staging;
 use super::{Engine, Strategy};
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
-use crate::comm::Collective;
+use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::Device;
-use crate::nn::{Decoder, Spec, Workspace, WorkspaceOptions};
+use crate::nn::{Decoder, Groups, Spec, Workspace, WorkspaceOptions};
 use crate::store::Store;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Generator {
     /// Weights are zero until the store is filled. `window`: the longest context, in tokens.
     pub fn new(
         dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
+        mesh: &Mesh,
         strategy: &dyn Strategy,
         spec: &Spec,
         window: usize,
@@ -53,8 +53,8 @@ impl Generator {
         frozen.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
         let options = WorkspaceOptions { tokens: window, dtype: strategy.dtype(), checkpoint: false, train: false };
         Ok(Generator {
-            store: strategy.store(dev.clone(), group, &frozen)?,
-            workspace: decoder.workspace(&*dev, &options)?,
+            store: strategy.store(dev.clone(), mesh, &frozen)?,
+            workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,
             staging: Staging::new(&*dev, window)?,
             dev,
             decoder,

@@ -8,27 +8,28 @@ pub use engine::{Engine, EngineOptions, Step, StepReport};
 pub use generate::{Generator, Sampling};
 
 use crate::base::{Category, DType, Result};
-use crate::comm::Collective;
+use crate::comm::{Mesh, MeshSizes};
 use crate::device::Device;
 use crate::nn::Layout;
 use crate::store::{Replicated, ReplicatedOptions, Sharded, ShardedOptions, Store};
 use std::sync::Arc;
 
-/// How parameters, gradients and optimizer state are spread over the ranks of a group.
+/// How parameters, gradients and optimizer state are spread over the ranks of a mesh.
 pub trait Strategy: Send + Sync {
     fn name(&self) -> &'static str;
     /// The compute dtype.
     fn dtype(&self) -> DType;
-    /// Allocates everything that holds parameters and gradients. Every rank of `group` calls it alike.
-    fn store(&self, dev: Arc<dyn Device>, group: Arc<dyn Collective>, layouts: &[Layout]) -> Result<Box<dyn Store>>;
-    /// Bytes that [`Strategy::store`] allocates on a rank of so many.
-    fn planned(&self, layouts: &[Layout], ranks: usize) -> Vec<(Category, usize)>;
+    /// Allocates everything that holds parameters and gradients. Every rank of the mesh calls it alike. `layouts`: this rank's
+    /// part of the tensors.
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>>;
+    /// Bytes that [`Strategy::store`] allocates on a rank.
+    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)>;
     /// Bytes that a rank holds beyond those of [`Strategy::planned`] where ranks do not share what is gathered: on GPUs.
-    fn gathered_apart(&self, _layouts: &[Layout], _ranks: usize) -> usize {
+    fn gathered_apart(&self, _layouts: &[Layout], _mesh: &MeshSizes) -> usize {
         0
     }
     /// Elements, padding included, that a rank owns and keeps optimizer state for.
-    fn owned(&self, layouts: &[Layout], ranks: usize) -> usize;
+    fn owned(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize;
 }
 
 /// Sharded: FULL_SHARD or SHARD_GRAD_OP.
@@ -42,17 +43,17 @@ impl Strategy for Fsdp {
     fn dtype(&self) -> DType {
         self.0.dtype
     }
-    fn store(&self, dev: Arc<dyn Device>, group: Arc<dyn Collective>, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(Sharded::new(dev, group, layouts, &self.0)?))
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Sharded::new(dev, mesh.fsdp.clone(), layouts, &self.0)?))
     }
-    fn planned(&self, layouts: &[Layout], ranks: usize) -> Vec<(Category, usize)> {
-        Sharded::planned(layouts, &self.0, ranks)
+    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
+        Sharded::planned(layouts, &self.0, mesh.fsdp())
     }
-    fn gathered_apart(&self, layouts: &[Layout], ranks: usize) -> usize {
-        Sharded::gathered_apart(layouts, &self.0, ranks)
+    fn gathered_apart(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize {
+        Sharded::gathered_apart(layouts, &self.0, mesh.fsdp())
     }
-    fn owned(&self, layouts: &[Layout], ranks: usize) -> usize {
-        Sharded::owned(layouts, &self.0, ranks)
+    fn owned(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize {
+        Sharded::owned(layouts, &self.0, mesh.fsdp())
     }
 }
 
@@ -67,13 +68,13 @@ impl Strategy for Ddp {
     fn dtype(&self) -> DType {
         self.0.dtype
     }
-    fn store(&self, dev: Arc<dyn Device>, group: Arc<dyn Collective>, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(Replicated::new(dev, group, layouts, &self.0)?))
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, &self.0)?))
     }
-    fn planned(&self, layouts: &[Layout], _: usize) -> Vec<(Category, usize)> {
+    fn planned(&self, layouts: &[Layout], _: &MeshSizes) -> Vec<(Category, usize)> {
         Replicated::planned(layouts, &self.0)
     }
-    fn owned(&self, layouts: &[Layout], _: usize) -> usize {
+    fn owned(&self, layouts: &[Layout], _: &MeshSizes) -> usize {
         Replicated::owned(layouts, &self.0)
     }
 }

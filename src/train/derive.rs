@@ -7,7 +7,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Decoder, Lora, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -29,19 +29,19 @@ pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
 pub fn planned(
     engine: &EngineOptions,
     decoder: &Decoder,
-    ranks: usize,
+    mesh: &MeshSizes,
     behind: bool,
     device: DeviceName,
 ) -> Result<Vec<(Category, usize)>> {
-    let mut planned = Engine::planned(engine, ranks)?;
+    let mut planned = Engine::planned(engine, mesh)?;
     let (layouts, moments) = (decoder.layouts(), engine.rule.state());
     let (category, mut bytes) = Checkpointer::planned(layouts, moments);
     if behind {
-        bytes += Checkpointer::planned_copy(layouts, moments, ranks);
+        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world());
     }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
     if device == DeviceName::Cuda {
-        let apart = engine.strategy.gathered_apart(layouts, ranks);
+        let apart = engine.strategy.gathered_apart(layouts, mesh);
         planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
     }
     Ok(planned)
@@ -233,6 +233,8 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
         checkpoint: set(&f.activation_checkpoint, "fsdp.activation_checkpoint")?,
         seed: set(&s.run.seed, "run.seed")?,
+        sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
+        ring: RingImpl::Ring,
     })
 }
 

@@ -105,12 +105,11 @@ impl Request {
     fn run(&self, env: &RankEnv) -> Result<()> {
         let Seat { device, member, gpu: _gpu } = device::take(&self.wanted, env, Meter::default())?;
         let mesh = Mesh::new(member, self.mesh)?;
-        let group = if self.strategy.name() == "ddp" { &mesh.dp } else { &mesh.fsdp };
         let write = || {
             let window = self.prompt.len() + self.count;
-            let mut generator = Generator::new(device.clone(), group.clone(), &*self.strategy, &self.spec, window)?;
+            let mut generator = Generator::new(device.clone(), &mesh, &*self.strategy, &self.spec, window)?;
             let layouts = generator.decoder().layouts().to_vec();
-            let mut checkpointer = Checkpointer::new(device, group.clone(), &self.spec, &layouts, &[])?;
+            let mut checkpointer = Checkpointer::new(device, &mesh, &self.spec, &layouts, &[])?;
             checkpointer.load_model(&self.model, generator.store())?;
             let started = Instant::now();
             let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first: mesh.rank() == 0 };

@@ -13,11 +13,10 @@ use std::sync::Arc;
 pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh) -> Result<()> {
     let asked = (&plan.settings.model.pretrain, &plan.settings.checkpoint.save_hf);
     let (Some(base), Some(target)) = asked else { return Err(Error::op("merge", "a model and a place for it")) };
-    let group = if plan.is_sharded() { &mesh.fsdp } else { &mesh.dp };
     let decoder = Decoder::new(plan.engine.spec.clone())?;
-    let mut store = plan.engine.strategy.store(device.clone(), group.clone(), decoder.layouts())?;
+    let mut store = plan.engine.strategy.store(device.clone(), mesh, decoder.layouts())?;
     let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
-    let mut checkpointer = Checkpointer::with_files_of(max, device, group.clone(), spec, decoder.layouts(), &[])?;
+    let mut checkpointer = Checkpointer::with_files_of(max, device, mesh, spec, decoder.layouts(), &[])?;
     if mesh.rank() == 0 {
         let tokenizer = plan.tokenizer.files();
         checkpointer.accompany(Companions::of(spec, Some(base), tokenizer.first().map(|p| p.as_path()))?);

@@ -65,7 +65,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &decoder, mesh.world(), save.behind, device)?;
+        let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {

@@ -99,13 +99,11 @@ impl<'a> Trainer<'a> {
         mesh: &'a Mesh,
         signals: Signals,
     ) -> Result<Trainer<'a>> {
-        let group = if plan.is_sharded() { &mesh.fsdp } else { &mesh.dp };
-        let mut engine = Engine::new(device.clone(), group.clone(), &plan.engine)?;
+        let mut engine = Engine::new(device.clone(), mesh, &plan.engine)?;
         let layouts = engine.decoder().layouts().to_vec();
         let moments = plan.engine.rule.state();
         let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
-        let mut checkpointer =
-            Checkpointer::with_files_of(max, device.clone(), group.clone(), spec, &layouts, moments)?;
+        let mut checkpointer = Checkpointer::with_files_of(max, device.clone(), mesh, spec, &layouts, moments)?;
         let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
         if mesh.rank() == 0 {
             let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
@@ -136,7 +134,7 @@ impl<'a> Trainer<'a> {
         let first = mesh.rank() == 0;
         let dtype = plan.engine.strategy.dtype();
         let peak = match (plan.settings.run.measure_peak, gpu) {
-            (Some(true), _) => Some(peak::flops(&*device, dtype, group)?),
+            (Some(true), _) => Some(peak::flops(&*device, dtype, &mesh.world)?),
             (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
             _ => None,
         };
@@ -156,7 +154,7 @@ impl<'a> Trainer<'a> {
             prefetch: Prefetch::start(loader)?,
             data: StepData::default(),
             held_out_data: StepData::default(),
-            comm: group.stats(),
+            comm: engine.group().stats(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
             skipped_in_a_row: 0,

@@ -2,7 +2,8 @@
 use super::*;
 use flatshard::comm::{Axis, Reduce};
 
-const AXES: [Axis; 7] = [Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp];
+const AXES: [Axis; 8] =
+    [Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp, Axis::Loss];
 
 fn factorisations(world: usize) -> Vec<MeshSizes> {
     let mut all = vec![];

@@ -51,11 +51,11 @@ impl Held {
     /// Zeros everywhere. Files of at most `max_file_bytes`.
     pub fn new(rank: &Rank, spec: &Spec, strategy: &dyn Strategy, rule: Rule, max_file_bytes: u64) -> Result<Held> {
         let decoder = Decoder::new(spec.clone())?;
-        let (dev, group) = (rank.device.clone(), rank.group.clone());
-        let mut store = strategy.store(dev.clone(), group.clone(), decoder.layouts())?;
+        let (dev, mesh) = (rank.device.clone(), &rank.mesh);
+        let mut store = strategy.store(dev.clone(), mesh, decoder.layouts())?;
         let optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
         let ckpt =
-            Checkpointer::with_files_of(max_file_bytes, dev.clone(), group, spec, decoder.layouts(), rule.state())?;
+            Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, decoder.layouts(), rule.state())?;
         Ok(Held { dev, store, optimizer, ckpt })
     }
 

@@ -4,13 +4,12 @@ pub mod probe;
 
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Meter, Result};
-use flatshard::comm::Collective;
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Activation, Arch, Rotary, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -139,6 +138,8 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         tokens: 4 * ROW,
         checkpoint: false,
         seed: 3,
+        sequence_parallel: false,
+        ring: RingImpl::Ring,
     }
 }
 
@@ -148,7 +149,7 @@ pub struct Rank {
     pub world: usize,
     pub meter: Meter,
     pub device: Arc<dyn Device>,
-    pub group: Arc<dyn Collective>,
+    pub mesh: Mesh,
 }
 
 /// Runs `f` on every rank of a world of threads and returns what each made. The first failure fails the test.
@@ -178,11 +179,10 @@ pub fn try_ranks_on<T: Send>(
     let meters: Vec<Meter> = (0..world).map(|_| Meter::default()).collect();
     let meshes = shm::threads(MeshSizes::sharded(world), &meters).unwrap();
     let start = |(mesh, meter): (Mesh, Meter)| {
-        let rank = mesh.fsdp.rank();
-        let result = device(rank, meter.clone())
-            .and_then(|device| f(Rank { rank, world, meter, device, group: mesh.fsdp.clone() }));
+        let (rank, member) = (mesh.rank(), mesh.member.clone());
+        let result = device(rank, meter.clone()).and_then(|device| f(Rank { rank, world, meter, device, mesh }));
         if result.is_err() {
-            mesh.member.abort();
+            member.abort();
         }
         result
     };
@@ -268,7 +268,7 @@ pub struct Outcome {
 /// Trains on `world` ranks and returns what all of them agree on.
 pub fn outcome(world: usize, options: &EngineOptions, steps: u64, accum: usize) -> Outcome {
     let results = ranks(world, |rank| {
-        let mut engine = Engine::new(rank.device, rank.group, options)?;
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let reports = train(&mut engine, &options.spec, steps, accum)?;
         Ok((reports, fragments(&mut engine)?))
     });

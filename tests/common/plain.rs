@@ -5,10 +5,16 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
-use flatshard::nn::{Batch, Decoder, Grads, Init, Layout, ParamStore, Pass, Segment, Weights};
+use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, ParamStore, Pass, Segment, Weights};
+use std::sync::Arc;
 
 pub fn device() -> CpuDevice {
     CpuDevice::new(Meter::default())
+}
+/// Of a rank by itself.
+pub fn groups() -> Groups {
+    let dev: Arc<dyn Device> = Arc::new(device());
+    Groups::solo(&dev)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

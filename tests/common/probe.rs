@@ -2,7 +2,7 @@
 use flatshard::base::{Category, DType, Result};
 use flatshard::comm::recorder::{Entry, Log};
 use flatshard::comm::seam::Seam;
-use flatshard::comm::{Collective, Tag};
+use flatshard::comm::{Mesh, MeshSizes, Tag};
 use flatshard::device::Device;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use flatshard::store::{Piece, Store};
@@ -31,14 +31,14 @@ impl Strategy for Watched {
     fn dtype(&self) -> DType {
         self.inner.dtype()
     }
-    fn store(&self, dev: Arc<dyn Device>, group: Arc<dyn Collective>, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(WatchedStore { inner: self.inner.store(dev, group, layouts)?, log: self.log.clone() }))
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(WatchedStore { inner: self.inner.store(dev, mesh, layouts)?, log: self.log.clone() }))
     }
-    fn planned(&self, layouts: &[Layout], ranks: usize) -> Vec<(Category, usize)> {
-        self.inner.planned(layouts, ranks)
+    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
+        self.inner.planned(layouts, mesh)
     }
-    fn owned(&self, layouts: &[Layout], ranks: usize) -> usize {
-        self.inner.owned(layouts, ranks)
+    fn owned(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize {
+        self.inner.owned(layouts, mesh)
     }
 }
 

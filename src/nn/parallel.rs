@@ -1,0 +1,60 @@
+//! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary) and of sp (tokens): as plain data
+//! for plans, and as groups for what runs. Never communicates.
+use crate::comm::{Axis, Collective, Mesh, solo::Solo};
+use crate::device::Device;
+use std::sync::Arc;
+
+/// One of `of` equal parts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slice {
+    pub index: usize,
+    pub of: usize,
+}
+
+impl Slice {
+    pub const WHOLE: Slice = Slice { index: 0, of: 1 };
+}
+
+/// How keys and values reach the queries of the other ranks of sp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RingImpl {
+    /// Block by block around the ring, under the attention over the block before (Liu et al. 2023).
+    #[default]
+    Ring,
+    /// All at once, before the attention.
+    AllGather,
+}
+
+/// One rank's part of the work inside a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Split {
+    pub tp: Slice,
+    pub sp: Slice,
+    /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
+    pub sequence_parallel: bool,
+    pub ring: RingImpl,
+}
+
+impl Split {
+    /// Everything on one rank.
+    pub const NONE: Split =
+        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, ring: RingImpl::Ring };
+}
+
+/// The groups that layers communicate in.
+#[derive(Clone)]
+pub struct Groups {
+    pub tp: Arc<dyn Collective>,
+    pub sp: Arc<dyn Collective>,
+}
+
+impl Groups {
+    pub fn of(mesh: &Mesh) -> Groups {
+        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone() }
+    }
+    /// For [`Split::NONE`].
+    pub fn solo(dev: &Arc<dyn Device>) -> Groups {
+        let group = |axis| Arc::new(Solo::new(dev.clone(), axis, 0));
+        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp) }
+    }
+}
