@@ -8,7 +8,7 @@ use common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
-use flatshard::nn::{Batch, Decoder, Groups, Spec, WorkspaceOptions};
+use flatshard::nn::{Batch, Checkpointing, Decoder, Groups, Spec, WorkspaceOptions};
 use flatshard::optim::Rule;
 use flatshard::strategy::{Generator, Sampling, Strategy};
 use held::*;
@@ -35,7 +35,7 @@ fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32])
             held.ckpt.merge(adapter, &mut *held.store)?;
         }
         let (decoder, dev) = (Decoder::new(spec.clone())?, &*held.dev);
-        let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint: false, train: false };
+        let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint: Checkpointing::Off, train: false };
         let mut workspace = decoder.workspace(dev, &Groups::solo(&held.dev), &options)?;
         let upload = |values: &[u32]| -> Result<Buf> {
             let mut buf = dev.alloc(DType::U32, values.len(), Category::Other)?;

@@ -11,7 +11,7 @@ use common::{SGD, ddp, fsdp, ranks, sharded, whole};
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::hf;
 use flatshard::data::MicroBatch;
-use flatshard::nn::{Decoder, Micro, Scaling, Spec, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Decoder, Micro, Scaling, Spec, WorkspaceOptions};
 use flatshard::strategy::{Engine, EngineOptions, Sampling, Step, Strategy};
 use plain::{Docs, Plain, device, distance, groups};
 use serde_json::Value;
@@ -96,7 +96,7 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         });
         let (tokens, n) = (golden.unsigned("tokens"), golden.lengths.iter().sum());
         let docs = Docs::new(&dev, &tokens, &golden.tensors.integers["targets"], &golden.lengths);
-        for checkpoint in [false, true] {
+        for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
             let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint, train: true };
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
             let micro = Micro { loss_scale: 1.0 / golden.loss_tokens() as f32, dropout_key: 0 };

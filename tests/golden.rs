@@ -8,7 +8,7 @@ mod tensors;
 use flatshard::base::{Category, DType};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{AdamW, Buf, Device, LIMBS};
-use flatshard::nn::{Activation, Arch, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
+use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
 use plain::{Docs, Plain, device, distance, groups};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -113,7 +113,7 @@ impl Model {
         assert_eq!(weights, store.segments().count(), "a tensor of PyTorch's has no segment");
         let tokens = golden.lengths.iter().sum();
         let ws = decoder
-            .workspace(&dev, &groups(), &WorkspaceOptions { tokens, dtype, checkpoint: false, train: true })
+            .workspace(&dev, &groups(), &WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: true })
             .unwrap();
         Model { golden, dev, decoder, store, ws }
     }

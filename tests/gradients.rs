@@ -8,7 +8,8 @@ use flatshard::base::{Category, DType, Error};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{
-    Activation, Arch, Decoder, Lora, Micro, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, Lora, Micro, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace,
+    WorkspaceOptions,
 };
 use plain::{Call, Docs, Plain, device, distance, dot, groups};
 
@@ -87,7 +88,7 @@ fn families() -> [Spec; 6] {
     [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3()]
 }
 
-fn options(checkpoint: bool) -> WorkspaceOptions {
+fn options(checkpoint: Checkpointing) -> WorkspaceOptions {
     WorkspaceOptions { tokens: TOKENS, dtype: DType::F32, checkpoint, train: true }
 }
 
@@ -148,7 +149,7 @@ fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f
 /// Every tensor's gradient along itself (a wrong factor shows) and along two random directions (a wrong element shows).
 /// Errors are relative to the length of gradient times direction, so that a small product is no excuse.
 fn check_gradients(spec: Spec) {
-    check_gradients_of(Model::new(spec, options(false)));
+    check_gradients_of(Model::new(spec, options(Checkpointing::Off)));
 }
 /// Frozen tensors have none.
 fn check_gradients_of(mut model: Model) {
@@ -190,7 +191,7 @@ fn lora_gradients() {
     for targets in [targets(&["all-linear"]), targets(&["q_proj", "v_proj", "down_proj"])] {
         let lora = Some(Lora { rank: 3, alpha: 5.0, targets });
         let tuning = Tuning { lora, ..Tuning::default() };
-        check_gradients_of(Model::tuned(llama(), &tuning, options(true)));
+        check_gradients_of(Model::tuned(llama(), &tuning, options(Checkpointing::Full)));
     }
 }
 #[test]
@@ -228,16 +229,22 @@ fn gemma3_gradients() {
 fn checkpointing_changes_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
         for spec in families().map(|spec| Spec { dropout: 0.2, ..spec }) {
-            let mut kept = Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(false) });
-            let mut again = Model::new(spec, WorkspaceOptions { dtype, ..options(true) });
-            for _ in 0..2 {
-                assert_eq!(kept.train().to_bits(), again.train().to_bits());
+            let model = |checkpoint| Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(checkpoint) });
+            let mut kept = model(Checkpointing::Off);
+            for checkpoint in [Checkpointing::Selective, Checkpointing::Full] {
+                let mut again = model(checkpoint);
+                for _ in 0..2 {
+                    let loss = kept.train();
+                    assert_eq!(loss.to_bits(), again.train().to_bits(), "{checkpoint:?} in {dtype}");
+                }
+                assert!(
+                    kept.store.all_grads() == again.store.all_grads(),
+                    "{checkpoint:?}: gradients differ in {dtype}"
+                );
+                let saved = [&again, &kept].map(|m| m.dev.meter().live(Category::Saved));
+                assert!(saved[0] < saved[1], "{checkpoint:?} saves no memory: {saved:?}");
+                kept.store.zero_grads(&kept.dev);
             }
-            assert!(kept.store.all_grads() == again.store.all_grads(), "gradients differ in {dtype}");
-            assert!(
-                again.dev.meter().live(Category::Saved) < kept.dev.meter().live(Category::Saved),
-                "checkpointing saves no memory"
-            );
         }
     }
 }
@@ -246,7 +253,7 @@ fn checkpointing_changes_no_bit() {
 #[test]
 fn micro_batches_add() {
     for spec in families() {
-        let mut model = Model::new(spec.clone(), options(true));
+        let mut model = Model::new(spec.clone(), options(Checkpointing::Full));
         let mut grads_of = |docs: &[Docs]| {
             model.store.zero_grads(&model.dev);
             for docs in docs {
@@ -305,13 +312,13 @@ fn chunks_of_logits_add_up() {
 #[test]
 fn evaluation_agrees_with_training() {
     for spec in families() {
-        let mut model = Model::new(spec.clone(), options(false));
+        let mut model = Model::new(spec.clone(), options(Checkpointing::Off));
         let loss = model.train();
         let grads = model.store.all_grads();
         assert_eq!(model.evaluate().to_bits(), loss.to_bits());
         assert!(model.store.all_grads() == grads, "evaluation changes gradients");
 
-        let mut small = Model::new(spec.clone(), WorkspaceOptions { train: false, ..options(false) });
+        let mut small = Model::new(spec.clone(), WorkspaceOptions { train: false, ..options(Checkpointing::Off) });
         assert_eq!(small.evaluate().to_bits(), loss.to_bits());
         assert!(small.dev.meter().total() < model.dev.meter().total());
 
@@ -326,7 +333,7 @@ fn evaluation_agrees_with_training() {
         assert!((sum / loss - 1.0).abs() < 1e-6, "{sum} from logits, {loss} from the loss");
 
         // Dropout is for training only.
-        let mut dropped = Model::new(Spec { dropout: 0.5, ..spec }, options(false));
+        let mut dropped = Model::new(Spec { dropout: 0.5, ..spec }, options(Checkpointing::Off));
         assert_eq!(dropped.evaluate().to_bits(), loss.to_bits());
         assert!((dropped.train() - loss).abs() > 1e-3 * loss, "dropout does nothing");
     }
@@ -337,9 +344,9 @@ fn evaluation_agrees_with_training() {
 #[test]
 fn documents_are_independent() {
     for spec in families() {
-        let mut packed = Model::new(spec.clone(), options(false));
+        let mut packed = Model::new(spec.clone(), options(Checkpointing::Off));
         let loss = packed.train();
-        let mut alone = Model::new(spec, WorkspaceOptions { tokens: 40, ..options(false) });
+        let mut alone = Model::new(spec, WorkspaceOptions { tokens: 40, ..options(Checkpointing::Off) });
         let batch = packed.docs.batch();
         let (ids, targets) = (batch.tokens.host::<u32>("test").unwrap(), batch.targets.host::<i32>("test").unwrap());
         let mut start = 0;
@@ -360,7 +367,7 @@ fn documents_are_independent() {
 #[test]
 fn the_store_is_called_in_order() {
     use Call::*;
-    let mut model = Model::new(llama(), options(true));
+    let mut model = Model::new(llama(), options(Checkpointing::Full));
     model.train();
     let (f, b) = (Pass::Forward, Pass::Backward);
     let mut want = vec![Acquire(ROOT, f), Acquire(1, f), Release(1, f), Acquire(2, f), Release(2, f), Acquire(ROOT, f)];
@@ -390,10 +397,11 @@ fn the_store_is_called_in_order() {
 fn memory_is_as_planned() {
     for spec in families().into_iter().chain([Spec { dropout: 0.1, ..gpt() }]) {
         for (checkpoint, train, dtype) in [
-            (false, true, DType::F32),
-            (true, true, DType::Bf16),
-            (false, true, DType::Bf16),
-            (false, false, DType::F32),
+            (Checkpointing::Off, true, DType::F32),
+            (Checkpointing::Full, true, DType::Bf16),
+            (Checkpointing::Selective, true, DType::Bf16),
+            (Checkpointing::Off, true, DType::Bf16),
+            (Checkpointing::Selective, false, DType::F32),
         ] {
             let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
             let options = WorkspaceOptions { tokens: TOKENS, dtype, checkpoint, train };
@@ -420,7 +428,7 @@ fn memory_is_as_planned() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(false) });
+    let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(Checkpointing::Off) });
     let Model { dev, decoder, store, ws, docs } = &mut model;
     let error = decoder.train(dev, store, &docs.batch(), ws, &MICRO).unwrap_err();
     assert!(matches!(&error, Error::Op { what, .. } if what.contains("without room for a backward pass")), "{error}");

@@ -7,7 +7,7 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::MeshSizes;
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::nn::Spec;
+use flatshard::nn::{Checkpointing, Spec};
 use flatshard::store::{ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Strategy};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -58,7 +58,11 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
 
 #[test]
 fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
-    for (spec, rule, checkpoint) in [(llama(), ADAMW, false), (gpt(), SGD, true)] {
+    for (spec, rule, checkpoint) in [
+        (llama(), ADAMW, Checkpointing::Off),
+        (qwen3(), ADAMW, Checkpointing::Selective),
+        (gpt(), SGD, Checkpointing::Full),
+    ] {
         for (strategy, accum) in strategies() {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
             for world in [1, 3] {

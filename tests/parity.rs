@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use flatshard::base::{DType, Result};
-use flatshard::nn::{Decoder, Spec};
+use flatshard::nn::{Checkpointing, Decoder, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
 use flatshard::strategy::{Engine, EngineOptions, Step};
@@ -84,8 +84,11 @@ fn sharded_equals_replicated_in_bf16() {
 fn checkpointing_changes_no_bit() {
     for (spec, strategy) in [(llama(), fsdp(sharded())), (gpt(), fsdp(sharded())), (gpt(), ddp(DType::F32))] {
         let kept = options(&spec, strategy, SGD);
-        let recomputed = EngineOptions { checkpoint: true, ..kept.clone() };
-        assert_same_bits(&outcome(2, &kept, 3, 1), &outcome(2, &recomputed, 3, 1), "checkpointing");
+        let expected = outcome(2, &kept, 3, 1);
+        for checkpoint in [Checkpointing::Selective, Checkpointing::Full] {
+            let recomputed = EngineOptions { checkpoint, ..kept.clone() };
+            assert_same_bits(&expected, &outcome(2, &recomputed, 3, 1), &format!("{checkpoint:?}"));
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use common::*;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
-use flatshard::nn::Spec;
+use flatshard::nn::{Checkpointing, Spec};
 use flatshard::store::ShardedOptions;
 use flatshard::strategy::{Engine, EngineOptions};
 use held::state;
@@ -101,7 +101,7 @@ fn ten_steps_are_five_a_checkpoint_and_five() {
         ("ddp bf16, sgd", 1, llama(), ddp(DType::Bf16), SGD),
     ];
     for (name, world, spec, strategy, rule) in runs {
-        let options = EngineOptions { checkpoint: true, ..options(&spec, strategy, rule) };
+        let options = EngineOptions { checkpoint: Checkpointing::Full, ..options(&spec, strategy, rule) };
         let dir = tempfile::tempdir().unwrap();
         let (never, again) = (dir.path().join("never stopped"), dir.path().join("taken up again"));
         let whole = run(world, &options, None, 10, &[(&never, 5), (&never, 10)]);

@@ -97,8 +97,10 @@ impl AttentionBranch {
             dev.rope(rope, cx.tables[self.table], cx.batch.positions, saved.qkv.rows_mut(n), false)?;
         }
         let AttentionSaved { qkv, o, lse, branch } = saved;
-        let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
-        dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?;
+        if !cx.attended {
+            let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
+            dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?;
+        }
         match &self.post {
             None => self.out.forward(dev, w, o.rows(n), &mut scratch.low, y.reborrow())?,
             Some(norm) => {

@@ -60,6 +60,8 @@ pub struct Cx<'a> {
     /// Probability and key of this micro-batch; none when evaluating.
     pub dropout: Option<(f32, u64)>,
     pub layer: usize,
+    /// A recomputation finds attention's outputs where the forward pass left them.
+    pub attended: bool,
 }
 
 impl Cx<'_> {
@@ -100,7 +102,7 @@ mod tests {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);
             let dropout = Some((0.5, key));
             let (dev, groups, split) = (&*dev, &groups, Split::NONE);
-            let cx = Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer };
+            let cx = Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer, attended: false };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()
         };

@@ -4,11 +4,12 @@ use super::block::Block;
 use super::context::{Batch, Cx};
 use super::layout::Layout;
 use super::parallel::{Groups, Split};
+use super::recompute::SavedBlocks;
 use super::root::{LossGrad, Root};
 use super::spec::{Arch, Spec};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tuning::Tuning;
-use super::workspace::{Fixed, Saved, Scratch, Tensor, Workspace, WorkspaceOptions};
+use super::workspace::{Fixed, Scratch, Tensor, Workspace, WorkspaceOptions};
 use super::{gpt, llama};
 use crate::base::{Category, Error, Result};
 use crate::device::Device;
@@ -107,31 +108,30 @@ impl Decoder {
         if ws.dx.capacity() < n {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
+        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_key));
-        self.forward(&cx, store, stream, saved, scratch, Pass::Forward)?;
+        self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
         let (w, grads) = store.grads(ROOT)?;
         let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(n) };
         self.root.loss(&cx, w, stream[self.spec.layers].rows(n), scratch, loss, Some(backward))?;
 
-        let recompute = saved.len() < self.spec.layers;
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(n));
-            let (cx, kept) = (Cx { layer, ..cx }, i % saved.len());
             if layer < self.lowest {
                 store.grads_ready(layer)?; // a unit of several layers may be complete only now
                 store.release(layer, Pass::Backward)?;
                 continue;
             }
             let w = store.acquire(layer, Pass::Backward)?;
-            // The last block's is still there.
-            if recompute && layer < self.spec.layers {
-                self.blocks[i].forward(&cx, w, x, &mut saved[kept], scratch, None)?;
+            let (cx, whole) = (Cx { layer, attended: kept.is_selective(), ..cx }, kept.is_whole(i));
+            let saved = kept.of(i);
+            if !whole {
+                self.blocks[i].forward(&cx, w, x, saved, scratch, None)?;
             }
             let (w, mut dw) = store.grads(layer)?;
-            self.blocks[i].backward(&cx, w, &mut dw, x, &saved[kept], scratch, dx.rows_mut(n))?;
+            self.blocks[i].backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(n))?;
             store.grads_ready(layer)?;
             store.release(layer, Pass::Backward)?;
         }
@@ -151,9 +151,9 @@ impl Decoder {
         ws: &mut Workspace,
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
+        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
-        self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
+        self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
         store.release(ROOT, Pass::Evaluate)
@@ -173,9 +173,9 @@ impl Decoder {
         if row >= n {
             return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
         }
-        let Workspace { stream, saved, scratch, fixed: Fixed { table, local_table, next, .. }, groups, .. } = ws;
+        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, next, .. }, groups, .. } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
-        self.forward(&cx, store, stream, saved, scratch, Pass::Evaluate)?;
+        self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
         self.root.logits(&cx, w, x, scratch, next.rows_mut(1))?;
@@ -199,7 +199,7 @@ impl Decoder {
         let p = self.spec.dropout;
         let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
         let tables = tables.map(|table| table.rows(table.capacity()));
-        Cx { dev, groups, split: self.split, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT }
+        Cx { dev, groups, split: self.split, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT, attended: false }
     }
 
     /// Assigns the residual stream and what each block keeps.
@@ -208,7 +208,7 @@ impl Decoder {
         cx: &Cx,
         store: &mut dyn ParamStore,
         stream: &mut [Tensor],
-        saved: &mut [Saved],
+        kept: &mut SavedBlocks,
         scratch: &mut Scratch,
         pass: Pass,
     ) -> Result<()> {
@@ -218,9 +218,8 @@ impl Decoder {
         for i in 0..self.spec.layers {
             let layer = i + 1;
             let (x, y) = turn(stream, i);
-            let kept = &mut saved[i % saved.len()];
             let w = store.acquire(layer, pass)?;
-            self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept, scratch, Some(y.rows_mut(n)))?;
+            self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept.of(i), scratch, Some(y.rows_mut(n)))?;
             store.release(layer, pass)?;
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
 //! and allocation cannot drift apart.
 use super::parallel::Groups;
+use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
@@ -15,8 +16,8 @@ pub struct WorkspaceOptions {
     pub tokens: usize,
     /// Of activations: f32 or bf16.
     pub dtype: DType,
-    /// Keep each block's input only; backward computes the rest again.
-    pub checkpoint: bool,
+    /// What blocks keep for backward.
+    pub checkpoint: Checkpointing,
     /// Without, there is no room for a backward pass.
     pub train: bool,
 }
@@ -73,12 +74,13 @@ macro_rules! table {
         $(#[$about])*
         pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* }
         impl<T> $name<T> {
-            fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<$name<U>> {
+            pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<$name<U>> {
                 Ok($name { $($field: f(&self.$field)?,)* })
             }
         }
     };
 }
+pub(super) use table;
 
 table! {
     /// What the attention branch keeps for its backward pass.
@@ -112,7 +114,7 @@ pub struct Saved<T = Tensor> {
     pub mlp: MlpSaved<T>,
 }
 impl<T> Saved<T> {
-    fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+    pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved { attention: self.attention.map(f)?, mlp: self.mlp.map(f)? })
     }
 }
@@ -175,8 +177,8 @@ table! {
 pub struct Workspace<T = Tensor, G = Groups> {
     /// (N, C) each: the residual stream before every block and after the last; without backward, two taking turns.
     pub(super) stream: Vec<T>,
-    /// One a block; one for all under checkpointing or without backward.
-    pub(super) saved: Vec<Saved<T>>,
+    /// What blocks keep; without backward, one for all.
+    pub(super) kept: SavedBlocks<T>,
     pub(super) scratch: Scratch<T>,
     pub(super) fixed: Fixed<T>,
     /// (N, C): the gradient of the residual stream.
@@ -222,7 +224,8 @@ impl Workspace<Shape, ()> {
                 branch: keep(only(spec.post_norms, spec.dim)),
             },
         };
-        let blocks = if train && !checkpoint { spec.layers } else { 1 };
+        let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
+        let checkpoint = if train { checkpoint } else { Checkpointing::Full };
         let stream = if train { spec.layers + 1 } else { 2 };
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
@@ -231,7 +234,7 @@ impl Workspace<Shape, ()> {
         let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
         Workspace {
             stream: (0..stream).map(|_| keep(spec.dim)).collect(),
-            saved: (0..blocks).map(|_| saved()).collect(),
+            kept: SavedBlocks::plan(spec.layers, checkpoint, saved, empty),
             scratch: Scratch {
                 h: scratch(spec.dim),
                 stats: Shape { dtype: DType::F32, ..scratch(if spec.arch == Arch::Gpt { 2 } else { 1 }) },
@@ -287,7 +290,7 @@ impl<T, G> Workspace<T, G> {
     fn map<U, H>(&self, groups: H, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Workspace<U, H>> {
         Ok(Workspace {
             stream: self.stream.iter().map(&mut *f).collect::<Result<_>>()?,
-            saved: self.saved.iter().map(|saved| saved.map(f)).collect::<Result<_>>()?,
+            kept: self.kept.map(f)?,
             scratch: self.scratch.map(f)?,
             fixed: self.fixed.map(f)?,
             dx: f(&self.dx)?,

@@ -10,7 +10,7 @@ use crate::comm::mesh::{Coords, Mesh, MeshSizes};
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
-use crate::nn::{Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions};
+use crate::nn::{Checkpointing, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions};
 use crate::optim::{GradNorm, Optimizer, Rule};
 use crate::store::{Store, initialize};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct EngineOptions {
     /// The most tokens in a rank's micro-batch.
     pub tokens: usize,
     /// Activation checkpointing.
-    pub checkpoint: bool,
+    pub checkpoint: Checkpointing,
     /// Of initial weights and dropout.
     pub seed: u64,
     /// Norms and residuals are split over tp along the tokens.

@@ -7,7 +7,7 @@ use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::Device;
-use crate::nn::{Decoder, Groups, Spec, Workspace, WorkspaceOptions};
+use crate::nn::{Checkpointing, Decoder, Groups, Spec, Workspace, WorkspaceOptions};
 use crate::store::Store;
 use std::sync::Arc;
 
@@ -51,7 +51,8 @@ impl Generator {
         let decoder = Decoder::new(spec.clone())?;
         let mut frozen = decoder.layouts().to_vec();
         frozen.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
-        let options = WorkspaceOptions { tokens: window, dtype: strategy.dtype(), checkpoint: false, train: false };
+        let options =
+            WorkspaceOptions { tokens: window, dtype: strategy.dtype(), checkpoint: Checkpointing::Off, train: false };
         Ok(Generator {
             store: strategy.store(dev.clone(), mesh, &frozen)?,
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,

@@ -67,20 +67,27 @@ pub fn parse(program: &'static str, about: &'static str, argv: impl IntoIterator
     Cli::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
 }
 
-/// An on/off flag: clap offers `true` and `false` for it.
+/// An on/off flag, with further modes or without: `true` is a value of it.
 fn is_switch(arg: &clap::Arg) -> bool {
-    arg.get_possible_values().iter().map(|v| v.get_name()).eq(["true", "false"]) && arg.get_action().takes_values()
+    arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
+}
+/// One that has no mode but on and off.
+fn is_plain(arg: &clap::Arg) -> bool {
+    arg.get_possible_values().len() == 2
 }
 
-/// The value name of on/off flags, which [`show_switches`] finds again.
+/// The value names of on/off flags and of those with modes, which [`show_switches`] finds again.
 const SWITCH: &str = "B";
+const MODES: &str = "ON-MODE";
 
 /// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
 fn command(program: &'static str, about: &'static str) -> clap::Command {
     let defaults = config::defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
     Cli::command().name(program).about(about).term_width(0).mut_args(|arg| {
-        let arg = if is_switch(&arg) {
+        let arg = if is_switch(&arg) && !is_plain(&arg) {
+            arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
+        } else if is_switch(&arg) {
             let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
             arg.value_name(SWITCH).hide_possible_values(true)
         } else if arg.get_possible_values().is_empty() {
@@ -96,16 +103,15 @@ fn command(program: &'static str, about: &'static str) -> clap::Command {
     })
 }
 
-/// `--x[=<B>]` in clap's text is `--[no-]x ` for people; both are as wide.
+/// `--x[=<B>]` in clap's text is `--[no-]x ` for people, `--x [<ON-MODE>]` is `--[no-]x [MODE]`; both are as wide.
 fn show_switches(help: &str) -> String {
-    let mark = format!("[=<{SWITCH}>]");
+    let marks = [(format!("[=<{SWITCH}>]"), " "), (format!("[<{MODES}>]"), "[MODE]")];
     let mut out = String::new();
     for line in help.split_inclusive('\n') {
-        match line.find(&mark) {
-            Some(at) => {
-                let (left, right) = (&line[..at], &line[at + mark.len()..]);
+        match marks.iter().find_map(|(mark, shown)| line.split_once(mark.as_str()).map(|(l, r)| (l, shown, r))) {
+            Some((left, shown, right)) => {
                 out.push_str(&left.replacen("--", "--[no-]", 1));
-                out.push(' ');
+                out.push_str(shown);
                 out.push_str(right);
             }
             None => out.push_str(line),

@@ -7,7 +7,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Checkpointing, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::replicated::ReplicatedOptions;
@@ -231,7 +231,11 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
-        checkpoint: set(&f.activation_checkpoint, "fsdp.activation_checkpoint")?,
+        checkpoint: match set(&f.activation_checkpoint, "fsdp.activation_checkpoint")? {
+            CheckpointName::Off => Checkpointing::Off,
+            CheckpointName::Selective => Checkpointing::Selective,
+            CheckpointName::Full => Checkpointing::Full,
+        },
         seed: set(&s.run.seed, "run.seed")?,
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
         ring: RingImpl::Ring,

@@ -1,7 +1,7 @@
 //! Settings that are one of a few names: each name with its spelling, the same as a flag and in a file. Never says what a
 //! name means.
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// A name that both a flag and a file take; the spelling is the one of the derive line.
 macro_rules! names {
@@ -42,6 +42,47 @@ names!(
     Bf16,
     Fp16
 );
+
+/// A switch with modes: its first name is also `false` and `--no-x`, its second `true` and `--x` alone.
+macro_rules! modes {
+    ($(#[$doc:meta])* $name:ident, $off:ident, $on:ident, $($other:ident),+) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+        #[value(rename_all = "snake_case")]
+        pub enum $name { #[value(alias = "false")] $off, #[value(alias = "true")] $on, $($other),+ }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                match self {
+                    $name::$off => s.serialize_bool(false),
+                    $name::$on => s.serialize_bool(true),
+                    other => s.serialize_str(other.to_possible_value().unwrap_or_default().get_name()),
+                }
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<$name, D::Error> {
+                let name = match Mode::deserialize(d)? {
+                    Mode::Switch(on) => on.to_string(),
+                    Mode::Name(name) => name,
+                };
+                let names = || [$($name::$other),+, $name::$on].map(|m| m.to_possible_value().unwrap_or_default());
+                $name::from_str(&name, false).map_err(|_| {
+                    let names = names().map(|m| m.get_name().to_string()).join(", ");
+                    D::Error::custom(format!("unknown mode `{name}`, expected true, false, {names}"))
+                })
+            }
+        }
+    };
+}
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "true, false or the name of a mode")]
+enum Mode {
+    Switch(bool),
+    Name(String),
+}
+modes!(CheckpointName, Off, Full, Selective);
+modes!(OffloadName, Off, Parameters, Gradients, Optimizer);
 
 impl PrecisionName {
     pub fn name(self) -> &'static str {

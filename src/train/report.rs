@@ -4,6 +4,7 @@ use super::metrics::StepRecord;
 use super::plan::Plan;
 use crate::base::meter::CATEGORIES;
 use crate::base::{DType, Result};
+use crate::nn::Checkpointing;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -56,7 +57,11 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         ),
         format!(
             "dtypes   param {compute}, compute {compute}, reduce fp32, master fp32, optimizer fp32{}",
-            if engine.checkpoint { "; activations recomputed" } else { "" }
+            match engine.checkpoint {
+                Checkpointing::Off => "",
+                Checkpointing::Selective => "; activations recomputed but for attention's",
+                Checkpointing::Full => "; activations recomputed",
+            }
         ),
         format!(
             "step     {} sequences x {} tokens x {} micro-batches x {} ranks = {} tokens; {} steps",

@@ -307,9 +307,9 @@ pub struct Fsdp {
     /// Accepted: tensors keep their names in flat units
     #[arg(long)]
     pub use_orig_params: Option<bool>,
-    /// Keep only the input of each block and recompute the rest in backward
+    /// Recompute blocks in backward: all but their inputs, or (selective) all but those and attention's outputs
     #[arg(long)]
-    pub activation_checkpoint: Option<bool>,
+    pub activation_checkpoint: Option<CheckpointName>,
     /// Parameters and optimizer in host memory while the device does not use them
     #[arg(long)]
     pub cpu_offload: Option<bool>,

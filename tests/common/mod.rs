@@ -9,7 +9,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Activation, Arch, RingImpl, Rotary, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -136,7 +136,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         rule,
         grad_clip: 0.5,
         tokens: 4 * ROW,
-        checkpoint: false,
+        checkpoint: Checkpointing::Off,
         seed: 3,
         sequence_parallel: false,
         ring: RingImpl::Ring,
