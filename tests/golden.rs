@@ -113,7 +113,11 @@ impl Model {
         assert_eq!(weights, store.segments().count(), "a tensor of PyTorch's has no segment");
         let tokens = golden.lengths.iter().sum();
         let ws = decoder
-            .workspace(&dev, &groups(), &WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: true })
+            .workspace(
+                &dev,
+                &groups(),
+                &WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: true },
+            )
             .unwrap();
         Model { golden, dev, decoder, store, ws }
     }

@@ -199,7 +199,17 @@ impl Decoder {
         let p = self.spec.dropout;
         let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
         let tables = tables.map(|table| table.rows(table.capacity()));
-        Cx { dev, groups, split: self.split, batch: *batch, n: batch.tokens.len(), tables, dropout, layer: ROOT, attended: false }
+        Cx {
+            dev,
+            groups,
+            split: self.split,
+            batch: *batch,
+            n: batch.tokens.len(),
+            tables,
+            dropout,
+            layer: ROOT,
+            attended: false,
+        }
     }
 
     /// Assigns the residual stream and what each block keeps.

@@ -10,7 +10,9 @@ use crate::comm::mesh::{Coords, Mesh, MeshSizes};
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
-use crate::nn::{Checkpointing, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions};
+use crate::nn::{
+    Checkpointing, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+};
 use crate::optim::{GradNorm, Optimizer, Rule};
 use crate::store::{Store, initialize};
 use std::sync::Arc;
