@@ -288,7 +288,8 @@ fn chunks_of_logits_add_up() {
     let run = |parts: usize| {
         let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
         let mut store = Plain::random(&dev, &decoder, DType::F32, 0.25);
-        let mut ws = decoder.workspace(&dev, &groups(), &WorkspaceOptions { tokens, ..options(Checkpointing::Off) }).unwrap();
+        let mut ws =
+            decoder.workspace(&dev, &groups(), &WorkspaceOptions { tokens, ..options(Checkpointing::Off) }).unwrap();
         let all = Docs::random(&dev, 1, spec.vocab, &lengths, 7);
         let all = all.batch();
         let (ids, targets) = (all.tokens.host::<u32>("test").unwrap(), all.targets.host::<i32>("test").unwrap());
