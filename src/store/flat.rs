@@ -15,7 +15,7 @@
 //! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs to
 //! step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
 use crate::device::ALIGN;
-use crate::nn::{Layout, ROOT};
+use crate::nn::{Layout, Pass, ROOT, Segment};
 use std::ops::Range;
 
 /// How layers are grouped in units.
@@ -25,6 +25,8 @@ pub enum Wrap {
     Transformer,
     /// The root alone; consecutive blocks together until a unit has at least so many parameters.
     Size(usize),
+    /// The root alone; consecutive blocks together while a unit has at most so many parameters that learn, one at least.
+    AtMost(usize),
     /// Everything one unit.
     None,
 }
@@ -111,6 +113,24 @@ impl Flat {
         }
         self.units.push(Unit { layers, parts });
     }
+    /// The unit that a pass uses after `unit`.
+    pub fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
+        match pass {
+            Pass::Backward => unit.checked_sub(1),
+            Pass::Forward | Pass::Evaluate => Some(unit + 1).filter(|&next| next < self.units.len()),
+        }
+    }
+    /// Whether the release of `layer` ends its unit's part in the pass. The root's unit stays for the head and, in
+    /// training, for the embedding's gradient: only the root closes it.
+    pub fn closes(&self, layer: usize, pass: Pass) -> bool {
+        let unit = self.home(layer).unit;
+        let layers = &self.units[unit].layers;
+        match pass {
+            _ if unit == 0 => layer == ROOT && pass != Pass::Forward,
+            Pass::Backward => layer == layers.start,
+            Pass::Forward | Pass::Evaluate => layer + 1 == layers.end,
+        }
+    }
     pub fn home(&self, layer: usize) -> &Home {
         &self.homes[layer]
     }
@@ -137,13 +157,16 @@ impl Flat {
 /// The layers of each unit.
 fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
     let mut units: Vec<Range<usize>> = Vec::new();
+    let learning = |layers: Range<usize>| -> usize {
+        layouts[layers].iter().flat_map(|l| &l.segments).filter(|s| s.trainable).map(Segment::len).sum()
+    };
     for layer in 0..layouts.len() {
         let joins = match (wrap, units.last()) {
             (_, None) | (Wrap::Transformer, _) => false,
             (Wrap::None, _) => true,
-            (Wrap::Size(min), Some(unit)) => {
-                unit.start != ROOT && layouts[unit.clone()].iter().map(Layout::params).sum::<usize>() < min
-            }
+            (_, Some(unit)) if unit.start == ROOT => false,
+            (Wrap::Size(min), Some(unit)) => layouts[unit.clone()].iter().map(Layout::params).sum::<usize>() < min,
+            (Wrap::AtMost(max), Some(unit)) => learning(unit.start..layer + 1) <= max,
         };
         match units.last_mut().filter(|_| joins) {
             Some(unit) => unit.end = layer + 1,
@@ -215,6 +238,9 @@ mod tests {
         assert_eq!(layers(Wrap::Size(0)), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(layers(Wrap::Size(136)), [0..1, 1..3, 3..4]);
         assert_eq!(layers(Wrap::Size(1 << 30)), [0..1, 1..4]);
+        assert_eq!(layers(Wrap::AtMost(0)), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(layers(Wrap::AtMost(434)), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(layers(Wrap::AtMost(435)), [0..1, 1..3, 3..4]);
         assert_eq!(layers(Wrap::None).as_slice(), std::slice::from_ref(&(0..4)));
     }
 

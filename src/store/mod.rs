@@ -3,14 +3,19 @@
 pub mod flat;
 pub mod init;
 mod kept;
+pub mod reference;
 pub mod replicated;
 pub mod sharded;
+mod shards;
 mod slots;
+pub mod zero;
 
 pub use flat::Wrap;
 pub use init::initialize;
+pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
+pub use zero::{Stage, Zero, ZeroOptions};
 
 use crate::base::Result;
 use crate::device::ViewMut;

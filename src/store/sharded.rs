@@ -18,14 +18,14 @@
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
 //! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
 //! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
-use super::flat::{Flat, Part, Unit, Wrap};
-use super::kept::{self, Kept};
-use super::slots::{GradSlots, WeightSlots};
+use super::flat::{Flat, Wrap};
+use super::shards::Shards;
+use super::slots::{self, Cycles, GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, CommUse};
-use crate::device::{Buf, Device, View};
-use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Weights};
+use crate::comm::Collective;
+use crate::device::Device;
+use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
 
 /// When the gather of the next unit starts in the backward pass.
@@ -67,31 +67,6 @@ impl ShardedOptions {
     }
 }
 
-struct Cycles {
-    weights: usize,
-    grads: usize,
-}
-
-/// What this rank owns of a unit.
-struct Shards {
-    /// One a part of the unit.
-    parts: Vec<Shard>,
-    /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
-    collecting: bool,
-}
-
-struct Shard {
-    kept: Kept,
-    /// None in a frozen part.
-    grad: Option<Buf>,
-}
-
-impl Shards {
-    fn gathered(&self, trainable: bool) -> Option<View<'_>> {
-        Some(self.parts.iter().find(|s| s.grad.is_some() == trainable)?.kept.compute())
-    }
-}
-
 pub struct Sharded {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
@@ -113,18 +88,9 @@ impl Sharded {
         options: &ShardedOptions,
     ) -> Result<Sharded> {
         let flat = Flat::new(layouts, options.wrap, group.size());
-        let shard = |part: &Part| {
-            let grad = || dev.alloc(DType::F32, part.shard, Category::Grads);
-            Ok(Shard {
-                kept: Kept::new(&*dev, part.shard, options.dtype)?,
-                grad: part.trainable.then(grad).transpose()?,
-            })
-        };
-        let shards =
-            |unit: &Unit| Ok(Shards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false });
         let cycles = options.cycles(flat.units.len());
         Ok(Sharded {
-            shards: flat.units.iter().map(shards).collect::<Result<_>>()?,
+            shards: Shards::new(&*dev, &flat, options.dtype)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
             dev,
@@ -140,25 +106,14 @@ impl Sharded {
     pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = Flat::new(layouts, options.wrap, ranks);
         let cycles = options.cycles(flat.units.len());
-        let slots = |lens: Vec<usize>, dtype: DType, usage: CommUse| {
-            (Category::Slots, lens.into_iter().map(|len| usage.counted(len * dtype.size(), ranks)).sum())
-        };
-        vec![
-            Kept::planned(flat.shard(), options.dtype),
-            (Category::Grads, flat.trained_shard() * DType::F32.size()),
-            slots(flat.slots(cycles.weights, Unit::trained), options.dtype, CommUse::Gathered),
-            slots(flat.slots(cycles.weights, Unit::frozen), options.dtype, CommUse::Gathered),
-            slots(flat.slots(cycles.grads, Unit::trained), DType::F32, CommUse::Reduced),
-        ]
+        let [params, grads] = Shards::planned(&flat, options.dtype);
+        [vec![params, grads], slots::planned(&flat, &cycles, options.dtype, ranks)].concat()
     }
 
     /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
     pub fn gathered_apart(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
         let flat = Flat::new(layouts, options.wrap, ranks);
-        let cycle = options.cycles(flat.units.len()).weights;
-        let slots = [flat.slots(cycle, Unit::trained), flat.slots(cycle, Unit::frozen)].concat();
-        let bytes = slots.into_iter().map(|len| len * options.dtype.size());
-        bytes.map(|bytes| bytes - CommUse::Gathered.counted(bytes, ranks)).sum()
+        slots::gathered_apart(&flat, &options.cycles(flat.units.len()), options.dtype, ranks)
     }
 
     /// Elements that a rank owns and trains, padding included.
@@ -167,41 +122,12 @@ impl Sharded {
     }
 
     fn gather(&mut self, unit: usize) -> Result<()> {
-        let shards = [true, false].map(|trainable| self.shards[unit].gathered(trainable));
-        self.weights.start(&*self.group, unit, shards)
+        self.weights.start(&*self.group, unit, self.shards[unit].gathered())
     }
 
-    /// The unit that this pass uses after `unit`.
-    fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
-        match pass {
-            Pass::Backward => unit.checked_sub(1),
-            Pass::Forward | Pass::Evaluate => Some(unit + 1).filter(|&next| next < self.flat.units.len()),
-        }
-    }
-
-    /// Whether the release of `layer` ends its unit's part in the pass. The root's unit stays for the head and, in
-    /// training, for the embedding's gradient: only the root closes it.
-    fn closes(&self, layer: usize, pass: Pass) -> bool {
-        let unit = self.flat.home(layer).unit;
-        let layers = &self.flat.units[unit].layers;
-        match pass {
-            _ if unit == 0 => layer == ROOT && pass != Pass::Forward,
-            Pass::Backward => layer == layers.start,
-            Pass::Forward | Pass::Evaluate => layer + 1 == layers.end,
-        }
-    }
-
-    /// Zeroes the unit's full gradient when it starts to collect a sum: in every micro-batch that is reduced by itself,
-    /// and in the first of those that are accumulated.
     fn collect(&mut self, unit: usize) -> Result<()> {
-        if self.shards[unit].collecting {
-            return Ok(());
-        }
-        self.shards[unit].collecting = true;
-        match self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())? {
-            Some(full) => self.dev.zero(full),
-            None => Ok(()),
-        }
+        let len = self.flat.units[unit].trained();
+        self.grads.collect(&*self.dev, &*self.group, unit, len, &mut self.shards[unit].collecting)
     }
 }
 
@@ -214,21 +140,21 @@ impl ParamStore for Sharded {
                 Pass::Backward => self.options.backward_prefetch == BackwardPrefetch::Pre,
                 Pass::Forward | Pass::Evaluate => self.options.forward_prefetch,
             };
-            if let Some(next) = self.next(unit, pass).filter(|_| ahead) {
+            if let Some(next) = self.flat.next(unit, pass).filter(|_| ahead) {
                 self.gather(next)?;
             }
             self.weights.open(&*self.group, unit)?;
         }
-        layer_weights(&self.flat, &self.weights, layer)
+        self.weights.layer(&self.flat, layer)
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         let unit = self.flat.home(layer).unit;
-        if !self.closes(layer, pass) || !self.weights.is_open(unit) {
+        if !self.flat.closes(layer, pass) || !self.weights.is_open(unit) {
             return Ok(()); // not open: below the lowest layer that learns, backward acquires nothing
         }
         self.weights.close(unit)?;
-        match self.next(unit, pass) {
+        match self.flat.next(unit, pass) {
             Some(next) if pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post => {
                 self.gather(next)
             }
@@ -240,7 +166,7 @@ impl ParamStore for Sharded {
         let unit = self.flat.home(layer).unit;
         self.collect(unit)?;
         let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
-        let weights = layer_weights(&self.flat, &self.weights, layer)?;
+        let weights = self.weights.layer(&self.flat, layer)?;
         Ok((weights, Grads { flat, layout: weights.layout }))
     }
 
@@ -254,16 +180,11 @@ impl ParamStore for Sharded {
         let accumulate = !self.options.accumulates() && !self.first;
         let shards = &mut self.shards[unit];
         shards.collecting = false;
-        match shards.parts.iter_mut().find_map(|part| part.grad.as_mut()) {
-            Some(grad) => self.grads.reduce(&*self.group, unit, grad.view_mut(), accumulate),
+        match shards.grad() {
+            Some(grad) => self.grads.reduce(&*self.group, unit, grad, accumulate),
             None => Ok(()), // frozen
         }
     }
-}
-
-fn layer_weights<'a>(flat: &'a Flat, weights: &'a WeightSlots, layer: usize) -> Result<Weights<'a>> {
-    let home = flat.home(layer);
-    kept::weights(home.unit, weights.view(home.unit)?, &home.layout)
 }
 
 impl Store for Sharded {
@@ -287,20 +208,7 @@ impl Store for Sharded {
         self.grads.finish(&*self.group)
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        let rank = self.group.rank();
-        for (unit, (flat, shards)) in self.flat.units.iter().zip(&mut self.shards).enumerate() {
-            for (part, shard) in flat.parts.iter().zip(&mut shards.parts) {
-                f(Piece {
-                    unit,
-                    layout: &part.layout,
-                    start: part.owned(rank).start,
-                    master: shard.kept.master.view_mut(),
-                    param: shard.kept.param.as_mut().map(Buf::view_mut),
-                    grad: shard.grad.as_mut().map(Buf::view_mut),
-                })?;
-            }
-        }
-        Ok(())
+        Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.weights.clear(&*self.group)

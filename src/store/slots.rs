@@ -10,10 +10,38 @@
 //! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
 //! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
 //! with a slot a unit nothing is gathered twice in a step.
-use super::flat::{self, Flat, Unit};
+use super::flat::{self, Flat, Home, Unit};
+use super::kept;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag, Ticket};
-use crate::device::{Buf, View, ViewMut};
+use crate::device::{Buf, Device, View, ViewMut};
+use crate::nn::Weights;
+
+/// Slots that the units other than the root take turns in.
+pub(super) struct Cycles {
+    pub weights: usize,
+    pub grads: usize,
+}
+
+/// Bytes of all slots on one of so many ranks.
+pub(super) fn planned(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) -> Vec<(Category, usize)> {
+    let slots = |lens: Vec<usize>, dtype: DType, usage: CommUse| {
+        (Category::Slots, lens.into_iter().map(|len| usage.counted(len * dtype.size(), ranks)).sum())
+    };
+    vec![
+        slots(flat.slots(cycles.weights, Unit::trained), dtype, CommUse::Gathered),
+        slots(flat.slots(cycles.weights, Unit::frozen), dtype, CommUse::Gathered),
+        slots(flat.slots(cycles.grads, Unit::trained), DType::F32, CommUse::Reduced),
+    ]
+}
+
+/// Bytes of the weight slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
+pub(super) fn gathered_apart(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) -> usize {
+    let slots = [flat.slots(cycles.weights, Unit::trained), flat.slots(cycles.weights, Unit::frozen)].concat();
+    let bytes = slots.into_iter().map(|len| len * dtype.size());
+    bytes.map(|bytes| bytes - CommUse::Gathered.counted(bytes, ranks)).sum()
+}
+
 /// A gathered unit.
 struct Held {
     unit: usize,
@@ -85,12 +113,14 @@ impl WeightSlots {
         self.held(unit)?.open = false;
         Ok(())
     }
-    /// The full weights of an open unit: trainable, frozen.
-    pub fn view(&self, unit: usize) -> Result<[Option<View<'_>>; 2]> {
-        if !self.is_open(unit) {
+    /// What a layer of an open unit computes with.
+    pub fn layer<'a>(&'a self, flat: &'a Flat, layer: usize) -> Result<Weights<'a>> {
+        let Home { unit, layout } = flat.home(layer);
+        if !self.is_open(*unit) {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
-        Ok(self.slots[flat::slot(unit, self.cycle)].bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)))
+        let bufs = &self.slots[flat::slot(*unit, self.cycle)].bufs;
+        kept::weights(*unit, bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), layout)
     }
     /// Forgets everything: the weights have changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
@@ -142,6 +172,21 @@ impl GradSlots {
         }
         slot.finish(group)?;
         Ok(slot.buf.as_mut().map(|buf| buf.view_mut().slice(0..len)))
+    }
+    /// Zeroes the unit's full gradient when it starts to collect a sum, of one micro-batch or of several; `collecting` says
+    /// that it has begun.
+    pub fn collect(
+        &mut self,
+        dev: &dyn Device,
+        group: &dyn Collective,
+        unit: usize,
+        len: usize,
+        collecting: &mut bool,
+    ) -> Result<()> {
+        match std::mem::replace(collecting, true) {
+            true => Ok(()),
+            false => self.writable(group, unit, len)?.map_or(Ok(()), |full| dev.zero(full)),
+        }
     }
     /// Starts `shard (+)= this rank's part of the sum over ranks`.
     pub fn reduce(&mut self, group: &dyn Collective, unit: usize, shard: ViewMut, accumulate: bool) -> Result<()> {

@@ -2,10 +2,14 @@
 //! a rank needs for a step, and is the same for all of them. Never knows flags, files or the loop.
 mod engine;
 mod generate;
+mod reference;
 mod staging;
+mod zero;
 
 pub use engine::{Engine, EngineOptions, Step, StepReport};
 pub use generate::{Generator, Sampling};
+pub use reference::ReferenceFsdp;
+pub use zero::ZeroDp;
 
 use crate::base::{Category, DType, Result};
 use crate::comm::{Mesh, MeshSizes};

@@ -1,6 +1,7 @@
 //! Small worlds for tests: ranks as threads, models whose sizes divide nothing, batches that differ on every rank.
 #![allow(dead_code)] // each test binary uses its part
 pub mod probe;
+pub mod stores;
 
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Meter, Result};

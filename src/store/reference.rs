@@ -1,0 +1,307 @@
+//! Reference FSDP, after PyTorch's FSDP2: every tensor is cut by itself along its first dimension, gathered when its layer is
+//! asked for, dropped when the layer is released, and reduced when its gradient is complete. One collective after the other,
+//! each waited for at once: no flat units, no prefetch, no slots that take turns. The shortest code that is obviously right, and
+//! what the manual store is held to.
+//!
+//! ```text
+//! tensor (5, 3)  | row 0 | row 1 | row 2 | row 3 | row 4 | ----- |     3 ranks own ceil(5 / 3) = 2 rows each
+//! ```
+//!
+//! Shares are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the cut: FSDP2's
+//! shares where a share of rows is a multiple of 128 elements, as in every model of common size; in tiny ones later ranks
+//! own less.
+//!
+//! What that costs, beside the waiting: a collective a tensor; and since a gathered tensor ends in padding, it is gathered
+//! elsewhere and copied to its place in the layer's buffer, as each gradient is copied out of it.
+//!
+//! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets): params,
+//! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
+//! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
+use super::kept::Kept;
+use super::{Piece, Store};
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::{Collective, CommUse, Tag};
+use crate::device::{ALIGN, Buf, Device};
+use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Segment, Weights};
+use std::sync::Arc;
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReferenceOptions {
+    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    pub dtype: DType,
+    /// FULL_SHARD: a layer is gathered for forward and again for backward. Otherwise SHARD_GRAD_OP: once a step.
+    pub reshard: bool,
+    /// Micro-batches in a step.
+    pub grad_accum: usize,
+    /// Reduce every micro-batch, rather than accumulate full gradients and reduce once.
+    pub sync_each_batch: bool,
+}
+
+impl ReferenceOptions {
+    fn accumulates(&self) -> bool {
+        self.grad_accum > 1 && !self.sync_each_batch
+    }
+    /// How many layers can be there at once: the root and a block, or all.
+    fn weights(&self, layers: usize) -> usize {
+        if self.reshard { layers.min(2) } else { layers }
+    }
+    fn grads(&self, layers: usize) -> usize {
+        if self.accumulates() { layers } else { layers.min(2) }
+    }
+}
+
+/// Which of `buffers` layer-sized buffers a layer uses: its own, or that of all blocks.
+fn buffer(layer: usize, buffers: usize) -> usize {
+    layer.min(buffers - 1)
+}
+
+/// Elements that each rank owns of a tensor.
+fn share(segment: &Segment, ranks: usize) -> usize {
+    let rows = segment.shape.first().copied().unwrap_or(1).max(1);
+    (rows.div_ceil(ranks) * (segment.len() / rows)).next_multiple_of(ALIGN)
+}
+
+struct Tensor {
+    /// The tensor alone.
+    layout: Layout,
+    /// Its place in the layer.
+    segment: Segment,
+    index: usize,
+    kept: Kept,
+    /// None where it is frozen.
+    grad: Option<Buf>,
+}
+
+pub struct Reference {
+    dev: Arc<dyn Device>,
+    group: Arc<dyn Collective>,
+    options: ReferenceOptions,
+    layouts: Vec<Layout>,
+    /// By layer.
+    tensors: Vec<Vec<Tensor>>,
+    /// Whole layers, and which one is there.
+    weights: Vec<(Buf, Option<usize>)>,
+    /// None where all is frozen.
+    grads: Vec<Option<Buf>>,
+    /// A tensor and its padding: gathered, and to be reduced.
+    gathered: Buf,
+    reduced: Buf,
+    /// By layer: its gradient was zeroed for the sum that it is collecting.
+    collecting: Vec<bool>,
+    first: bool,
+    last: bool,
+}
+
+/// Lengths of all buffers but the tensors' own.
+struct Lengths {
+    weights: Vec<usize>,
+    grads: Vec<usize>,
+    gathered: usize,
+    reduced: usize,
+}
+
+impl Lengths {
+    fn new(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Lengths {
+        let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
+        let (mut weights, mut grads) = (vec![0; options.weights(layouts.len())], vec![0; options.grads(layouts.len())]);
+        for (layer, layout) in layouts.iter().enumerate() {
+            let longest = &mut weights[buffer(layer, options.weights(layouts.len()))];
+            *longest = layout.len.max(*longest);
+            let longest = &mut grads[buffer(layer, options.grads(layouts.len()))];
+            *longest = if learns(layout) { layout.len.max(*longest) } else { *longest };
+        }
+        let segments = || layouts.iter().flat_map(|l| &l.segments);
+        let padded = |s: &Segment| ranks * share(s, ranks);
+        let reduced = segments().filter(|s| s.trainable).map(padded).max().unwrap_or(0);
+        Lengths { weights, grads, gathered: segments().map(padded).max().unwrap_or(0), reduced }
+    }
+}
+
+impl Reference {
+    pub fn new(
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        layouts: &[Layout],
+        options: &ReferenceOptions,
+    ) -> Result<Reference> {
+        let mut indices = 0..;
+        let mut tensor = |segment: &Segment| {
+            let len = share(segment, group.size());
+            let mut layout = Layout::default();
+            layout.place(segment.clone());
+            Ok(Tensor {
+                layout,
+                segment: segment.clone(),
+                index: indices.next().unwrap_or_default(),
+                kept: Kept::new(&*dev, len, options.dtype)?,
+                grad: segment.trainable.then(|| dev.alloc(DType::F32, len, Category::Grads)).transpose()?,
+            })
+        };
+        let mut tensors = |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<Tensor>>>();
+        let tensors = layouts.iter().map(&mut tensors).collect::<Result<_>>()?;
+        let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, group.size());
+        let full = |len| Ok((dev.alloc(options.dtype, len, Category::Slots)?, None));
+        let grad = |len| (len > 0).then(|| dev.alloc(DType::F32, len, Category::Slots)).transpose();
+        Ok(Reference {
+            weights: weights.into_iter().map(full).collect::<Result<_>>()?,
+            grads: grads.into_iter().map(grad).collect::<Result<_>>()?,
+            gathered: group.alloc(options.dtype, gathered, CommUse::Gathered, Category::Slots)?,
+            reduced: group.alloc(DType::F32, reduced, CommUse::Reduced, Category::Slots)?,
+            options: options.clone(),
+            layouts: layouts.to_vec(),
+            tensors,
+            collecting: vec![false; layouts.len()],
+            first: true,
+            last: true,
+            dev,
+            group,
+        })
+    }
+
+    /// Bytes that `new` will allocate on a rank.
+    pub fn planned(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Vec<(Category, usize)> {
+        let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, ranks);
+        let all: usize = layouts.iter().flat_map(|l| &l.segments).map(|s| share(s, ranks)).sum();
+        vec![
+            Kept::planned(all, options.dtype),
+            (Category::Grads, Reference::owned(layouts, ranks) * DType::F32.size()),
+            (Category::Slots, weights.iter().sum::<usize>() * options.dtype.size()),
+            (Category::Slots, (grads.iter().sum::<usize>() + reduced) * DType::F32.size()),
+            (Category::Slots, CommUse::Gathered.counted(gathered * options.dtype.size(), ranks)),
+        ]
+    }
+
+    /// Bytes of what is gathered into that a rank holds alone, beyond its share of what ranks of a host hold together.
+    pub fn gathered_apart(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> usize {
+        let bytes = Lengths::new(layouts, options, ranks).gathered * options.dtype.size();
+        bytes - CommUse::Gathered.counted(bytes, ranks)
+    }
+
+    /// Elements that a rank owns and trains, padding included.
+    pub fn owned(layouts: &[Layout], ranks: usize) -> usize {
+        let trained = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.trainable);
+        trained.map(|s| share(s, ranks)).sum()
+    }
+
+    /// Zeroes the layer's gradient when it starts to collect a sum.
+    fn collect(&mut self, layer: usize) -> Result<()> {
+        let slot = buffer(layer, self.grads.len());
+        match &mut self.grads[slot] {
+            Some(full) if !self.collecting[layer] => {
+                self.collecting[layer] = true;
+                self.dev.zero(full.view_mut())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn weights<'a>(buffers: &'a [(Buf, Option<usize>)], layouts: &'a [Layout], layer: usize) -> Result<Weights<'a>> {
+    match &buffers[buffer(layer, buffers.len())] {
+        (full, Some(there)) if *there == layer => {
+            Ok(Weights { trained: full.view(), frozen: full.view(), layout: &layouts[layer] })
+        }
+        _ => Err(Error::op("weights", format!("layer {layer} is not acquired"))),
+    }
+}
+
+impl ParamStore for Reference {
+    fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
+        let slot = buffer(layer, self.weights.len());
+        let (full, there) = &mut self.weights[slot];
+        if *there != Some(layer) {
+            for Tensor { segment, index, kept, .. } in &self.tensors[layer] {
+                let shard = kept.compute();
+                let padded = 0..shard.len() * self.group.size();
+                let into = self.gathered.view_mut().slice(padded);
+                let ticket = self.group.all_gather(Tag::new("gather", *index), shard, into)?;
+                self.group.wait(ticket)?;
+                let gathered = self.gathered.view().slice(0..segment.len());
+                self.dev.copy(gathered, full.view_mut().slice(segment.range()))?;
+                self.group.release(ticket)?;
+            }
+            *there = Some(layer);
+        }
+        weights(&self.weights, &self.layouts, layer)
+    }
+
+    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
+        let slot = buffer(layer, self.weights.len());
+        // The root stays for the head and for the embedding's gradient.
+        if self.options.reshard && (layer != ROOT || pass != Pass::Forward) {
+            self.weights[slot].1 = None;
+        }
+        Ok(())
+    }
+
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        self.collect(layer)?;
+        let slot = buffer(layer, self.grads.len());
+        let flat = self.grads[slot].as_mut().map(Buf::view_mut);
+        Ok((weights(&self.weights, &self.layouts, layer)?, Grads { flat, layout: &self.layouts[layer] }))
+    }
+
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        if self.options.accumulates() && !self.last {
+            return Ok(());
+        }
+        self.collect(layer)?; // a layer without gradient in this micro-batch counts as zero
+        self.collecting[layer] = false;
+        let accumulate = !self.options.accumulates() && !self.first;
+        let slot = buffer(layer, self.grads.len());
+        for Tensor { segment, index, grad, .. } in &mut self.tensors[layer] {
+            let (Some(full), Some(shard)) = (&self.grads[slot], grad) else { continue };
+            let padded = 0..shard.len() * self.group.size();
+            let (own, padding) = self.reduced.view_mut().slice(padded.clone()).split_at(segment.len());
+            self.dev.copy(full.view().slice(segment.range()), own)?;
+            self.dev.zero(padding)?;
+            let from = self.reduced.view_mut().slice(padded);
+            let tag = Tag::new("reduce", *index);
+            let ticket = self.group.reduce_scatter(tag, from, shard.view_mut(), accumulate)?;
+            self.group.wait(ticket)?;
+            self.group.wait_sent(ticket)?;
+        }
+        Ok(())
+    }
+}
+
+impl Store for Reference {
+    fn name(&self) -> &'static str {
+        "fsdp (reference)"
+    }
+    /// A unit is a tensor.
+    fn units(&self) -> usize {
+        self.tensors.iter().map(Vec::len).sum()
+    }
+    fn replicated(&self) -> bool {
+        false
+    }
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
+        (self.first, self.last) = (first, last);
+        if first {
+            self.collecting.fill(false);
+        }
+        Ok(())
+    }
+    fn finish_grads(&mut self) -> Result<()> {
+        Ok(())
+    }
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        let rank = self.group.rank();
+        for Tensor { layout, index, kept, grad, .. } in self.tensors.iter_mut().flatten() {
+            f(Piece {
+                unit: *index,
+                layout,
+                start: rank * kept.master.len(),
+                master: kept.master.view_mut(),
+                param: kept.param.as_mut().map(Buf::view_mut),
+                grad: grad.as_mut().map(Buf::view_mut),
+            })?;
+        }
+        Ok(())
+    }
+    fn weights_changed(&mut self) -> Result<()> {
+        self.weights.iter_mut().for_each(|(_, there)| *there = None);
+        Ok(())
+    }
+}

@@ -1,0 +1,305 @@
+//! ZeRO (Rajbhandari et al. 2020) as DeepSpeed does it: what each rank keeps whole shrinks with the stage.
+//!
+//! ```text
+//!                 stage 1           stage 2           stage 3
+//! optimizer, f32  12 P/N            12 P/N            12 P/N      masters and AdamW's two moments
+//! gradients       4 P + 4 P/N       4 b + 4 P/N       4 b + 4 P/N
+//! weights         2 P + 2 P/N       2 P + 2 P/N       2 (R + kU) + 2 P/N
+//! received        2 P + 4 P         2 P + 4 aP        2 (R + (2n - k) U) + 4 aP
+//! ```
+//!
+//! Bytes of a rank, and what it receives in a step times N / (N - 1), for P padded parameters over N ranks, a micro-batches,
+//! root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's); bf16, in f32 weights are 4 and
+//! the copy in P/N is the master. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
+//!
+//! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *2* reduces each micro-batch, bucket by bucket
+//!   while backward goes on. Both gather all weights when the optimizer has changed them.
+//! - *Stage 3* gathers a layer when it is asked for, as `sharded` does, and by DeepSpeed's rules: so many elements ahead, so many
+//!   live, and none kept that is not used again soon.
+//!
+//! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
+//! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
+use super::flat::{Flat, Unit, Wrap};
+use super::shards::Shards;
+use super::slots::{self, Cycles, GradSlots, WeightSlots};
+use super::{Piece, Store};
+use crate::base::{Category, DType, Result};
+use crate::comm::Collective;
+use crate::device::Device;
+use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
+use std::ops::Range;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+pub enum Stage {
+    /// Optimizer state is partitioned.
+    One,
+    /// Gradients too.
+    Two,
+    /// Parameters too.
+    Three,
+}
+
+/// Sizes are in elements, with DeepSpeed's names for them in their comments.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ZeroOptions {
+    pub stage: Stage,
+    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    pub dtype: DType,
+    /// Gradients reduced together, at most (`reduce_bucket_size`).
+    pub reduce_bucket: usize,
+    /// A bucket is reduced while the next one fills, which takes a second buffer (`overlap_comm`).
+    pub overlap: bool,
+    /// Stages 1 and 2: weights gathered at a time, at most (`allgather_bucket_size`).
+    pub gather_bucket: usize,
+    /// Stage 3: gathers ahead of the layer in use go on until they are so many (`stage3_prefetch_bucket_size`).
+    pub prefetch: usize,
+    /// Stage 3: full weights at once, at most; the root and a layer at least (`stage3_max_live_parameters`).
+    pub max_live: usize,
+    /// Stage 3: weights stay for the backward pass where no more than so many are used before (`stage3_max_reuse_distance`).
+    pub max_reuse: usize,
+}
+
+impl ZeroOptions {
+    /// DeepSpeed's defaults.
+    pub fn new(stage: Stage, dtype: DType) -> ZeroOptions {
+        ZeroOptions {
+            stage,
+            dtype,
+            reduce_bucket: 500_000_000,
+            overlap: stage == Stage::Three,
+            gather_bucket: 500_000_000,
+            prefetch: 50_000_000,
+            max_live: 1_000_000_000,
+            max_reuse: 1_000_000_000,
+        }
+    }
+    fn flat(&self, layouts: &[Layout], ranks: usize) -> Flat {
+        let wrap = if self.stage == Stage::Three { Wrap::Transformer } else { Wrap::AtMost(self.reduce_bucket) };
+        Flat::new(layouts, wrap, ranks)
+    }
+    fn cycles(&self, flat: &Flat) -> Cycles {
+        let (all, each) = (flat.units.len(), if self.overlap { 2 } else { 1 });
+        let longest = self.buckets(flat).iter().map(Range::len).max().unwrap_or(1);
+        Cycles {
+            weights: if self.stage == Stage::Three { self.live(flat) } else { all },
+            grads: if self.stage == Stage::One { all } else { (each * longest).min(all) },
+        }
+    }
+    /// Units that are reduced together, from the last to the root's, which is complete last and alone in its bucket.
+    fn buckets(&self, flat: &Flat) -> Vec<Range<usize>> {
+        let mut buckets: Vec<Range<usize>> = Vec::new();
+        for unit in (0..flat.units.len()).rev() {
+            let elements = |range: Range<usize>| flat.units[range].iter().map(learning).sum::<usize>();
+            match buckets
+                .last_mut()
+                .filter(|b| self.stage == Stage::Three && unit > 0 && elements(unit..b.end) <= self.reduce_bucket)
+            {
+                Some(bucket) => bucket.start = unit,
+                None => buckets.push(unit..unit + 1),
+            }
+        }
+        buckets
+    }
+    /// Stage 3: how many layers beside the root may be there at once. Those that are kept for backward, or one and those
+    /// ahead of it; and as many as may live.
+    fn live(&self, flat: &Flat) -> usize {
+        let (root, layers) = (elements(&flat.units[0]), &flat.units[1..]);
+        let (smallest, largest) = (layers.iter().map(elements).min(), layers.iter().map(elements).max());
+        // Between forward and backward of a layer come those behind it, twice.
+        let behind = |i: usize| 2 * layers[i + 1..].iter().map(elements).sum::<usize>();
+        let kept = (0..layers.len()).filter(|&i| behind(i) <= self.max_reuse).count();
+        let ahead = self.prefetch.div_ceil(smallest.unwrap_or(1).max(1));
+        let room = self.max_live.saturating_sub(root) / largest.unwrap_or(1).max(1);
+        kept.max(1 + ahead).min(room).clamp(1, layers.len().max(1))
+    }
+}
+
+/// Elements of a unit without padding; those of them that learn.
+fn elements(unit: &Unit) -> usize {
+    unit.parts.iter().map(|p| p.layout.params()).sum()
+}
+fn learning(unit: &Unit) -> usize {
+    unit.part(true).map_or(0, |p| p.layout.params())
+}
+
+pub struct Zero {
+    dev: Arc<dyn Device>,
+    group: Arc<dyn Collective>,
+    options: ZeroOptions,
+    flat: Flat,
+    buckets: Vec<Range<usize>>,
+    /// Weight slots that the units other than the root take turns in.
+    cycle: usize,
+    shards: Vec<Shards>,
+    weights: WeightSlots,
+    grads: GradSlots,
+    first: bool,
+    last: bool,
+}
+
+impl Zero {
+    pub fn new(
+        dev: Arc<dyn Device>,
+        group: Arc<dyn Collective>,
+        layouts: &[Layout],
+        options: &ZeroOptions,
+    ) -> Result<Zero> {
+        let flat = options.flat(layouts, group.size());
+        let cycles = options.cycles(&flat);
+        Ok(Zero {
+            buckets: options.buckets(&flat),
+            cycle: cycles.weights,
+            shards: Shards::new(&*dev, &flat, options.dtype)?,
+            weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
+            grads: GradSlots::new(&*group, &flat, cycles.grads)?,
+            dev,
+            group,
+            options: options.clone(),
+            flat,
+            first: true,
+            last: true,
+        })
+    }
+
+    /// Bytes that `new` will allocate on a rank.
+    pub fn planned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> Vec<(Category, usize)> {
+        let flat = options.flat(layouts, ranks);
+        let [params, grads] = Shards::planned(&flat, options.dtype);
+        [vec![params, grads], slots::planned(&flat, &options.cycles(&flat), options.dtype, ranks)].concat()
+    }
+
+    /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.
+    pub fn gathered_apart(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
+        let flat = options.flat(layouts, ranks);
+        slots::gathered_apart(&flat, &options.cycles(&flat), options.dtype, ranks)
+    }
+
+    /// Elements that a rank owns and trains, padding included.
+    pub fn owned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
+        options.flat(layouts, ranks).trained_shard()
+    }
+
+    fn partitions_weights(&self) -> bool {
+        self.options.stage == Stage::Three
+    }
+
+    fn gather(&mut self, unit: usize) -> Result<()> {
+        self.weights.start(&*self.group, unit, self.shards[unit].gathered())
+    }
+
+    /// Starts the gathers of what this pass uses after `unit`.
+    fn prefetch(&mut self, unit: usize, pass: Pass) -> Result<()> {
+        let (mut at, mut ahead) = (unit, 0);
+        for _ in 1..self.cycle {
+            match self.flat.next(at, pass) {
+                Some(next) if ahead < self.options.prefetch => at = next,
+                _ => break,
+            }
+            ahead += elements(&self.flat.units[at]);
+            self.gather(at)?;
+        }
+        Ok(())
+    }
+
+    /// Stages 1 and 2: all weights, with no more in flight than may be. Returns while the last of them are.
+    fn gather_all(&mut self) -> Result<()> {
+        let (mut oldest, mut flying) = (0, 0);
+        for unit in 0..self.flat.units.len() {
+            flying += elements(&self.flat.units[unit]);
+            while oldest < unit && flying > self.options.gather_bucket {
+                self.weights.open(&*self.group, oldest)?;
+                flying -= elements(&self.flat.units[oldest]);
+                oldest += 1;
+            }
+            self.gather(unit)?;
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, unit: usize) -> Result<()> {
+        let len = self.flat.units[unit].trained();
+        self.grads.collect(&*self.dev, &*self.group, unit, len, &mut self.shards[unit].collecting)
+    }
+}
+
+impl ParamStore for Zero {
+    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
+        let unit = self.flat.home(layer).unit;
+        if !self.weights.is_open(unit) {
+            self.gather(unit)?;
+            if self.partitions_weights() {
+                self.prefetch(unit, pass)?;
+            }
+            self.weights.open(&*self.group, unit)?;
+        }
+        self.weights.layer(&self.flat, layer)
+    }
+
+    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
+        let unit = self.flat.home(layer).unit;
+        match self.partitions_weights() && self.flat.closes(layer, pass) && self.weights.is_open(unit) {
+            true => self.weights.close(unit),
+            false => Ok(()),
+        }
+    }
+
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        let unit = self.flat.home(layer).unit;
+        self.collect(unit)?;
+        let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
+        let weights = self.weights.layer(&self.flat, layer)?;
+        Ok((weights, Grads { flat, layout: weights.layout }))
+    }
+
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        let unit = self.flat.home(layer).unit;
+        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
+        let sums = self.options.stage == Stage::One;
+        if !complete || (sums && !self.last) {
+            return Ok(());
+        }
+        self.collect(unit)?; // a unit without gradient in this micro-batch counts as zero
+        self.shards[unit].collecting = false;
+        let Some(bucket) = self.buckets.iter().find(|b| b.start == unit) else { return Ok(()) }; // not full
+        for unit in bucket.clone().rev() {
+            if let Some(grad) = self.shards[unit].grad() {
+                self.grads.reduce(&*self.group, unit, grad, !sums && !self.first)?;
+            }
+        }
+        if self.options.overlap { Ok(()) } else { self.grads.finish(&*self.group) }
+    }
+}
+
+impl Store for Zero {
+    fn name(&self) -> &'static str {
+        match self.options.stage {
+            Stage::One => "zero (stage 1)",
+            Stage::Two => "zero (stage 2)",
+            Stage::Three => "zero (stage 3)",
+        }
+    }
+    fn units(&self) -> usize {
+        self.flat.units.len()
+    }
+    fn replicated(&self) -> bool {
+        false
+    }
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
+        (self.first, self.last) = (first, last);
+        if first {
+            self.shards.iter_mut().for_each(|s| s.collecting = false);
+        }
+        Ok(())
+    }
+    fn finish_grads(&mut self) -> Result<()> {
+        self.grads.finish(&*self.group)
+    }
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
+    }
+    fn weights_changed(&mut self) -> Result<()> {
+        self.weights.clear(&*self.group)?;
+        if self.partitions_weights() { Ok(()) } else { self.gather_all() }
+    }
+}

@@ -1,0 +1,63 @@
+//! Every store, in options that make the tiny models take several of everything.
+#![allow(dead_code)] // each test binary uses its part
+use super::{ddp, fsdp, sharded};
+use flatshard::base::DType;
+use flatshard::store::{ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
+use flatshard::strategy::{ReferenceFsdp, Strategy, ZeroDp};
+use std::sync::Arc;
+
+pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {
+    Arc::new(ReferenceFsdp(options))
+}
+pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
+    ReferenceOptions { dtype, reshard: true, grad_accum, sync_each_batch: false }
+}
+pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
+    Arc::new(ZeroDp(options))
+}
+
+/// Of a block of `llama()`, padding and all: 42 blocks of 128.
+pub const BLOCK: usize = 5376;
+
+/// Buckets of two blocks; weights gathered a unit at a time; in stage 3 one block ahead, two there.
+pub fn staged(stage: Stage, dtype: DType) -> ZeroOptions {
+    ZeroOptions {
+        reduce_bucket: 2 * BLOCK,
+        gather_bucket: BLOCK,
+        prefetch: 1,
+        max_reuse: 0,
+        ..ZeroOptions::new(stage, dtype)
+    }
+}
+
+/// Stores that reduce the sum over a step's micro-batches: bit for bit what replicated training does.
+pub fn at_once(dtype: DType, grad_accum: usize) -> Vec<Arc<dyn Strategy>> {
+    let mut all = vec![zero(staged(Stage::One, dtype))];
+    for reshard in [true, false] {
+        all.push(fsdp(ShardedOptions { dtype, reshard, grad_accum, ..sharded() }));
+        all.push(reference(ReferenceOptions { reshard, ..by_tensor(dtype, grad_accum) }));
+    }
+    all
+}
+
+/// Stores that reduce each micro-batch by itself: the same sum in another order.
+pub fn by_batch(dtype: DType, grad_accum: usize) -> Vec<Arc<dyn Strategy>> {
+    let three = staged(Stage::Three, dtype);
+    vec![
+        fsdp(ShardedOptions { dtype, grad_accum, sync_each_batch: true, ..sharded() }),
+        reference(ReferenceOptions { sync_each_batch: true, ..by_tensor(dtype, grad_accum) }),
+        zero(staged(Stage::Two, dtype)),
+        zero(ZeroOptions { overlap: true, reduce_bucket: 0, ..staged(Stage::Two, dtype) }),
+        zero(ZeroOptions::new(Stage::Two, dtype)),
+        zero(ZeroOptions { max_live: 0, ..three.clone() }),
+        zero(ZeroOptions { overlap: false, prefetch: 3 * BLOCK, ..three.clone() }),
+        zero(ZeroOptions { reduce_bucket: 3 * BLOCK, max_reuse: 2 * BLOCK, ..three.clone() }),
+        zero(three),
+        zero(ZeroOptions::new(Stage::Three, dtype)),
+    ]
+}
+
+/// All of them, for steps of one micro-batch.
+pub fn every(dtype: DType) -> Vec<Arc<dyn Strategy>> {
+    [vec![ddp(dtype)], at_once(dtype, 1), by_batch(dtype, 1)].concat()
+}
