@@ -148,3 +148,14 @@ fn operands_may_start_anywhere() {
     dev.add(x.view().slice(1..41), y.view_mut().slice(2..42)).unwrap();
     assert_eq!(read(&dev, &y), [&[2.0; 2][..], &[3.0; 40]].concat());
 }
+
+#[test]
+fn the_device_holds_what_it_plans() {
+    let (sim, meter) = (Sim::new(), Meter::default());
+    let multiprocessors = flatshard::device::gpu::Driver::multiprocessors(&sim);
+    let _dev = GpuDevice::new(Arc::new(sim), meter.clone()).unwrap();
+    assert_eq!(meter.total(), GpuDevice::planned(multiprocessors));
+    // 64 KiB a multiprocessor, and the limbs of eight blocks each.
+    let [h100, b200] = [132, 148].map(GpuDevice::planned);
+    assert_eq!(b200 - h100, 16 * (64 << 10) + 16 * 8 * 68 * 8);
+}

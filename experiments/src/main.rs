@@ -4,6 +4,7 @@ mod compare;
 mod curve;
 
 use clap::{Parser, Subcommand};
+use experiments::plan;
 use flatshard::base::Result;
 use std::process::ExitCode;
 
@@ -20,6 +21,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     Compare(compare::Args),
+    /// Bytes of a rank, communication and step time of each strategy on N GPUs, and which to run: plan --help
+    #[command(disable_help_flag = true)]
+    Plan {
+        /// Its own flags, and those of run_fsdp
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<String>,
+    },
 }
 
 /// What a subcommand that ran to its end has to say.
@@ -33,6 +41,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse_from(std::env::args().map(dashes));
     let result: Result<Verdict> = match cli.verb {
         Verb::Compare(args) => compare::main(&args),
+        Verb::Plan { flags } => plan::main(&flags).map(|fits| if fits { Verdict::Good } else { Verdict::Bad }),
     };
     match result {
         Ok(Verdict::Good) => ExitCode::SUCCESS,

@@ -21,7 +21,7 @@ impl Delayed {
     /// differently.
     pub fn new(inner: Arc<dyn Collective>, seed: u64, seams: &[Seam], longest: Duration) -> Delayed {
         let rng = Rng::new(seed, (inner.axis() as u64) << 32 | inner.rank() as u64);
-        Hooked { inner, hook: Delays { rng, drawn: AtomicU64::new(0), seams: seams.to_vec(), longest } }
+        Hooked::with(inner, Delays { rng, drawn: AtomicU64::new(0), seams: seams.to_vec(), longest })
     }
 }
 

@@ -57,7 +57,7 @@ pub struct Recording {
 impl Recorder {
     pub fn new(inner: Arc<dyn Collective>, log: Log) -> Recorder {
         let hook = Recording { axis: inner.axis(), log, tags: Mutex::default() };
-        Hooked { inner, hook }
+        Hooked::with(inner, hook)
     }
 }
 

@@ -52,11 +52,14 @@ pub trait Hook: Send + Sync {
 }
 
 pub struct Hooked<H> {
-    pub(super) inner: Arc<dyn Collective>,
-    pub(super) hook: H,
+    inner: Arc<dyn Collective>,
+    hook: H,
 }
 
 impl<H: Hook> Hooked<H> {
+    pub fn with(inner: Arc<dyn Collective>, hook: H) -> Hooked<H> {
+        Hooked { inner, hook }
+    }
     fn start(&self, seam: Seam, tag: Tag, bytes: usize, call: impl FnOnce() -> Result<Ticket>) -> Result<Ticket> {
         let started = Started { tag, bytes };
         self.hook.before(seam, started);

@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod gpu;
 pub mod mapped;
 pub mod ops;
+pub mod unbacked;
 
 pub use buf::{Buf, View, ViewMut};
 pub use ops::{AdamW, Attention, Columns, CrossEntropy, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd};

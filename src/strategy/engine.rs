@@ -96,9 +96,15 @@ pub struct Engine {
 impl Engine {
     /// Allocates everything that a step needs and fills the weights by their segments' initial values.
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
+        let mut engine = Engine::unfilled(dev.clone(), mesh, options)?;
+        initialize(&mut *engine.store, options.seed, &*dev)?;
+        Ok(engine)
+    }
+
+    /// The same with weights of zero: for who fills them, or plans a run without values.
+    pub fn unfilled(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
-        initialize(&mut *store, options.seed, &*dev)?;
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,

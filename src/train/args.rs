@@ -42,16 +42,20 @@ pub struct Files {
     pub local_rank: Option<usize>,
 }
 
-/// What a command line asks for.
-pub enum Parsed {
-    Run(Box<Cli>),
+/// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.
+pub enum Parsed<C = Cli> {
+    Run(Box<C>),
     /// `--help`: this text, exit 0.
     Help(String),
 }
 
 /// `argv` without the program's name. Errors are [`Error::Input`].
-pub fn parse(program: &'static str, about: &'static str, argv: impl IntoIterator<Item = String>) -> Result<Parsed> {
-    let command = command(program, about);
+pub fn parse<C: CommandFactory + FromArgMatches>(
+    program: &'static str,
+    about: &'static str,
+    argv: impl IntoIterator<Item = String>,
+) -> Result<Parsed<C>> {
+    let command = command::<C>(program, about);
     let argv = normalise(argv, &command)?;
     let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(argv)) {
         Ok(matches) => matches,
@@ -64,7 +68,7 @@ pub fn parse(program: &'static str, about: &'static str, argv: impl IntoIterator
             return Err(Error::input(text.split("\n\nUsage").next().unwrap_or(text).trim_end()));
         }
     };
-    Cli::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
+    C::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
 }
 
 /// An on/off flag, with further modes or without: `true` is a value of it.
@@ -81,10 +85,10 @@ const SWITCH: &str = "B";
 const MODES: &str = "ON-MODE";
 
 /// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
-fn command(program: &'static str, about: &'static str) -> clap::Command {
+fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> clap::Command {
     let defaults = config::defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
-    Cli::command().name(program).about(about).term_width(0).mut_args(|arg| {
+    C::command().name(program).about(about).term_width(0).mut_args(|arg| {
         let arg = if is_switch(&arg) && !is_plain(&arg) {
             arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
         } else if is_switch(&arg) {

@@ -10,10 +10,11 @@ mod derive;
 mod device;
 mod generate;
 pub mod launch;
-mod memory;
+pub mod memory;
 mod merge;
 pub mod metrics;
 pub mod names;
+pub mod outline;
 mod peak;
 pub mod plan;
 mod report;
@@ -45,7 +46,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     if let Some(parent) = launched.and_then(|env| env.parent_pid) {
         launch::follow_parent(parent)?;
     }
-    let cli = match args::parse(program, about, std::env::args().skip(1))? {
+    let cli = match args::parse::<args::Cli>(program, about, std::env::args().skip(1))? {
         Parsed::Help(text) => {
             print!("{text}");
             return Ok(());

@@ -49,16 +49,27 @@ struct Scratch {
     faults: rows::Faults,
 }
 
+/// Of the buffers of [`Scratch`] in its order: what is allocated, and what a plan counts.
+fn scratch(multiprocessors: u32) -> [(DType, usize); 3] {
+    [
+        (DType::F64, optim::limbs(multiprocessors)),
+        (DType::U32, rows::word_count(multiprocessors)),
+        (DType::U32, rows::Faults::WORDS),
+    ]
+}
+
 impl GpuDevice {
     pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
-        let alloc = |dtype: DType, len: usize| {
+        let [limbs, words, faults] = scratch(driver.multiprocessors()).map(|(dtype, len)| {
             let lease = meter.lease(Category::Scratch, len * dtype.size());
             driver.alloc(dtype, len, Category::Scratch, lease)
-        };
-        let limbs = alloc(DType::F64, optim::limbs(&*driver))?;
-        let words = alloc(DType::U32, rows::word_count(&*driver))?;
-        let faults = rows::Faults::new(alloc)?;
-        Ok(GpuDevice { driver, meter, scratch: Mutex::new(Scratch { limbs, words, faults }) })
+        });
+        let scratch = Scratch { limbs: limbs?, words: words?, faults: rows::Faults::new(faults?) };
+        Ok(GpuDevice { driver, meter, scratch: Mutex::new(scratch) })
+    }
+    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own ([`cuda::WORKSPACE`]).
+    pub fn planned(multiprocessors: u32) -> usize {
+        scratch(multiprocessors).iter().map(|(dtype, len)| len * dtype.size()).sum()
     }
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver

@@ -1,5 +1,5 @@
 //! Launches of the gradient norm and the optimizers. What does not change between elements is worked out here, in f64.
-use super::{Arg, BLOCK, CTAS, Driver, GpuDevice, Kernel, Shape};
+use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::AdamWScalars;
 use crate::device::{ALIGN, AdamW, LIMBS, Sgd, View, ViewMut};
@@ -8,8 +8,8 @@ use crate::device::{ALIGN, AdamW, LIMBS, Sgd, View, ViewMut};
 const FINISH: u32 = 96;
 
 /// Limbs that all CTAs together leave for the second launch.
-pub fn limbs(driver: &dyn Driver) -> usize {
-    (CTAS * driver.multiprocessors()) as usize * LIMBS
+pub fn limbs(multiprocessors: u32) -> usize {
+    (CTAS * multiprocessors) as usize * LIMBS
 }
 
 pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {

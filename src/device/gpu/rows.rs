@@ -1,7 +1,7 @@
 //! What launches over rows share: threads for a row, memory between two launches, sums over rows, and the check of indices that
 //! kernels follow. Never waits for the GPU, unless its driver has done everything when a call returns.
 use super::{Arg, GpuDevice, Kernel, Shape};
-use crate::base::{DType, Error, Result};
+use crate::base::{Error, Result};
 use crate::device::{Buf, IGNORE, View, ViewMut};
 
 /// Elements of a row that a thread takes at most: `ITEMS` of `kernels/row.ptx`.
@@ -32,8 +32,8 @@ pub fn threads(op: &'static str, columns: usize, most: usize) -> Result<u32> {
 }
 
 /// How many elements [`words`] gives.
-pub fn word_count(gpu: &dyn super::Driver) -> usize {
-    (gpu.multiprocessors() as usize * WORDS).max(LEAST_WORDS)
+pub fn word_count(multiprocessors: u32) -> usize {
+    (multiprocessors as usize * WORDS).max(LEAST_WORDS)
 }
 
 /// The first `n` words that a launch leaves for the next one. Whatever they are, they are told apart by kernels alone.
@@ -132,8 +132,11 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub fn new(alloc: impl Fn(DType, usize) -> Result<Buf>) -> Result<Faults> {
-        Ok(Faults { found: alloc(DType::U32, 2 * Follows::COUNT)?, limits: [0; Follows::COUNT] })
+    /// Words of [`Faults::new`]'s buffer.
+    pub const WORDS: usize = 2 * Follows::COUNT;
+
+    pub fn new(found: Buf) -> Faults {
+        Faults { found, limits: [0; Follows::COUNT] }
     }
     pub fn of(&self, follows: Follows) -> View<'_> {
         let at = 2 * follows as usize;

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 
 /// Bytes that products may use among themselves: what NVIDIA advises for Hopper; older GPUs ask for less.
-pub(super) const WORKSPACE: usize = 32 << 20;
+pub const WORKSPACE: usize = 32 << 20;
 /// Alignment beyond which cuBLASLt asks for nothing better.
 const ALIGNED: u32 = 256;
 

@@ -22,6 +22,7 @@ mod maps;
 mod memory;
 mod modules;
 
+pub use blas::WORKSPACE;
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
 

@@ -1,0 +1,168 @@
+//! Measures this machine's CPU with the engine itself: some steps of a shallow model of the same width under a device and groups that
+//! take the time of each call. Also whole steps, for predictions to be held to. Never predicts.
+use super::clock::Seconds;
+use super::device::{Watch, Watched};
+use super::links::Collected;
+use super::measured::{Book, Call, Measured, median};
+use super::op::Op;
+use super::simulate::Work;
+use flatshard::base::{Category, DType, Error, Meter, Result};
+use flatshard::comm::seam::{Hook, Hooked, Seam, Started};
+use flatshard::comm::{Collective, Mesh, MeshSizes, Ticket, shm};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::{Buf, Device, View, ViewMut};
+use flatshard::strategy::{Engine, EngineOptions, Step};
+use flatshard::train::memory;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Blocks of the model that is measured: the deeper ones do the same again.
+const LAYERS: usize = 2;
+/// Steps whose times count, after one that does not.
+const STEPS: u64 = 5;
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Times each operation of a CPU device.
+struct Timed {
+    device: CpuDevice,
+    book: Arc<Mutex<Book>>,
+}
+
+impl Watch for Timed {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+    fn meter(&self) -> &Meter {
+        self.device.meter()
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        self.device.alloc(dtype, len, category)
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        self.device.upload(src, dst)
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        self.device.download(src, dst)
+    }
+    fn op(&self, op: Op, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        run(&self.device)?;
+        let seconds = started.elapsed().as_secs_f64();
+        lock(&self.book).op(op, seconds);
+        Ok(())
+    }
+}
+
+/// Times each call of a group. One thread calls, one call at a time.
+struct Stopwatch {
+    book: Arc<Mutex<Book>>,
+    started: Mutex<(Instant, HashMap<Ticket, (Collected, u64)>)>,
+}
+
+fn collected(seam: Seam) -> Option<Collected> {
+    Some(match seam {
+        Seam::AllGather => Collected::AllGather,
+        Seam::ReduceScatter => Collected::ReduceScatter,
+        Seam::AllReduce => Collected::AllReduce,
+        Seam::Broadcast => Collected::Broadcast,
+        Seam::SendRecv => Collected::SendRecv,
+        Seam::Barrier => Collected::Barrier,
+        Seam::Alloc | Seam::Wait | Seam::Release | Seam::WaitSent => return None,
+    })
+}
+
+impl Hook for Stopwatch {
+    fn before(&self, _: Seam, _: Started) {
+        lock(&self.started).0 = Instant::now();
+    }
+    fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
+        let mut mine = lock(&self.started);
+        let Some(what) = collected(seam) else { return };
+        let bytes = started.bytes as u64;
+        lock(&self.book).call(Call { what, waits: false, bytes }, mine.0.elapsed().as_secs_f64());
+        if let Some(ticket) = ticket {
+            mine.1.insert(ticket, (what, bytes));
+        }
+    }
+    fn before_wait(&self, _: Seam, _: Ticket) {
+        lock(&self.started).0 = Instant::now();
+    }
+    /// Of waits for the result only: what a rank then does until its buffers are free is little, and its peers' doing.
+    fn after_wait(&self, seam: Seam, ticket: Ticket) {
+        let mine = lock(&self.started);
+        if let (Seam::Wait, Some(&(what, bytes))) = (seam, mine.1.get(&ticket)) {
+            lock(&self.book).call(Call { what, waits: true, bytes }, mine.0.elapsed().as_secs_f64());
+        }
+    }
+}
+
+/// `f` on each rank of a world of threads, one a core.
+fn ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let meters: Vec<Meter> = (0..sizes.world()).map(|_| Meter::default()).collect();
+    let meshes = shm::threads(sizes, &meters)?;
+    let start = |(mesh, meter): (Mesh, Meter)| {
+        let member = mesh.member.clone();
+        f(mesh, meter).inspect_err(|_| member.abort())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = meshes.into_iter().zip(meters).map(|rank| scope.spawn(|| start(rank))).collect();
+        let end = |thread: std::thread::ScopedJoinHandle<Result<T>>| {
+            thread.join().unwrap_or_else(|_| Err(Error::Run("calibrate: a rank panicked".into())))
+        };
+        threads.into_iter().map(end).collect()
+    })
+}
+
+/// Seconds of each of `steps` steps after a first one.
+fn train(mut engine: Engine, options: &EngineOptions, work: &Work, steps: u64) -> Result<Vec<Seconds>> {
+    let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
+    let mut seconds = Vec::new();
+    for number in 1..=steps + 1 {
+        let started = Instant::now();
+        let tokens = engine.global_count(work.tokens() as u64)?;
+        engine.train_step(&batches, &Step { number, lr: 1e-4, tokens })?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    seconds.remove(0);
+    Ok(seconds)
+}
+
+/// What the calls of rank 0 took, in a model of the width of `options` with few blocks.
+pub fn book(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Book> {
+    let mut shallow = options.clone();
+    shallow.spec.layers = shallow.spec.layers.min(LAYERS);
+    shallow.spec.windowed.truncate(shallow.spec.layers);
+    let mut books = ranks(sizes, |mesh, meter| {
+        let book = Arc::new(Mutex::new(Book::default()));
+        let timed = Timed { device: CpuDevice::new(meter), book: book.clone() };
+        let watched = |inner| -> Arc<dyn Collective> {
+            let stopwatch = Stopwatch { book: book.clone(), started: Mutex::new((Instant::now(), HashMap::new())) };
+            Arc::new(Hooked::with(inner, stopwatch))
+        };
+        let engine = Engine::new(Arc::new(Watched::new(timed)), &mesh.wrap(watched), &shallow)?;
+        train(engine, &shallow, work, STEPS)?;
+        Ok(std::mem::take(&mut *lock(&book)))
+    })?;
+    Ok(books.swap_remove(0))
+}
+
+/// The median step of the whole model, on rank 0.
+pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Seconds> {
+    let seconds = ranks(sizes, |mesh, meter| {
+        let engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, options)?;
+        train(engine, options, work, STEPS)
+    })?;
+    Ok(median(&mut seconds.into_iter().next().unwrap_or_default()))
+}
+
+/// This machine, by the books of one or several strategies.
+pub fn machine(books: Vec<Book>, ranks: usize) -> Measured {
+    let mut all = Book::default();
+    books.into_iter().for_each(|book| all.merge(book));
+    let cpu = CpuDevice::new(Meter::default()).name();
+    Measured::new(cpu, all, memory::available().map(|bytes| bytes / ranks))
+}

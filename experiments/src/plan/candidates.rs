@@ -1,0 +1,99 @@
+//! What is planned: the user's settings under each strategy that could serve, as flags of `run_fsdp`, so that what is recommended can
+//! be run as it stands. Never judges.
+use flatshard::train::args::Cli;
+
+/// One way to run the model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// Of the strategy; options follow behind a plus.
+    pub name: String,
+    /// Behind the user's own.
+    pub flags: Vec<String>,
+}
+
+impl Candidate {
+    fn new(name: impl Into<String>, flags: &str) -> Candidate {
+        Candidate { name: name.into(), flags: flags.split_whitespace().map(str::to_string).collect() }
+    }
+    fn with(&self, name: &str, flags: &str) -> Candidate {
+        let more = Candidate::new(format!("{} + {name}", self.name), flags);
+        Candidate { name: more.name, flags: [self.flags.clone(), more.flags].concat() }
+    }
+}
+
+/// What the user has settled already: it is not varied.
+struct Settled {
+    strategy: bool,
+    checkpoint: bool,
+    offload: bool,
+}
+
+impl Settled {
+    fn of(cli: &Cli) -> Settled {
+        let s = &cli.settings;
+        let (f, p) = (&s.fsdp, &s.parallel);
+        let sizes = [p.tp_size, p.ring_attn_size, p.dp_replicate_size];
+        Settled {
+            strategy: s.run.strategy.is_some()
+                || f.sharding.is_some()
+                || f.backend.is_some()
+                || f.zero_stage.is_some()
+                || f.deepspeed.is_some()
+                || f.fsdp_impl.is_some()
+                || sizes.iter().any(Option::is_some),
+            checkpoint: f.activation_checkpoint.is_some(),
+            offload: f.cpu_offload.is_some(),
+        }
+    }
+}
+
+/// Sizes of an axis inside a node of `per_node` that divide `gpus`.
+fn sizes(gpus: usize, per_node: usize) -> impl Iterator<Item = usize> {
+    (1..).map(|i| 1 << i).take_while(move |&n| n <= per_node.min(gpus)).filter(move |n| gpus.is_multiple_of(*n))
+}
+
+/// Every strategy on `gpus` ranks, `per_node` to a node, on `hosts_compute` without what moves tensors off the device.
+pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) -> Vec<Candidate> {
+    let settled = Settled::of(cli);
+    let mut all = Vec::new();
+    if settled.strategy {
+        all.push(Candidate::new("as given", ""));
+    } else {
+        all.push(Candidate::new("ddp", "--strategy ddp"));
+        all.extend((1..=3).map(|n| Candidate::new(format!("zero-{n}"), &format!("--backend zero --zero-stage {n}"))));
+        all.push(Candidate::new("FULL_SHARD", "--sharding FULL_SHARD"));
+        all.push(Candidate::new("SHARD_GRAD_OP", "--sharding SHARD_GRAD_OP"));
+        if gpus > per_node && gpus.is_multiple_of(per_node) {
+            let flags = format!("--sharding HYBRID_SHARD --dp-replicate-size {}", gpus / per_node);
+            all.push(Candidate::new("HYBRID_SHARD", &flags));
+        }
+        let cut = |what: &str, flag: &str, n: usize| {
+            Candidate::new(format!("FULL_SHARD {what}{n}"), &format!("--sharding FULL_SHARD {flag} {n}"))
+        };
+        all.extend(sizes(gpus, per_node).map(|n| cut("tp", "--sequence-parallel --tp-size", n)));
+        all.extend(sizes(gpus, per_node).map(|n| cut("ring", "--ring-attn-size", n)));
+    }
+    let plain = all.len();
+    if !settled.checkpoint {
+        let of = |c: &Candidate| {
+            let selective = c.with("selective checkpointing", "--activation-checkpoint selective");
+            [selective, c.with("checkpointing", "--activation-checkpoint full")]
+        };
+        let more: Vec<_> = all.iter().flat_map(of).collect();
+        all.extend(more);
+    }
+    if !settled.offload && !hosts_compute {
+        let sharded =
+            |c: &&Candidate| matches!(c.name.as_str(), "as given" | "FULL_SHARD" | "FULL_SHARD + checkpointing");
+        let more: Vec<_> = all.iter().filter(sharded).map(|c| c.with("offload", "--cpu-offload")).collect();
+        all.extend(more);
+    }
+    // A strategy beside its own variants, in the order of the strategies.
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    let base = |i: usize| {
+        let stem = all[i].name.split(" + ").next().unwrap_or_default();
+        all[..plain].iter().position(|c| c.name == stem).unwrap_or(plain)
+    };
+    order.sort_by_key(|&i| base(i));
+    order.into_iter().map(|i| all[i].clone()).collect()
+}

@@ -1,0 +1,234 @@
+//! A device that says what it is asked to do, as values, and leaves it to a [`Watch`] whether it is also done: planning spends
+//! time on a clock, measuring times a real device. The model, the stores and the optimizer run on it as on any other, so a plan
+//! is of the very calls that a run makes. Never computes.
+use super::op::{Op, causal_pairs, pass_pairs};
+use flatshard::base::{Category, DType, Meter, Result};
+use flatshard::device::{
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What becomes of the calls.
+pub trait Watch: Send + Sync {
+    fn name(&self) -> String;
+    fn meter(&self) -> &Meter;
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    /// `run` does it, given a device.
+    fn op(&self, op: Op, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
+}
+
+pub struct Watched<W> {
+    watch: W,
+    /// What was uploaded where: how many pairs attention sees stands in integers.
+    words: Mutex<HashMap<usize, Vec<u32>>>,
+    /// Pairs of a pass of ring attention, by the address of its ranges.
+    pairs: Mutex<HashMap<usize, u64>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<W: Watch> Watched<W> {
+    pub fn new(watch: W) -> Watched<W> {
+        Watched { watch, words: Mutex::default(), pairs: Mutex::default() }
+    }
+    pub fn watch(&self) -> &W {
+        &self.watch
+    }
+    /// The integers that `view` holds, as far as they were uploaded.
+    fn words<T>(&self, view: &View, f: impl FnOnce(&[u32]) -> T) -> T {
+        let words = lock(&self.words);
+        let all = words.get(&view.address()).map_or(&[][..], |w| &w[..w.len().min(view.len())]);
+        f(all)
+    }
+    /// From the ranges' making, or from the ranges themselves where they were uploaded.
+    fn pairs(&self, ranges: &View) -> u64 {
+        let made = lock(&self.pairs).get(&ranges.address()).copied();
+        let length = |range: &[u32]| range[1].saturating_sub(range[0]) as u64;
+        made.unwrap_or_else(|| self.words(ranges, |words| words.chunks_exact(2).map(length).sum()))
+    }
+    fn attention_op(&self, name: &'static str, s: &Attention, cu_seqlens: &View, qkv: &View, bytes: usize) -> Op {
+        let pairs = self.words(cu_seqlens, |c| causal_pairs(c, s.window));
+        Op::attention(name, s, qkv.dtype(), pairs, bytes)
+    }
+}
+
+/// Each operation in a line: its arguments, and the operands that it passes over, those that it reads and writes twice.
+macro_rules! moves {
+    ($($name:ident($($arg:ident: $type:ty),*) $of:ident over [$($operand:ident),*];)*) => { $(
+        #[allow(clippy::too_many_arguments)] // the device's
+        fn $name(&self, $($arg: $type),*) -> Result<()> {
+            let bytes = 0 $(+ $operand.bytes())*;
+            let op = Op::moves(stringify!($name), $of.dtype(), bytes);
+            self.watch.op(op, |dev| dev.$name($($arg),*))
+        }
+    )* };
+}
+
+impl<W: Watch> Device for Watched<W> {
+    fn name(&self) -> String {
+        self.watch.name()
+    }
+    fn meter(&self) -> &Meter {
+        self.watch.meter()
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        self.watch.alloc(dtype, len, category)
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        if dst.dtype() == DType::U32 {
+            let words = src.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+            lock(&self.words).insert(dst.address(), words.collect());
+        }
+        self.watch.upload(src, dst)
+    }
+    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        self.watch.download(src, dst)
+    }
+
+    moves! {
+        copy(src: View, dst: ViewMut) src over [src, dst];
+        zero(x: ViewMut) x over [x];
+        add(x: View, y: ViewMut) y over [x, y, y];
+        scale(factor: f32, x: ViewMut) x over [x, x];
+        bias(bias: View, y: ViewMut) y over [bias, y, y];
+        bias_backward(dy: View, db: ViewMut) dy over [dy, db];
+        rmsnorm(norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) x over [x, w, y, rstd];
+        rmsnorm_backward(norm: &RmsNorm, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut)
+            x over [x, w, rstd, dy, dx, dx, dw];
+        layernorm(eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) x over [x, w, b, y, stats];
+        layernorm_backward(x: View, w: View, stats: View, dy: View, dx: ViewMut, dw: ViewMut, db: ViewMut)
+            x over [x, w, stats, dy, dx, dx, dw, db];
+        qk_norm_rope(shape: &QkNormRope, table: View, positions: View, wq: View, wk: View, qkv: View, out: ViewMut,
+            rstd: ViewMut) qkv over [positions, qkv, out, rstd];
+        qk_norm_rope_backward(shape: &QkNormRope, table: View, positions: View, wq: View, wk: View, qkv: View, rstd: View,
+            dqkv: ViewMut, dwq: ViewMut, dwk: ViewMut) qkv over [positions, qkv, rstd, dqkv, dqkv];
+        attention_merge(shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut)
+            o over [o_pass, lse_pass, o, o, lse, lse];
+        attention_delta(shape: &Attention, o: View, d_o: View, delta: ViewMut) o over [o, d_o, delta];
+        swiglu(gate: View, up: View, y: ViewMut) y over [gate, up, y];
+        swiglu_backward(gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) dy over [gate, up, dy, dgate, dup];
+        geglu(gate: View, up: View, y: ViewMut) y over [gate, up, y];
+        geglu_backward(gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) dy over [gate, up, dy, dgate, dup];
+        gelu(x: View, y: ViewMut) x over [x, y];
+        gelu_backward(x: View, dy: View, dx: ViewMut) x over [x, dy, dx];
+        dropout(d: &Dropout, x: ViewMut) x over [x, x];
+        cross_entropy(shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) logits over [targets, logits, logits];
+        sum_squares(x: View, acc: ViewMut) x over [x];
+        clip_scale(acc: View, max_norm: f32, out: ViewMut) out over [acc, out];
+    }
+
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        let op = Op::product(shape, a.dtype(), c.dtype());
+        self.watch.op(op, |dev| dev.gemm(shape, a, b, c))
+    }
+    /// Queries and keys of each row, read and written; the values are not touched.
+    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
+        let bytes = 2 * positions.len() * shape.heads * shape.head_dim * qkv.dtype().size();
+        let op = Op::moves("rope", qkv.dtype(), bytes);
+        self.watch.op(op, |dev| dev.rope(shape, table, positions, qkv, inverse))
+    }
+    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
+        let bytes = shape.rows * shape.width * (src.dtype().size() + dst.dtype().size());
+        let op = Op::moves("copy_columns", src.dtype(), bytes);
+        self.watch.op(op, |dev| dev.copy_columns(shape, src, dst))
+    }
+    /// Only the rows of the table that tokens name.
+    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
+        let op = Op::moves("embed", y.dtype(), 2 * y.bytes());
+        self.watch.op(op, |dev| dev.embed(tokens, w, scale, y, accumulate))
+    }
+    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
+        let op = Op::moves("embed_backward", dy.dtype(), dy.bytes() + 2 * dy.len() * DType::F32.size());
+        self.watch.op(op, |dev| dev.embed_backward(tokens, dy, scale, dw))
+    }
+
+    fn attention(&self, s: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
+        let op = self.attention_op("attention", s, &cu_seqlens, &qkv, qkv.bytes() + o.bytes() + lse.bytes());
+        self.watch.op(op, |dev| dev.attention(s, cu_seqlens, qkv, o, lse))
+    }
+    fn attention_backward(
+        &self,
+        s: &Attention,
+        cu_seqlens: View,
+        qkv: View,
+        o: View,
+        lse: View,
+        d_o: View,
+        delta: ViewMut,
+        dqkv: ViewMut,
+    ) -> Result<()> {
+        let bytes = qkv.bytes() + 2 * o.bytes() + d_o.bytes() + lse.bytes() + 2 * delta.bytes() + dqkv.bytes();
+        let op = self.attention_op("attention_backward", s, &cu_seqlens, &qkv, bytes);
+        self.watch.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, dqkv))
+    }
+    fn attention_ranges(
+        &self,
+        s: &Attention,
+        cu_seqlens: View,
+        q_rows: View,
+        k_rows: View,
+        of_queries: ViewMut,
+        of_keys: ViewMut,
+    ) -> Result<()> {
+        let cu = self.words(&cu_seqlens, <[u32]>::to_vec);
+        let keys = self.words(&k_rows, <[u32]>::to_vec);
+        let pairs = self.words(&q_rows, |queries| pass_pairs(&cu, queries, &keys, s.window));
+        lock(&self.pairs).insert(of_queries.address(), pairs);
+        let op = Op::moves("attention_ranges", DType::U32, of_queries.bytes() + of_keys.bytes());
+        self.watch.op(op, |dev| dev.attention_ranges(s, cu_seqlens, q_rows, k_rows, of_queries, of_keys))
+    }
+    fn attention_pass(
+        &self,
+        s: &Attention,
+        of_queries: View,
+        qkv: View,
+        kv: View,
+        o: ViewMut,
+        lse: ViewMut,
+    ) -> Result<()> {
+        let bytes = qkv.bytes() + kv.bytes() + o.bytes() + lse.bytes();
+        let op = Op::attention("attention_pass", s, qkv.dtype(), self.pairs(&of_queries), bytes);
+        self.watch.op(op, |dev| dev.attention_pass(s, of_queries, qkv, kv, o, lse))
+    }
+    fn attention_pass_backward(
+        &self,
+        s: &Attention,
+        of_queries: View,
+        of_keys: View,
+        qkv: View,
+        kv: View,
+        lse: View,
+        delta: View,
+        d_o: View,
+        dq: ViewMut,
+        dkv: ViewMut,
+    ) -> Result<()> {
+        let bytes = qkv.bytes() + kv.bytes() + d_o.bytes() + 2 * (dq.bytes() + dkv.bytes());
+        let op = Op::attention("attention_pass_backward", s, qkv.dtype(), self.pairs(&of_queries), bytes);
+        self.watch.op(op, |dev| dev.attention_pass_backward(s, of_queries, of_keys, qkv, kv, lse, delta, d_o, dq, dkv))
+    }
+
+    fn adamw(
+        &self,
+        h: &AdamW,
+        scale: View,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()> {
+        let bytes = g.bytes() + 2 * (m.bytes() + v.bytes() + p.bytes()) + out.as_ref().map_or(0, ViewMut::bytes);
+        self.watch.op(Op::moves("adamw", g.dtype(), bytes), |dev| dev.adamw(h, scale, g, m, v, p, out))
+    }
+    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+        let [momentum, copy] = [&m, &out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
+        let bytes = g.bytes() + 2 * (momentum + p.bytes()) + copy;
+        self.watch.op(Op::moves("sgd", g.dtype(), bytes), |dev| dev.sgd(h, scale, g, m, p, out))
+    }
+}

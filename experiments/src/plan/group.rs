@@ -1,0 +1,181 @@
+//! Groups of ranks of which one is there: a collective moves nothing and takes its time on the clock. The engine sees a world of
+//! any size and is its first rank. Never communicates.
+use super::clock::{Clock, Seconds, Stream};
+use super::links::{Collected, Spread};
+use super::machine::Machine;
+use flatshard::base::{Category, DType, Error, Meter, Result};
+use flatshard::comm::operands::Call;
+use flatshard::comm::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket};
+use flatshard::device::{Buf, View, ViewMut, unbacked};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a planned world consists of: shared by the device and the groups of its one rank.
+#[derive(Clone)]
+pub struct World {
+    pub machine: Arc<dyn Machine>,
+    pub clock: Arc<Clock>,
+    pub meter: Meter,
+    pub ranks: usize,
+    pub per_node: usize,
+}
+
+/// The membership of rank 0.
+pub struct Planned {
+    world: World,
+    /// Groups of the same ranks share a stream, as NCCL's do.
+    streams: Mutex<Vec<(Vec<usize>, Stream)>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Planned {
+    pub fn new(world: World) -> Planned {
+        Planned { world, streams: Mutex::default() }
+    }
+    fn stream(&self, ranks: &[usize]) -> Stream {
+        if self.world.machine.inline() {
+            return Stream::Compute;
+        }
+        let mut streams = lock(&self.streams);
+        if let Some((_, stream)) = streams.iter().find(|(there, _)| there == ranks) {
+            return *stream;
+        }
+        streams.push((ranks.to_vec(), self.world.clock.group()));
+        streams[streams.len() - 1].1
+    }
+}
+
+impl Member for Planned {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn size(&self) -> usize {
+        self.world.ranks
+    }
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
+        let spread = Spread::of(&ranks, self.world.per_node);
+        let stream = self.stream(&ranks);
+        Ok(Arc::new(Group { world: self.world.clone(), axis, spread, stream, calls: Mutex::default() }))
+    }
+    fn abort(&self) {}
+    fn failed(&self) -> Option<usize> {
+        None
+    }
+}
+
+struct Group {
+    world: World,
+    axis: Axis,
+    spread: Spread,
+    stream: Stream,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    next: u64,
+    under_way: HashMap<u64, UnderWay>,
+    stats: CommStats,
+}
+
+struct UnderWay {
+    end: Seconds,
+    what: Collected,
+    bytes: u64,
+    tag: Tag,
+}
+
+impl Group {
+    fn call(&self, what: Collected, tag: Tag) -> Call<'static> {
+        Call { rank: 0, op: what.name(), group: self.axis.name(), size: self.spread.ranks, tag }
+    }
+    /// `bytes` of the full buffer.
+    fn start(&self, what: Collected, tag: Tag, bytes: usize) -> Result<Ticket> {
+        let World { machine, clock, .. } = &self.world;
+        let (bytes, mut calls) = (bytes as u64, lock(&self.calls));
+        let seconds = machine.collective(what, bytes, self.spread);
+        let end = clock.start(self.stream, (tag.what, tag.unit), machine.launch(), seconds);
+        calls.stats.bytes += what.received(bytes, self.spread.ranks);
+        calls.stats.ops += 1;
+        calls.stats.in_flight_s += seconds;
+        let ticket = calls.next;
+        calls.next += 1;
+        calls.under_way.insert(ticket, UnderWay { end, what, bytes, tag });
+        Ok(Ticket(ticket))
+    }
+}
+
+impl Collective for Group {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn size(&self) -> usize {
+        self.spread.ranks
+    }
+    fn axis(&self) -> Axis {
+        self.axis
+    }
+    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
+        let bytes = len * dtype.size();
+        let counted = if self.world.machine.inline() { usage.counted(bytes, self.spread.ranks) } else { bytes };
+        unbacked::alloc(dtype, len, self.world.meter.lease(category, counted))
+    }
+    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
+        let call = self.call(Collected::AllGather, tag);
+        call.same(shard.dtype(), full.dtype())?;
+        call.shards(shard.len(), full.len())?;
+        self.start(Collected::AllGather, tag, full.bytes())
+    }
+    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, _: bool) -> Result<Ticket> {
+        self.call(Collected::ReduceScatter, tag).shards(shard.len(), full.len())?;
+        self.start(Collected::ReduceScatter, tag, full.bytes())
+    }
+    fn all_reduce(&self, tag: Tag, buf: ViewMut, _: Reduce) -> Result<Ticket> {
+        self.start(Collected::AllReduce, tag, buf.bytes())
+    }
+    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket> {
+        self.call(Collected::Broadcast, tag).rank(root)?;
+        self.start(Collected::Broadcast, tag, buf.bytes())
+    }
+    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket> {
+        let call = self.call(Collected::SendRecv, tag);
+        call.rank(to)?;
+        call.rank(from)?;
+        self.start(Collected::SendRecv, tag, send.bytes().max(recv.bytes()))
+    }
+    fn barrier(&self, tag: Tag) -> Result<()> {
+        let ticket = self.start(Collected::Barrier, tag, 0)?;
+        self.wait(ticket)?;
+        self.world.clock.sync();
+        Ok(())
+    }
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        let World { machine, clock, .. } = &self.world;
+        let calls = lock(&self.calls);
+        let Some(UnderWay { end, what, bytes, tag }) = calls.under_way.get(&ticket.0) else {
+            return Err(Error::op("wait", format!("ticket {} of group {}", ticket.0, self.axis.name())));
+        };
+        match machine.inline() {
+            true => clock.stand((tag.what, tag.unit), machine.finish(*what, *bytes, self.spread)),
+            false => clock.wait(*end),
+        }
+        Ok(())
+    }
+    fn release(&self, _: Ticket) -> Result<()> {
+        Ok(())
+    }
+    /// A GPU's compute stream waits for nothing but the end, which it may have waited for already.
+    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
+        match lock(&self.calls).under_way.get(&ticket.0) {
+            Some(under_way) if !self.world.machine.inline() => self.world.clock.wait(under_way.end),
+            _ => {}
+        }
+        Ok(())
+    }
+    fn stats(&self) -> CommStats {
+        lock(&self.calls).stats
+    }
+}

@@ -1,0 +1,165 @@
+//! What a machine takes for an operation and for a collective. GPUs are tables of rates, each with its source: nothing here was
+//! measured by this project. Never knows what is computed.
+use super::clock::Seconds;
+use super::links::{Collected, Links, Spread};
+use super::op::{Op, Rate};
+use flatshard::base::DType;
+
+pub trait Machine: Send + Sync {
+    fn name(&self) -> &str;
+    fn op(&self, op: &Op) -> Seconds;
+    /// Of the host, to enqueue an operation; 0 where it computes itself.
+    fn launch(&self) -> Seconds;
+    /// From the start of a collective on its stream; `inline`, of the call that starts it.
+    fn collective(&self, what: Collected, bytes: u64, spread: Spread) -> Seconds;
+    /// Ranks communicate in the thread that computes: shared memory.
+    fn inline(&self) -> bool {
+        false
+    }
+    /// `inline`: of the wait.
+    fn finish(&self, _: Collected, _: u64, _: Spread) -> Seconds {
+        0.0
+    }
+    /// Bytes of a rank's device.
+    fn memory(&self) -> Option<usize>;
+    /// FLOP/s that MFU is counted against.
+    fn peak(&self, dtype: DType) -> Option<f64>;
+    /// Multiprocessors, where it is a GPU.
+    fn multiprocessors(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// A GPU in a node of such GPUs behind one NVLink switch, with a network card each. Rates in FLOP/s and bytes/s.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gpu {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// Dense bf16 by the data sheet.
+    pub peak: f64,
+    /// bf16 and fp32 (CUDA cores; tf32) products of the best shapes.
+    pub product: f64,
+    pub product_f32: f64,
+    pub product_tf32: f64,
+    /// Fused bf16 attention, forward and backward.
+    pub attention: f64,
+    pub attention_backward: f64,
+    /// Of the data sheet.
+    pub memory_bytes: usize,
+    pub bandwidth: f64,
+    pub multiprocessors: usize,
+    pub links: Links,
+}
+
+/// Part of the data sheet's bandwidth that kernels which only move data get. Assumed.
+const STREAMED: f64 = 0.85;
+/// Part of the best shape's rate that the products of a model get, of all shapes and with the clocks of a whole step. Assumed: see
+/// the errors against published tables.
+const SHAPES: f64 = 0.85;
+/// Seconds of the host for a launch. Assumed.
+const LAUNCH: Seconds = 5e-6;
+const GIB: usize = 1 << 30;
+
+/// Sources. Peak, memory, bandwidth, NVLink: NVIDIA's data sheets of the parts. `product`: the best shape in bf16 of
+/// stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (A100 271.2, H100 794.5, the same for H200,
+/// B200 1745.0 TFLOP/s). fp32: 0.8 of the data sheet's, tf32: the part of its peak that bf16 reaches; both assumed. `attention`: Dao 2023
+/// (arXiv 2307.08691): up to 73 % of an A100's peak forward and 63 % backward, up to 335 TFLOP/s on H100; H200 as H100, B200 by the
+/// ratio of the products. Links: H100 370 GB/s of a ring and 480 GB/s of an all-reduce
+/// in the switch (NVIDIA/nccl-tests#212, a maintainer of NCCL), 47 GB/s of a 400 Gb/s card (NVIDIA/nccl-tests#290: 46 to 48);
+/// A100 235 GB/s (the bound in NCCL's tuning.cc), cards of 200 Gb/s by the same part of their line rate; B200: twice H100's
+/// NVLink, the same cards.
+pub const GPUS: [Gpu; 4] = [
+    Gpu {
+        name: "a100",
+        about: "A100 SXM 80 GB, 8 to a node, NVLink 3, 200 Gb/s a GPU",
+        peak: 312e12,
+        product: 271.2e12,
+        product_f32: 15.6e12,
+        product_tf32: 135.6e12,
+        attention: 0.73 * 312e12,
+        attention_backward: 0.63 * 312e12,
+        memory_bytes: 80 * GIB,
+        bandwidth: 2.039e12,
+        multiprocessors: 108,
+        links: Links { inside: 235e9, inside_summed: 235e9, between: 23.5e9 },
+    },
+    Gpu {
+        memory_bytes: 141_000_000_000,
+        bandwidth: 4.8e12,
+        name: "h200",
+        about: "H200 SXM 141 GB, otherwise as h100",
+        ..H100
+    },
+    H100,
+    Gpu {
+        name: "b200",
+        about: "B200 SXM 180 GB, 8 to a node, NVLink 5, 400 Gb/s a GPU",
+        peak: 2250e12,
+        product: 1745e12,
+        product_f32: 64e12,
+        product_tf32: 872e12,
+        attention: 335e12 * 1745.0 / 794.5,
+        attention_backward: 335e12 * 1745.0 / 794.5,
+        memory_bytes: 180_000_000_000,
+        bandwidth: 8e12,
+        multiprocessors: 148,
+        links: Links { inside: 740e9, inside_summed: 960e9, between: 47e9 },
+    },
+];
+
+const H100: Gpu = Gpu {
+    name: "h100",
+    about: "H100 SXM 80 GB, 8 to a node, NVLink 4, 400 Gb/s a GPU",
+    peak: 989.4e12,
+    product: 794.5e12,
+    product_f32: 53.5e12,
+    product_tf32: 397e12,
+    attention: 335e12,
+    attention_backward: 335e12,
+    memory_bytes: 80 * GIB,
+    bandwidth: 3.35e12,
+    multiprocessors: 132,
+    links: Links { inside: 370e9, inside_summed: 480e9, between: 47e9 },
+};
+
+/// A [`Gpu`] whose fp32 products go through the tensor cores, or not.
+pub struct Rated {
+    pub gpu: Gpu,
+    pub tf32: bool,
+}
+
+impl Machine for Rated {
+    fn name(&self) -> &str {
+        self.gpu.name
+    }
+    fn op(&self, op: &Op) -> Seconds {
+        let Gpu { product, product_f32, product_tf32, attention, attention_backward, bandwidth, .. } = self.gpu;
+        let wide = op.dtype == DType::F32;
+        // Attention in f32 runs at the rate of f32 products.
+        let rate = match op.rate {
+            Rate::Product | Rate::Attention | Rate::AttentionBackward if wide => {
+                SHAPES * if self.tf32 { product_tf32 } else { product_f32 }
+            }
+            Rate::Product => SHAPES * product,
+            Rate::Attention => attention,
+            Rate::AttentionBackward => attention_backward,
+            Rate::Memory => f64::INFINITY,
+        };
+        (op.flops as f64 / rate).max(op.bytes as f64 / (bandwidth * STREAMED))
+    }
+    fn launch(&self) -> Seconds {
+        LAUNCH
+    }
+    fn collective(&self, what: Collected, bytes: u64, spread: Spread) -> Seconds {
+        self.gpu.links.seconds(what, bytes, spread)
+    }
+    fn memory(&self) -> Option<usize> {
+        Some(self.gpu.memory_bytes)
+    }
+    fn peak(&self, dtype: DType) -> Option<f64> {
+        (dtype != DType::F32).then_some(self.gpu.peak)
+    }
+    fn multiprocessors(&self) -> Option<usize> {
+        Some(self.gpu.multiprocessors)
+    }
+}

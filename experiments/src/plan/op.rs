@@ -1,0 +1,102 @@
+//! What one operation of a step costs a machine: its products and the bytes that it moves. Never knows how fast a machine is.
+use flatshard::base::DType;
+use flatshard::device::{Attention, Gemm};
+
+/// Which of a machine's rates an operation is bound by, beside that of its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rate {
+    /// Matrix products.
+    Product,
+    /// Fused attention, forward and backward.
+    Attention,
+    AttentionBackward,
+    /// Memory alone.
+    Memory,
+}
+
+/// One call of a device. Two that are alike in everything take the same time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Op {
+    pub name: &'static str,
+    pub dtype: DType,
+    pub rate: Rate,
+    /// Multiply-adds count twice.
+    pub flops: u64,
+    /// Read and written, each operand once a pass.
+    pub bytes: u64,
+    /// Of a product m, n, k and which operands are turned: what its speed depends on beside its size.
+    pub shape: [usize; 4],
+}
+
+impl Op {
+    pub fn moves(name: &'static str, dtype: DType, bytes: usize) -> Op {
+        Op { name, dtype, rate: Rate::Memory, flops: 0, bytes: bytes as u64, shape: [0; 4] }
+    }
+    /// `into`: the dtype of the result.
+    pub fn product(g: &Gemm, dtype: DType, into: DType) -> Op {
+        let read = (g.m * g.k + g.k * g.n) * dtype.size();
+        let written = g.m * g.n * into.size() * if g.accumulate { 2 } else { 1 };
+        let turned = g.ta as usize | (g.tb as usize) << 1 | (g.accumulate as usize) << 2;
+        Op {
+            rate: Rate::Product,
+            flops: g.flops(),
+            shape: [g.m, g.n, g.k, turned],
+            ..Op::moves("gemm", dtype, read + written)
+        }
+    }
+    /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2 forward,
+    /// 5 backward (Dao 2023, "FlashAttention-2").
+    pub fn attention(name: &'static str, shape: &Attention, dtype: DType, pairs: u64, bytes: usize) -> Op {
+        let (rate, products) = match name.ends_with("backward") {
+            false => (Rate::Attention, 2),
+            true => (Rate::AttentionBackward, 5),
+        };
+        let flops = products * 2 * pairs * (shape.heads * shape.head_dim) as u64;
+        let shape = [shape.heads, shape.kv_heads, shape.head_dim, shape.window];
+        Op { rate, flops, shape, ..Op::moves(name, dtype, bytes) }
+    }
+}
+
+/// Pairs of a query and a key that causal attention within each document looks at, within `window` (0: all).
+pub fn causal_pairs(cu_seqlens: &[u32], window: usize) -> u64 {
+    let documents = cu_seqlens.windows(2).map(|w| (w[1].saturating_sub(w[0])) as u64);
+    let of = |n: u64| n * (n + 1) / 2;
+    let seen = |n: u64| match window as u64 {
+        0 => of(n),
+        w => of(n) - of(n.saturating_sub(w)),
+    };
+    documents.map(seen).sum()
+}
+
+/// The same where queries and keys are some rows of the batch: those of a pass of ring attention.
+pub fn pass_pairs(cu_seqlens: &[u32], q_rows: &[u32], k_rows: &[u32], window: usize) -> u64 {
+    let before = |row: u32| k_rows.partition_point(|&k| k < row) as u64;
+    let seen = |&q: &u32| {
+        let document = cu_seqlens.partition_point(|&start| start <= q);
+        let start = cu_seqlens[document.saturating_sub(1)];
+        let first = if window == 0 { start } else { start.max((q + 1).saturating_sub(window as u32)) };
+        before(q + 1) - before(first)
+    };
+    q_rows.iter().map(seen).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_as_attention_sees_them() {
+        assert_eq!(causal_pairs(&[0, 4], 0), 10);
+        assert_eq!(causal_pairs(&[0, 4, 7], 0), 16);
+        assert_eq!(causal_pairs(&[0, 4], 2), 1 + 2 + 2 + 2);
+        assert_eq!(causal_pairs(&[0, 4], 9), 10);
+        let rows: Vec<u32> = (0..7).collect();
+        for window in [0, 1, 2, 9] {
+            assert_eq!(pass_pairs(&[0, 4, 7], &rows, &rows, window), causal_pairs(&[0, 4, 7], window), "{window}");
+        }
+        // The passes of a ring see what one rank would: rows 0, 3 here and 1, 2 there.
+        let (a, b) = ([0, 3], [1, 2]);
+        let passes = [(a, a), (a, b), (b, a), (b, b)];
+        assert_eq!(passes.iter().map(|(q, k)| pass_pairs(&[0, 4], q, k, 0)).sum::<u64>(), 10);
+    }
+}

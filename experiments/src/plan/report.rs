@@ -1,0 +1,190 @@
+//! A plan for people, as a table, and for programs, as JSON. Never computes more than sums and ratios of what it shows.
+use super::{Cluster, Cost, RESERVED, Row};
+use flatshard::base::Category;
+use flatshard::base::meter::CATEGORIES;
+use serde_json::{Value, json};
+
+fn gib(bytes: usize) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}
+/// Enough digits to compare by.
+fn short(x: f64) -> String {
+    match x {
+        x if x >= 1000.0 => format!("{x:.0}"),
+        x if x >= 10.0 => format!("{x:.1}"),
+        x if x >= 0.1 => format!("{x:.2}"),
+        _ => format!("{x:.4}"),
+    }
+}
+
+const HEAD: [&str; 13] = [
+    "strategy",
+    "params",
+    "grads",
+    "optim",
+    "slots",
+    "activ.",
+    "other",
+    "total",
+    "fits",
+    "comm",
+    "step ms",
+    "exposed",
+    "tok/s/GPU",
+];
+
+/// Activations: what is kept for backward, and what a block uses for itself.
+fn columns(cost: &Cost) -> [usize; 6] {
+    let of = |wanted: &[Category]| cost.bytes.iter().filter(|b| wanted.contains(&b.0)).map(|b| b.1).sum();
+    [
+        of(&[Category::Params]),
+        of(&[Category::Grads]),
+        of(&[Category::Optimizer]),
+        of(&[Category::Slots]),
+        of(&[Category::Saved, Category::Scratch]),
+        of(&[Category::Other]),
+    ]
+}
+
+pub fn text(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option<&str>) -> String {
+    let mut out = String::new();
+    let costs = || rows.iter().filter_map(|row| row.outcome.as_ref().ok());
+    if let Some(cost) = costs().next() {
+        let spec = &cost.engine.spec;
+        out += &format!(
+            "model    {} of {} parameters: {} layers, width {}, {} heads ({} of keys), ff {}, vocabulary {}; {}\n",
+            spec.arch.name(),
+            cost.params,
+            spec.layers,
+            spec.dim,
+            spec.heads,
+            spec.kv_heads,
+            spec.ff,
+            spec.vocab,
+            cost.engine.strategy.dtype(),
+        );
+    }
+    let memory =
+        cluster.machine.memory().map_or("unknown memory".into(), |bytes| format!("{:.1} GiB each", gib(bytes)));
+    out += &format!(
+        "machine  {} x {} ({} to a node), {memory}\n",
+        cluster.gpus,
+        cluster.machine.name(),
+        cluster.per_node.min(cluster.gpus)
+    );
+    out += "         GiB of a rank; comm: GiB that a rank receives in a step; times predicted\n\n";
+
+    let measured = costs().any(|cost| cost.measured.is_some());
+    let mfu = costs().any(|cost| cost.mfu.is_some());
+    let mut head: Vec<String> = HEAD.map(str::to_string).to_vec();
+    head.extend(mfu.then(|| "MFU %".to_string()));
+    head.extend(measured.then_some(["measured", "error %"]).into_iter().flatten().map(str::to_string));
+    let mut table = vec![head];
+    for row in rows {
+        let Ok(cost) = &row.outcome else { continue };
+        let mut line = vec![row.candidate.name.clone()];
+        line.extend(columns(cost).map(|bytes| short(gib(bytes))));
+        line.push(short(gib(cost.total())));
+        line.push(if cost.fits { "yes" } else { "no" }.into());
+        line.push(short(gib(cost.step.received_bytes() as usize)));
+        line.push(short(1e3 * cost.step.seconds()));
+        line.push(short(1e3 * cost.step.totals.exposed));
+        line.push(short(cost.tokens_per_sec / cluster.gpus as f64));
+        line.extend(mfu.then(|| cost.mfu.map_or("-".into(), |mfu| format!("{:.1}", 100.0 * mfu))));
+        if let Some(seconds) = cost.measured {
+            line.push(short(1e3 * seconds));
+            line.push(format!("{:+.1}", 100.0 * (cost.step.seconds() / seconds - 1.0)));
+        }
+        table.push(line);
+    }
+    out += &aligned(&table);
+    let refused = rows.iter().filter_map(|row| Some((row.candidate.name.as_str(), row.outcome.as_ref().err()?)));
+    let mut refused: Vec<_> = refused.collect();
+    refused.sort_by_key(|r| r.1.clone());
+    for same in refused.chunk_by(|a, b| a.1 == b.1) {
+        let names: Vec<_> = same.iter().map(|r| r.0).collect();
+        out += &format!("\nnot planned: {}\n    {}\n", names.join(", "), same[0].1);
+    }
+    out += &match (best, command) {
+        (Some(row), Some(command)) => format!("\nrecommended: {}\n    {command}\n", row.candidate.name),
+        _ => match costs().min_by_key(|cost| cost.total()) {
+            Some(least) => format!(
+                "\nnothing fits: the least is {:.2} GiB of a rank, and {:.1} GiB are kept free for the driver and NCCL. More GPUs, a \
+                 smaller --batch-size or --max-len, or --grad-accum in place of --batch-size\n",
+                gib(least.total()),
+                gib(RESERVED),
+            ),
+            None => String::new(),
+        },
+    };
+    out
+}
+
+/// Names to the left, figures to the right.
+fn aligned(table: &[Vec<String>]) -> String {
+    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |i: usize| table.iter().filter_map(|line| line.get(i)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|i| width(i).unwrap_or(0)).collect();
+    let cell = |(i, cell): (usize, &String)| match i {
+        0 => format!("{cell:<w$}", w = widths[0]),
+        _ => format!("{cell:>w$}", w = widths[i]),
+    };
+    let line = |line: &Vec<String>| line.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ") + "\n";
+    table.iter().map(line).collect()
+}
+
+fn cost_json(cost: &Cost) -> Value {
+    let named = |(category, bytes): &(Category, usize)| {
+        let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
+        (name.to_string(), json!(bytes))
+    };
+    let bytes: serde_json::Map<String, Value> = cost.bytes.iter().map(named).collect();
+    let received = cost.step.received.iter();
+    let received: Vec<Value> =
+        received.map(|(axis, bytes, ops)| json!({"axis": axis.name(), "bytes": bytes, "collectives": ops})).collect();
+    let t = &cost.step.totals;
+    let mesh = &cost.mesh;
+    json!({
+        "mesh": {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "sp": mesh.sp, "tp": mesh.tp},
+        "bytes": bytes,
+        "total_bytes": cost.total(),
+        "fits": cost.fits,
+        "tokens_per_step": cost.work.tokens() * mesh.dp_replicate * mesh.dp_shard,
+        "step_s": t.seconds,
+        "compute_s": t.compute,
+        "memory_bound_s": t.memory,
+        "comm_s": t.communication,
+        "exposed_comm_s": t.exposed,
+        "comm_bytes": cost.step.received_bytes(),
+        "comm": received,
+        "launches": t.launches,
+        "tokens_per_sec": cost.tokens_per_sec,
+        "mfu": cost.mfu,
+        "measured_step_s": cost.measured,
+        "error": cost.measured.map(|seconds| t.seconds / seconds - 1.0),
+    })
+}
+
+pub fn json(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option<&str>) -> String {
+    let row = |row: &Row| {
+        let mut value = match &row.outcome {
+            Ok(cost) => cost_json(cost),
+            Err(why) => json!({"refused": why}),
+        };
+        value["strategy"] = json!(row.candidate.name);
+        value["flags"] = json!(row.candidate.flags);
+        value
+    };
+    let params = rows.iter().find_map(|row| Some(row.outcome.as_ref().ok()?.params));
+    let plan = json!({
+        "gpus": cluster.gpus,
+        "gpus_per_node": cluster.per_node,
+        "machine": cluster.machine.name(),
+        "memory_bytes": cluster.machine.memory(),
+        "params": params,
+        "strategies": rows.iter().map(row).collect::<Vec<_>>(),
+        "recommended": best.map(|row| row.candidate.name.as_str()),
+        "command": command,
+    });
+    format!("{plan:#}")
+}

@@ -1,0 +1,137 @@
+//! A step of a run, simulated: the engine itself on a device that computes nothing and in a world of one rank that says it is many.
+//! Unit order, prefetches, slots and their reuse are therefore those of the stores, of any store. Never measures.
+use super::clock::{Clock, Event, Seconds, Totals};
+use super::device::{Watch, Watched};
+use super::group::{Planned, World};
+use super::machine::Machine;
+use super::op::Op;
+use flatshard::base::meter::CATEGORIES;
+use flatshard::base::{Category, DType, Meter, Result};
+use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
+use flatshard::data::MicroBatch;
+use flatshard::device::{Buf, Device, View, ViewMut, unbacked};
+use flatshard::strategy::{Engine, EngineOptions, Step};
+use std::sync::Arc;
+
+/// What a data-parallel rank is given in a step.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Work {
+    /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
+    pub max_len: usize,
+    pub batch_size: usize,
+    pub grad_accum: usize,
+}
+
+impl Work {
+    /// Sequences of `max_len` tokens, each a document.
+    pub fn batch(&self, vocab: usize) -> MicroBatch {
+        let tokens = self.max_len * self.batch_size;
+        MicroBatch {
+            tokens: (0..tokens).map(|i| (i * 7919 % vocab) as u32).collect(),
+            targets: (0..tokens).map(|i| (i * 104_729 % vocab) as i32).collect(),
+            positions: (0..tokens).map(|i| (i % self.max_len) as u32).collect(),
+            cu_seqlens: (0..=self.batch_size).map(|i| (i * self.max_len) as u32).collect(),
+        }
+    }
+    /// Of one data-parallel rank.
+    pub fn tokens(&self) -> usize {
+        self.max_len * self.batch_size * self.grad_accum
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Simulated {
+    pub totals: Totals,
+    /// Bytes that a rank receives in the step, and collectives, by the axis of their group.
+    pub received: Vec<(Axis, u64, u64)>,
+    /// Allocated by the engine, in the order of [`CATEGORIES`].
+    pub allocated: Vec<(Category, usize)>,
+    pub events: Vec<Event>,
+}
+
+impl Simulated {
+    pub fn seconds(&self) -> Seconds {
+        self.totals.seconds
+    }
+    pub fn received_bytes(&self) -> u64 {
+        self.received.iter().map(|r| r.1).sum()
+    }
+}
+
+/// Spends the machine's time on the clock; holds addresses and no memory.
+struct Spend(World);
+
+impl Watch for Spend {
+    fn name(&self) -> String {
+        format!("plan ({})", self.0.machine.name())
+    }
+    fn meter(&self) -> &Meter {
+        &self.0.meter
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        unbacked::alloc(dtype, len, self.0.meter.lease(category, len * dtype.size()))
+    }
+    fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
+        Ok(())
+    }
+    /// Zeros: a loss of 0 and a norm of 0, which skip nothing.
+    fn download(&self, _: View, dst: &mut [u8]) -> Result<()> {
+        self.0.clock.sync();
+        dst.fill(0);
+        Ok(())
+    }
+    fn op(&self, op: Op, _: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+        let World { machine, clock, .. } = &self.0;
+        clock.compute(op.name, machine.launch(), machine.op(&op), op.flops);
+        Ok(())
+    }
+}
+
+/// The device of a planned world.
+pub fn device(world: &World) -> Arc<dyn Device> {
+    Arc::new(Watched::new(Spend(world.clone())))
+}
+
+/// Rank 0 of a planned world; `wrap` is put around each of its groups.
+pub fn mesh(
+    world: &World,
+    sizes: MeshSizes,
+    wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
+) -> Result<Mesh> {
+    Ok(Mesh::new(Planned::new(world.clone()), sizes)?.wrap(wrap))
+}
+
+/// A step like any but the first, on ranks of `machine`, `per_node` to a node.
+pub fn step(
+    options: &EngineOptions,
+    sizes: MeshSizes,
+    work: &Work,
+    machine: &Arc<dyn Machine>,
+    per_node: usize,
+    keep_events: bool,
+) -> Result<Simulated> {
+    let clock = Arc::new(Clock::new(keep_events));
+    let world = World { machine: machine.clone(), clock, meter: Meter::default(), ranks: sizes.world(), per_node };
+    let mesh = mesh(&world, sizes, |group| group)?;
+    let mut engine = Engine::unfilled(device(&world), &mesh, options)?;
+    let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
+    let mut run = |number| -> Result<()> {
+        let tokens = engine.global_count(work.tokens() as u64)?;
+        engine.train_step(&batches, &Step { number, lr: 1e-3, tokens: tokens.max(1) })?;
+        Ok(())
+    };
+    run(1)?;
+    let axes = [Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp, Axis::Loss];
+    let stats = || axes.map(|axis| mesh.group(axis).stats());
+    let before = stats();
+    world.clock.reset();
+    run(2)?;
+    let received = axes.iter().zip(stats()).zip(before);
+    let received = received.map(|((&axis, now), then)| (axis, now.bytes - then.bytes, now.ops - then.ops));
+    Ok(Simulated {
+        totals: world.clock.totals(),
+        received: received.filter(|r| r.2 > 0).collect(),
+        allocated: CATEGORIES.iter().map(|&(category, _)| (category, world.meter.live(category))).collect(),
+        events: world.clock.events(),
+    })
+}

@@ -1,0 +1,214 @@
+//! The planner against what it plans: simulated calls are a real engine's, simulated bytes are the real ones, and schedules whose
+//! length one can say take that long.
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+use common::probe::{Watched, words};
+use common::*;
+use experiments::plan::clock::{Clock, Seconds};
+use experiments::plan::group::World;
+use experiments::plan::links::{Collected, Spread};
+use experiments::plan::machine::{GPUS, Machine, Rated};
+use experiments::plan::op::Op;
+use experiments::plan::simulate::{self, Work};
+use flatshard::base::{Category, DType, Meter, Result};
+use flatshard::comm::recorder::{Entry, Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{CommStats, Mesh, MeshSizes};
+use flatshard::device::Device;
+use flatshard::nn::{Checkpointing, Spec};
+use flatshard::optim::Rule;
+use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
+use flatshard::strategy::{Engine, EngineOptions, Step, Strategy};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A machine on which every operation and every collective that is not an all-reduce takes as long.
+struct Even {
+    op: Seconds,
+    collective: Seconds,
+    inline: bool,
+}
+
+impl Machine for Even {
+    fn name(&self) -> &str {
+        "even"
+    }
+    fn op(&self, _: &Op) -> Seconds {
+        self.op
+    }
+    fn launch(&self) -> Seconds {
+        0.0
+    }
+    fn collective(&self, what: Collected, _: u64, _: Spread) -> Seconds {
+        if what == Collected::AllReduce { 0.0 } else { self.collective }
+    }
+    fn inline(&self) -> bool {
+        self.inline
+    }
+    fn memory(&self) -> Option<usize> {
+        None
+    }
+    fn peak(&self, _: DType) -> Option<f64> {
+        None
+    }
+}
+
+fn even(op: Seconds, collective: Seconds) -> Arc<dyn Machine> {
+    Arc::new(Even { op, collective, inline: false })
+}
+fn world(machine: Arc<dyn Machine>, ranks: usize) -> World {
+    World { machine, clock: Arc::new(Clock::new(false)), meter: Meter::default(), ranks, per_node: 8 }
+}
+
+/// What a second step calls on rank 0: every call of every group and every use by the model, with bytes; and its traffic.
+fn recorded(
+    device: Arc<dyn Device>,
+    mesh: Mesh,
+    strategy: Arc<dyn Strategy>,
+    spec: &Spec,
+    accum: usize,
+) -> Result<(Vec<Entry>, String, CommStats)> {
+    let log = Log::default();
+    let rank = mesh.rank();
+    let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+    let watched = Arc::new(Watched { inner: strategy, log: log.clone() });
+    let options = options(spec, watched, ADAMW);
+    let mut engine = Engine::new(device, &mesh, &options)?;
+    let mut before = CommStats::default();
+    for number in 1..=2 {
+        let batches: Vec<_> = (0..accum).map(|micro| batch(spec, number, micro, rank)).collect();
+        let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
+        log.clear();
+        before = engine.group().stats();
+        engine.train_step(&batches, &Step { number, lr: 0.01, tokens: tokens.max(1) })?;
+    }
+    let after = engine.group().stats();
+    let traffic = CommStats { bytes: after.bytes - before.bytes, ops: after.ops - before.ops, ..CommStats::default() };
+    let entries = log.entries().into_iter().filter(|e| e.seam != Some(Seam::Alloc)).collect();
+    Ok((entries, words(&log), traffic))
+}
+
+/// Ranks of the real world; the simulated ones are as many.
+const RANKS: usize = 3;
+
+fn assert_same_calls(strategy: Arc<dyn Strategy>, accum: usize) {
+    let spec = llama();
+    let real = ranks(RANKS, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, accum)).swap_remove(0);
+    let world = world(even(1.0, 1.0), RANKS);
+    let mesh = simulate::mesh(&world, MeshSizes::sharded(RANKS), |group| group).unwrap();
+    let simulated = recorded(simulate::device(&world), mesh, strategy, &spec, accum).unwrap();
+    assert!(simulated.1.contains("reduce0"), "{}", simulated.1);
+    assert_eq!(simulated.1, real.1);
+    assert_eq!(simulated.0, real.0, "{}", real.1);
+    assert_eq!(simulated.2, real.2, "traffic");
+}
+
+#[test]
+fn simulated_calls_are_those_of_a_real_engine() {
+    use BackwardPrefetch::{None, Post, Pre};
+    for backward_prefetch in [Pre, Post, None] {
+        for forward_prefetch in [true, false] {
+            assert_same_calls(fsdp(ShardedOptions { backward_prefetch, forward_prefetch, ..sharded() }), 1);
+        }
+    }
+    let whole = ShardedOptions { reshard: false, ..sharded() };
+    assert_same_calls(fsdp(whole.clone()), 1);
+    assert_same_calls(fsdp(ShardedOptions { grad_accum: 2, ..whole }), 2);
+    assert_same_calls(fsdp(ShardedOptions { grad_accum: 3, sync_each_batch: true, ..sharded() }), 3);
+    assert_same_calls(fsdp(ShardedOptions { wrap: Wrap::Size(8000), dtype: DType::Bf16, ..sharded() }), 1);
+    assert_same_calls(ddp(DType::F32), 2);
+}
+
+/// The simulation allocates what the formula says, for ranks that share a host's memory and for GPUs, which do not.
+#[test]
+fn planned_bytes_are_allocated() {
+    let spec = gpt();
+    let strategies: [Arc<dyn Strategy>; 3] =
+        [fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), fsdp(sharded()), ddp(DType::Bf16)];
+    for strategy in strategies {
+        for inline in [true, false] {
+            let options = EngineOptions {
+                checkpoint: if inline { Checkpointing::Full } else { Checkpointing::Off },
+                ..options(&spec, strategy.clone(), ADAMW)
+            };
+            let sizes = MeshSizes::sharded(RANKS);
+            let machine: Arc<dyn Machine> = Arc::new(Even { op: 1.0, collective: 1.0, inline });
+            let work = Work { max_len: ROW, batch_size: 2, grad_accum: 1 };
+            let step = simulate::step(&options, sizes, &work, &machine, 8, false).unwrap();
+            let mut planned = Engine::planned(&options, &sizes).unwrap();
+            if !inline {
+                let decoder = options.decoder(&sizes, &sizes.coords(0)).unwrap();
+                let apart = options.strategy.gathered_apart(decoder.layouts(), &sizes);
+                planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
+            }
+            assert_eq!(step.allocated, planned, "{} inline {inline}", strategy.name());
+        }
+    }
+}
+
+fn simulated(options: ShardedOptions, machine: Arc<dyn Machine>) -> simulate::Simulated {
+    let accum = options.grad_accum;
+    let options = common::options(&llama(), fsdp(options), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 });
+    let work = Work { max_len: ROW, batch_size: 2, grad_accum: accum };
+    simulate::step(&options, MeshSizes::sharded(8), &work, &machine, 8, false).unwrap()
+}
+
+/// Collectives shorter than any computation of a unit: what shows is the first gather and the last reduction. Four blocks.
+#[test]
+fn a_step_bound_by_compute_shows_its_first_gather_and_its_last_reduction() {
+    let c = 0.25;
+    let t = simulated(sharded(), even(1.0, c)).totals;
+    assert_eq!((t.exposed, t.seconds), (2.0 * c, t.compute + 2.0 * c));
+    assert_eq!(t.communication, (7 + 5) as f64 * c);
+    // Asked for when needed: five gathers forward, and in backward those of units 2 and 1, each behind the reduction before it
+    // in the same queue; then the last reduction.
+    let late = ShardedOptions { forward_prefetch: false, backward_prefetch: BackwardPrefetch::None, ..sharded() };
+    assert_eq!(simulated(late, even(1.0, c)).totals.exposed, (5 + 2 + 2 + 1) as f64 * c);
+    // Where every unit keeps its slot nothing is gathered in backward.
+    let whole = simulated(ShardedOptions { reshard: false, ..sharded() }, even(1.0, c)).totals;
+    assert_eq!((whole.exposed, whole.communication), (2.0 * c, (5 + 5) as f64 * c));
+}
+
+#[test]
+fn a_step_bound_by_communication_takes_the_sum_of_it() {
+    for accum in [1, 3] {
+        let options = ShardedOptions { grad_accum: accum, ..sharded() };
+        let t = simulated(options, even(0.0, 2.0)).totals;
+        assert_eq!((t.seconds, t.exposed), (t.communication, t.communication));
+        assert_eq!(t.communication, 2.0 * (7 + 4 * (accum - 1) + 5) as f64);
+    }
+}
+
+/// Llama 3.1 405B on 16,384 GPUs: the layout, the world and two steps of it.
+#[test]
+fn sixteen_thousand_ranks_are_simulated_at_once() {
+    let spec = Spec {
+        vocab: 128_256,
+        dim: 16_384,
+        layers: 126,
+        heads: 128,
+        kv_heads: 8,
+        head_dim: 128,
+        ff: 53_248,
+        max_len: 8192,
+        ..Spec::default()
+    };
+    assert_eq!(spec.params(), 405_853_388_800);
+    let strategy = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    let options = EngineOptions { tokens: 8192, checkpoint: Checkpointing::Full, ..options(&spec, strategy, ADAMW) };
+    let work = Work { max_len: 8192, batch_size: 1, grad_accum: 1 };
+    let h100 = GPUS.iter().find(|gpu| gpu.name == "h100").unwrap();
+    let machine: Arc<dyn Machine> = Arc::new(Rated { gpu: *h100, tf32: false });
+    let started = Instant::now();
+    let at = |ranks| simulate::step(&options, MeshSizes::sharded(ranks), &work, &machine, 8, false).unwrap();
+    let (few, many) = (at(512), at(16_384));
+    let spent = started.elapsed().as_secs_f64();
+    assert!(spent < 10.0, "{spent} s");
+    // As many calls and nearly the same volume, over rings of 32 times as many steps.
+    assert_eq!((many.totals.launches, many.totals.collectives), (few.totals.launches, few.totals.collectives));
+    assert!(many.received_bytes() > few.received_bytes());
+    assert!(many.totals.exposed > few.totals.exposed && many.seconds() > few.seconds());
+    let optimizer = |s: &simulate::Simulated| s.allocated.iter().find(|a| a.0 == Category::Optimizer).unwrap().1;
+    assert!(optimizer(&few) > 31 * optimizer(&many));
+}

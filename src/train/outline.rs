@@ -1,0 +1,62 @@
+//! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any device. Needs
+//! no data, starts nothing and writes nothing: what a planner asks.
+use super::settings::{DeviceName, Settings, StrategyName};
+use super::{check, derive};
+use crate::base::{Category, Result};
+use crate::comm::env::RankEnv;
+use crate::comm::mesh::MeshSizes;
+use crate::nn::Segment;
+use crate::strategy::EngineOptions;
+
+pub struct Outline {
+    /// With the derived values filled in.
+    pub settings: Settings,
+    pub mesh: MeshSizes,
+    pub engine: EngineOptions,
+    pub params: usize,
+    /// Of one rank, in the order of [`crate::base::meter::CATEGORIES`]; on GPUs without what the device itself holds.
+    pub planned: Vec<(Category, usize)>,
+    /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
+    pub work: [usize; 3],
+}
+
+impl Outline {
+    /// Of `world` ranks, `per_node` of them on a host; `default` is what the binary is for. The errors are those of a run.
+    pub fn new(
+        mut s: Settings,
+        default: StrategyName,
+        device: DeviceName,
+        world: usize,
+        per_node: usize,
+    ) -> Result<Outline> {
+        check::unbuilt(&s)?;
+        check::numbers(&s)?;
+        let save = derive::save(&s.checkpoint)?;
+        let strategy = derive::strategy(&mut s, default);
+        let launched = RankEnv {
+            rank: 0,
+            world,
+            local_rank: 0,
+            local_world: per_node.min(world),
+            master_addr: String::new(),
+            master_port: 0,
+            run_id: String::new(),
+            arena_fd: None,
+            parent_pid: None,
+        };
+        s.run.nproc_per_node = None; // the launcher's
+        let (mesh, _) = derive::mesh(&mut s, strategy, device, Some(&launched))?;
+        let tokenizer = derive::tokenizer(&mut s)?;
+        let spec = derive::spec(&mut s, &tokenizer)?;
+        let engine = derive::engine(&s, strategy, spec)?;
+        let decoder = engine.decoder(&mesh, &mesh.coords(0))?;
+        let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
+        let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
+        let work = [
+            derive::set(&s.data.max_len, "data.max_len")?,
+            derive::set(&s.batch.batch_size, "batch.batch_size")?,
+            derive::set(&s.batch.grad_accum, "batch.grad_accum")?,
+        ];
+        Ok(Outline { settings: s, mesh, engine, params, planned, work })
+    }
+}
