@@ -4,23 +4,27 @@ mod common;
 #[path = "common/held.rs"]
 mod held;
 
+use common::stores::*;
 use common::*;
-use flatshard::base::Category;
+use flatshard::base::{Category, DType};
 use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
 use flatshard::nn::Decoder;
-use flatshard::store::{ShardedOptions, Wrap};
+use flatshard::store::{ShardedOptions, Stage, Wrap};
 use flatshard::strategy::Strategy;
 use held::*;
 use safetensors::SafeTensors;
 use std::fs;
 use std::sync::Arc;
 
-/// Both stores in both precisions; the sharded one with units that cut tensors elsewhere.
+/// Every store, in both precisions; the sharded one with units that cut tensors elsewhere.
 fn strategies() -> Vec<(String, Arc<dyn Strategy>)> {
     let mut all: Vec<(String, Arc<dyn Strategy>)> = Vec::new();
     for (dtype, wrap) in DTYPES.into_iter().zip([Wrap::Transformer, Wrap::None]) {
         all.push((format!("fsdp {dtype}"), fsdp(ShardedOptions { dtype, wrap, ..sharded() })));
         all.push((format!("ddp {dtype}"), ddp(dtype)));
+        all.push((format!("reference {dtype}"), reference(by_tensor(dtype, 1))));
+        let stage = if dtype == DType::F32 { Stage::One } else { Stage::Three };
+        all.push((format!("zero {dtype}"), zero(staged(stage, dtype))));
     }
     all
 }

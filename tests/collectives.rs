@@ -3,19 +3,26 @@
 mod common;
 
 use common::probe::{Watched, words};
+use common::stores::*;
 use common::*;
 use flatshard::base::DType;
 use flatshard::comm::delayed::Delayed;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
-use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
+use flatshard::store::{BackwardPrefetch, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Engine, Step, Strategy};
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when a
 /// layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction starts.
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
+    recorded(strategy, accum, words)
+}
+
+/// What `told` makes of the log of a step, which must be the same for every step of every rank of 3.
+fn recorded<T: PartialEq + Debug + Send>(strategy: Arc<dyn Strategy>, accum: usize, told: fn(&Log) -> T) -> T {
     let mut lines = ranks(3, |rank| {
         let log = Log::default();
         let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
@@ -28,13 +35,13 @@ fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
             let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
             log.clear();
             engine.train_step(&batches, &Step { number, lr: 0.01, tokens })?;
-            lines.push(words(&log));
+            lines.push(told(&log));
         }
         Ok(lines)
     });
     assert!(lines.iter().all(|l| *l == lines[0]), "ranks start different collectives");
     let first = lines[0].swap_remove(0);
-    assert!(lines[0].iter().all(|l| *l == first), "steps differ: {first}\n{:?}", lines[0]);
+    assert!(lines[0].iter().all(|l| *l == first), "steps differ: {first:?}\n{:?}", lines[0]);
     first
 }
 fn one(options: ShardedOptions) -> String {
@@ -127,6 +134,136 @@ fn replicas_reduce_buckets_as_soon_as_they_are_complete() {
     );
 }
 
+/// Bytes of all gathered buffers in a step, and of all reduced ones.
+fn traffic(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
+    recorded(strategy, accum, |log| {
+        let entries = log.entries();
+        let of = |seam| entries.iter().filter(|e| e.seam == Some(seam)).map(|e| e.bytes).sum();
+        (of(Seam::AllGather), of(Seam::ReduceScatter))
+    })
+}
+/// The most bytes that were being gathered at a time, and reduced.
+fn in_flight(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
+    recorded(strategy, accum, |log| {
+        let entries = log.entries();
+        let most = |seam, what| {
+            let (mut flying, mut most) = (std::collections::BTreeMap::new(), 0);
+            for e in entries.iter().filter(|e| e.tag.what == what) {
+                match e.seam {
+                    Some(s) if s == seam => drop(flying.insert(e.tag.unit, e.bytes)),
+                    Some(Seam::Wait) => drop(flying.remove(&e.tag.unit)),
+                    _ => {}
+                }
+                most = flying.values().sum::<usize>().max(most);
+            }
+            most
+        };
+        (most(Seam::AllGather, "gather"), most(Seam::ReduceScatter, "reduce"))
+    })
+}
+
+// Of `llama()` over three ranks: the root, the blocks, and all of it.
+const ROOT: usize = 2688;
+const ALL: usize = ROOT + 4 * BLOCK;
+/// The blocks as one bucket, padded once.
+const TOGETHER: usize = 21_120;
+
+/// "ZeRO", section 7: stages 1 and 2 move what replicas do, P in the reduction and P in the gather; stage 3 gathers twice.
+#[test]
+fn zero_moves_the_bytes_of_its_paper() {
+    for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {
+        for accum in [1, 2, 3] {
+            let one = ZeroOptions::new(Stage::One, dtype);
+            assert_eq!(traffic(zero(one), accum), (size * (ROOT + TOGETHER), 4 * (ROOT + TOGETHER)));
+            assert_eq!(traffic(zero(staged(Stage::One, dtype)), accum), (size * ALL, 4 * ALL));
+            assert_eq!(traffic(zero(staged(Stage::Two, dtype)), accum), (size * ALL, 4 * accum * ALL));
+            // The root once; the other layers for each forward and each backward, but for k that are still there.
+            let gathered = |k: usize| size * (ROOT + (accum * 8 - k - 2 * (accum - 1) * k) * BLOCK);
+            let three = |max_live| ZeroOptions { max_live, ..ZeroOptions::new(Stage::Three, dtype) };
+            for (k, max_live) in [(1, 0), (1, ROOT + BLOCK), (2, ROOT + 2 * BLOCK), (3, ROOT + 3 * BLOCK)] {
+                assert_eq!(traffic(zero(three(max_live)), accum), (gathered(k), 4 * accum * ALL), "{max_live}");
+            }
+            assert_eq!(traffic(zero(three(usize::MAX)), accum), (size * ALL, 4 * accum * ALL));
+        }
+    }
+}
+
+#[test]
+fn stages_1_and_2_reduce_in_buckets_and_gather_after_the_update() {
+    // Buckets of two blocks. Stage 1 reduces once, stage 2 each micro-batch, while backward goes on.
+    let forward = "use0 use1 use2 use3 use4 use0 grads0 ";
+    let backward = "use4 grads4 use3 grads3 use2 grads2 use1 grads1 grads0 ";
+    let reducing = "use4 grads4 use3 grads3 reduce2 use2 grads2 use1 grads1 reduce1 grads0 reduce0 ";
+    let update = "norm0 gather0 gather1 gather2 loss0";
+    let line = |stage| trace(zero(staged(stage, DType::F32)), 2);
+    assert_eq!(line(Stage::One), format!("{forward}{backward}{forward}{reducing}{update}"));
+    assert_eq!(line(Stage::Two), format!("{forward}{reducing}{forward}{reducing}{update}"));
+}
+
+#[test]
+fn stage_3_gathers_ahead_and_reduces_in_buckets() {
+    // One block ahead, two there at a time, gradients of two reduced together.
+    assert_eq!(
+        trace(zero(staged(Stage::Three, DType::F32)), 1),
+        "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
+         use4 grads4 gather2 use3 grads3 reduce4 reduce3 gather1 use2 grads2 use1 grads1 reduce2 reduce1 \
+         grads0 reduce0 norm0 loss0"
+    );
+}
+
+#[test]
+fn each_size_of_zero_has_its_effect() {
+    let of = |stage, change: &dyn Fn(&mut ZeroOptions)| {
+        let mut options = ZeroOptions::new(stage, DType::F32);
+        change(&mut options);
+        zero(options)
+    };
+    // Buckets: as many blocks as fit, one at least; the root's is its own.
+    for (size, reductions) in [(0, 5), (BLOCK, 5), (2 * BLOCK, 3), (usize::MAX, 2)] {
+        let line = trace(of(Stage::Two, &|o| o.reduce_bucket = size), 1);
+        assert_eq!(count(&line, "reduce"), reductions, "{size}");
+    }
+    // Without overlap a bucket is reduced before the next one fills; with it two are under way, and the root's.
+    let reducing = |overlap| {
+        let change = move |o: &mut ZeroOptions| (o.overlap, o.reduce_bucket) = (overlap, BLOCK);
+        in_flight(of(Stage::Two, &change), 1).1
+    };
+    assert_eq!((reducing(false), reducing(true)), (4 * BLOCK, 4 * (2 * BLOCK + ROOT)));
+    // After the update: one unit at a time, two, all.
+    let gathering = |size| in_flight(of(Stage::One, &|o| (o.reduce_bucket, o.gather_bucket) = (BLOCK, size)), 1).0;
+    assert_eq!([0, 2 * BLOCK, usize::MAX].map(gathering), [4 * BLOCK, 4 * 2 * BLOCK, 4 * ALL]);
+    // Blocks ahead: none, one, two.
+    for (size, start) in [
+        (0, "gather0 use0 gather1 use1 gather2 use2"),
+        (1, "gather0 gather1 use0 gather2 use1 gather3 use2"),
+        (BLOCK, "gather0 gather1 gather2 use0 gather3 use1 gather4 use2"),
+    ] {
+        let line = trace(of(Stage::Three, &|o| o.prefetch = size), 1);
+        assert!(line.starts_with(start), "prefetch {size}: {line}");
+    }
+    // Blocks that are not gathered again for backward: those that fewer elements than that come behind, twice.
+    for (distance, gathers) in [(0, 8), (2 * BLOCK, 7), (4 * BLOCK, 6), (usize::MAX, 5)] {
+        let line = trace(of(Stage::Three, &|o| (o.prefetch, o.max_reuse) = (0, distance)), 1);
+        assert_eq!(count(&line, "gather"), gathers, "{distance}");
+    }
+}
+
+#[test]
+fn the_reference_does_one_thing_at_a_time() {
+    // Tensors: 3 of the root, 9 of a block. Gathered for forward and for backward, or once; never two at a time.
+    let counts = |options: ReferenceOptions| {
+        let (line, accum) = (trace(reference(options.clone()), options.grad_accum), options.grad_accum);
+        let longest = in_flight(reference(options), accum);
+        assert_eq!(longest, (4 * 1536, 4 * 1536), "the longest tensor (61, 20): 3 shares of 21 rows, 420 up to 512");
+        (count(&line, "gather"), count(&line, "reduce"))
+    };
+    let full = by_tensor(DType::F32, 1);
+    assert_eq!(counts(full.clone()), (3 + 2 * 36, 39));
+    assert_eq!(counts(ReferenceOptions { reshard: false, ..full.clone() }), (39, 39));
+    assert_eq!(counts(ReferenceOptions { grad_accum: 2, ..full.clone() }), (2 * (3 + 2 * 36), 39));
+    assert_eq!(counts(ReferenceOptions { grad_accum: 2, sync_each_batch: true, ..full }), (2 * (3 + 2 * 36), 2 * 39));
+}
+
 #[test]
 fn delays_at_any_seam_change_no_bit() {
     // Up to 4 ms before and after each call of the delayed seams: every rank is ahead of every other now and then.
@@ -145,9 +282,16 @@ fn delays_at_any_seam_change_no_bit() {
     let each = ShardedOptions { grad_accum: 2, sync_each_batch: true, ..sharded() };
     // Without gathers in backward nothing else keeps the ranks within a unit of each other.
     let whole = ShardedOptions { reshard: false, ..sharded() };
-    for (strategy, accum) in
-        [(fsdp(sharded()), 1), (fsdp(post), 1), (fsdp(each), 2), (fsdp(whole), 1), (ddp(DType::F32), 2)]
-    {
+    let bucket = |stage| zero(ZeroOptions { overlap: true, ..staged(stage, DType::F32) });
+    for (strategy, accum) in [
+        (fsdp(sharded()), 1),
+        (fsdp(post), 1),
+        (fsdp(each), 2),
+        (fsdp(whole), 1),
+        (ddp(DType::F32), 2),
+        (bucket(Stage::Two), 1),
+        (bucket(Stage::Three), 2),
+    ] {
         let expected = delayed(strategy.clone(), &[], accum);
         for seam in Seam::ALL {
             assert_same_bits(&expected, &delayed(strategy.clone(), &[seam], accum), &format!("{seam:?}"));

@@ -1,6 +1,7 @@
 //! Bytes against the formula, and steps that allocate nothing. A binary of its own: it counts the heap's allocations.
 mod common;
 
+use common::stores::*;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType, Meter};
@@ -8,7 +9,7 @@ use flatshard::comm::MeshSizes;
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{Checkpointing, Spec};
-use flatshard::store::{ReplicatedOptions, ShardedOptions, Wrap};
+use flatshard::store::{ReferenceOptions, ReplicatedOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Strategy};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -53,6 +54,13 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
         (fsdp(ShardedOptions { wrap: Wrap::None, ..bf16 }), 1),
         (ddp(DType::F32), 2),
         (ddp(DType::Bf16), 1),
+        (reference(by_tensor(DType::F32, 1)), 1),
+        (reference(ReferenceOptions { reshard: false, ..by_tensor(DType::Bf16, 2) }), 2),
+        (zero(staged(Stage::One, DType::Bf16)), 2),
+        (zero(staged(Stage::Two, DType::F32)), 1),
+        (zero(ZeroOptions { overlap: true, ..staged(Stage::Two, DType::Bf16) }), 2),
+        (zero(staged(Stage::Three, DType::Bf16)), 1),
+        (zero(ZeroOptions::new(Stage::Three, DType::F32)), 2),
     ]
 }
 
@@ -116,6 +124,33 @@ fn the_formula_of_the_design() {
     assert_eq!(bytes(accumulating, n, Category::Slots), 2 * staged / n + 4 * p);
     let kept = fsdp(ShardedOptions { reshard: false, ..bf16.clone() });
     assert_eq!(bytes(kept, n, Category::Slots), 2 * p / n + 4 * staged);
+
+    // ZeRO keeps the same shards; full weights and gradients shrink with the stage.
+    let partitioned = |stage, overlap, blocks: usize| {
+        let sizes = ZeroOptions {
+            reduce_bucket: blocks * block,
+            max_live: root + blocks * block,
+            ..ZeroOptions::new(stage, DType::Bf16)
+        };
+        zero(ZeroOptions { overlap, prefetch: usize::MAX, ..sizes })
+    };
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        for (category, each) in [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8)] {
+            assert_eq!(bytes(partitioned(stage, false, 2), n, category), each * p / n, "{stage:?}");
+        }
+    }
+    for (blocks, overlap) in [(1, false), (1, true), (2, false), (2, true)] {
+        let slots = |stage| bytes(partitioned(stage, overlap, blocks), n, Category::Slots);
+        let buckets = root + if overlap { 2 } else { 1 } * blocks * block;
+        assert_eq!(slots(Stage::One), 2 * p / n + 4 * p);
+        assert_eq!(slots(Stage::Two), 2 * p / n + 4 * buckets);
+        assert_eq!(slots(Stage::Three), 2 * (root + blocks * block) / n + 4 * buckets);
+    }
+    // The reference: whole layers beside the longest tensor, which is cut into whole blocks of 128.
+    let longest = table.max(64 * 192).next_multiple_of(n * 128);
+    let layers = 2 * table + 128 + block;
+    let by_tensor = bytes(reference(by_tensor(DType::Bf16, 1)), n, Category::Slots);
+    assert_eq!(by_tensor, 2 * layers + 4 * layers + 2 * longest / n + 4 * longest);
 
     let p = 2 * table + 128 + 8 * block;
     let ddp: Arc<dyn Strategy> =

@@ -254,7 +254,9 @@ impl ParamStore for Reference {
             let padded = 0..shard.len() * self.group.size();
             let (own, padding) = self.reduced.view_mut().slice(padded.clone()).split_at(segment.len());
             self.dev.copy(full.view().slice(segment.range()), own)?;
-            self.dev.zero(padding)?;
+            if !padding.is_empty() {
+                self.dev.zero(padding)?;
+            }
             let from = self.reduced.view_mut().slice(padded);
             let tag = Tag::new("reduce", *index);
             let ticket = self.group.reduce_scatter(tag, from, shard.view_mut(), accumulate)?;

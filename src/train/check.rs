@@ -3,13 +3,12 @@
 use super::settings::*;
 use crate::base::{Error, Result};
 use crate::ckpt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
 pub fn unbuilt(s: &Settings) -> Result<()> {
     let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
     let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
-    let path = |x: &Option<PathBuf>| x.as_ref().map(|p| p.display().to_string());
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
     let (f, p) = (&s.fsdp, &s.precision);
     let unbuilt = [
@@ -19,15 +18,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
             p.reduce_dtype.filter(|&d| d != PrecisionName::Fp32).map(|d| d.name().into()),
             "reduction in fewer bits",
             "--reduce-dtype fp32",
-        ),
-        ("backend", is(f.backend == Some(BackendName::Zero), "zero"), "the ZeRO backend", "--backend fsdp"),
-        ("zero-stage", f.zero_stage.map(|n| n.to_string()), "the ZeRO backend", "--sharding instead"),
-        ("deepspeed", path(&f.deepspeed), "the ZeRO backend", "flags instead"),
-        (
-            "fsdp-impl",
-            is(f.fsdp_impl == Some(FsdpImpl::Reference), "reference"),
-            "the per-parameter engine",
-            "--fsdp-impl manual",
         ),
         (
             "sharding",
@@ -79,7 +69,6 @@ pub fn numbers(s: &Settings) -> Result<()> {
     whole("num_nodes", n(s.run.num_nodes))?;
     whole("max_steps", s.run.max_steps)?;
     whole("epochs", s.run.epochs)?;
-    real("monitor_interval", s.faults.monitor_interval, |x| x > 0.0 && x <= 3600.0, "above 0, at most 3600 seconds")?;
     whole("ranks_per_gpu", n(s.run.ranks_per_gpu))?;
     whole("log_every", s.run.log_every)?;
     whole("batch_size", n(s.batch.batch_size))?;

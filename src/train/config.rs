@@ -1,8 +1,8 @@
-//! Files of settings, and defaults < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
+//! Files of settings, and defaults < DeepSpeed's file < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
 //! unknown key or a wrong type is named with its file and path. Never validates values against each other ([`super::plan`]).
 use super::args::Cli;
 use super::settings::Settings;
-use super::stages;
+use super::{deepspeed, effect, stages};
 use crate::base::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -59,18 +59,18 @@ pub fn stages(cli: &Cli) -> Result<Vec<String>> {
     Ok(File::read(path)?.stages()?.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Defaults, then the file, then the flags; of the file's training stages, `stage`.
+/// Defaults, then DeepSpeed's file, then the file, then the flags; of the file's training stages, `stage`.
 pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
-    let mut merged = defaults();
+    let mut asked = Value::Object(Tree::new());
     let mut names = Vec::new();
     if let Some(path) = &cli.files.config {
         let file = File::read(path)?;
-        overlay(&mut merged, file.settings(cli)?);
+        overlay(&mut asked, file.settings(cli)?);
         for (name, body) in file.stages()? {
             // All are read, so that a fault in the last is known before the first has run.
             let sections = file.sections(&body)?;
             if stage == Some(name.as_str()) {
-                overlay(&mut merged, sections);
+                overlay(&mut asked, sections);
             }
             names.push(name);
         }
@@ -87,7 +87,15 @@ pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
             }
         }
     }
-    overlay(&mut merged, to_tree(&cli.settings)?);
+    overlay(&mut asked, to_tree(&cli.settings)?);
+    if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
+        let given = deepspeed::read(Path::new(path), &asked)?;
+        overlay(&mut asked, given);
+    }
+    let mut merged = defaults();
+    effect::imply(&asked, &mut merged);
+    overlay(&mut merged, asked.clone());
+    effect::check(&asked, &mut merged)?;
     let mut settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
     if let Some(stage) = stage {
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;

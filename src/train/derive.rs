@@ -1,7 +1,7 @@
 //! From settings to each part of the plan: what follows from what. Each function fills in the settings that it derives, so
 //! that they can be shown. Never starts anything and never writes.
-use super::device;
 use super::settings::*;
+use super::{device, zero};
 use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
@@ -10,9 +10,10 @@ use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOpti
 use crate::nn::{Activation, Arch, Checkpointing, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
+use crate::store::reference::ReferenceOptions;
 use crate::store::replicated::ReplicatedOptions;
 use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
-use crate::strategy::{Ddp, Engine, EngineOptions, Fsdp, Strategy};
+use crate::strategy::{Ddp, Engine, EngineOptions, Fsdp, ReferenceFsdp, Strategy, ZeroDp};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -191,8 +192,15 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         PrecisionName::Bf16 => DType::Bf16,
         _ => DType::F32,
     };
-    let strategy: Arc<dyn Strategy> = match strategy {
-        StrategyName::Ddp => Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET })),
+    let strategy: Arc<dyn Strategy> = match (strategy, f.backend, f.fsdp_impl) {
+        (StrategyName::Ddp, ..) => Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET })),
+        (_, Some(BackendName::Zero), _) => Arc::new(ZeroDp(zero::options(s, dtype, spec.dim)?)),
+        (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceFsdp(ReferenceOptions {
+            dtype,
+            reshard: f.sharding == Some(ShardingName::FullShard),
+            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
+            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+        })),
         _ => Arc::new(Fsdp(ShardedOptions {
             dtype,
             wrap: match set(&f.auto_wrap, "fsdp.auto_wrap")? {

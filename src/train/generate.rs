@@ -2,9 +2,8 @@
 //! writes no file.
 use super::derive::{self, set};
 use super::device::{self, Seat};
-use super::launch::{self, Launch};
-use super::restart;
 use super::settings::{Settings, StrategyName};
+use super::{batch, effect, launch};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -35,8 +34,6 @@ struct Request {
     /// Tokens that end the text.
     stop: Vec<u32>,
     sampling: Sampling,
-    /// That end it.
-    signals: Vec<i32>,
 }
 
 /// Prints what the model writes after `prompt` on standard output.
@@ -44,15 +41,7 @@ pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv
     let request = Request::new(settings, default, launched, prompt)?;
     match launched {
         Some(env) => request.run(env),
-        None => launch::run(&Launch {
-            nproc: request.nproc,
-            ranks_per_gpu: request.wanted.ranks_per_gpu,
-            stage: None,
-            restart: None,
-            poll: Duration::from_millis(10),
-            signals: &request.signals,
-            deadline: None,
-        }),
+        None => launch::run(request.nproc, request.wanted.ranks_per_gpu, None),
     }
 }
 
@@ -67,6 +56,8 @@ impl Request {
         let device = device::choose(set(&s.run.device, "run.device")?);
         let strategy = derive::strategy(&mut s, default);
         let (mesh, nproc) = derive::mesh(&mut s, strategy, device, launched)?;
+        effect::engines(&s, mesh.dp_replicate)?;
+        batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         tokenizer.check_vocab(spec.vocab)?;
@@ -107,7 +98,6 @@ impl Request {
             model,
             tokenizer,
             prompt: tokens,
-            signals: restart::signals(&s.faults)?,
             count: set(&g.max_new_tokens, "generate.max_new_tokens")?.min(room),
             sampling,
         })

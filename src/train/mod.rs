@@ -4,10 +4,13 @@
 //! [`launch`] starts the ranks, each of which does [`run`].
 mod agree;
 pub mod args;
+mod batch;
 mod check;
 pub mod config;
+mod deepspeed;
 mod derive;
 mod device;
+mod effect;
 mod generate;
 pub mod launch;
 pub mod memory;
@@ -18,10 +21,10 @@ pub mod outline;
 mod peak;
 pub mod plan;
 mod report;
-mod restart;
 mod run;
 pub mod settings;
 mod stages;
+mod zero;
 
 pub use settings::StrategyName;
 
@@ -97,7 +100,8 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
         }
         None => {
             let _lock = plan.prepare(true)?;
-            restart::run(plan, stage)
+            let metrics = plan.settings.run.metrics_path.as_deref();
+            launch::run(plan.nproc, plan.ranks_per_gpu, stage).inspect_err(|e| metrics::record_failure(metrics, e))
         }
     }
 }

@@ -1,8 +1,7 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
-use super::restart::{self, Restarts};
 use super::settings::*;
-use super::{check, derive, device, memory, stages};
+use super::{batch, check, derive, device, effect, memory, stages};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -40,17 +39,11 @@ pub struct Plan {
     pub resume: Option<(PathBuf, TrainerState)>,
     pub save: derive::SaveOptions,
     pub comm_timeout: Duration,
-    pub restarts: Restarts,
-    /// How often the launcher has started the ranks before.
-    pub attempt: u32,
 }
 
 impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
     pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
-        if let Some((env, restart)) = launched.and_then(|env| Some((env, env.restart?))) {
-            restart::adapt(&mut s, env, restart)?;
-        }
         check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
@@ -65,6 +58,8 @@ impl Plan {
         check::graphs(&s, device)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
         let (mesh, nproc) = derive::mesh(&mut s, strategy_name, device, launched)?;
+        effect::engines(&s, mesh.dp_replicate)?;
+        batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let engine = derive::engine(&s, strategy_name, spec)?;
@@ -73,7 +68,6 @@ impl Plan {
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
         let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
-        let restarts = Restarts::new(&s, nproc, launched)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
@@ -105,8 +99,6 @@ impl Plan {
             resume,
             save,
             comm_timeout,
-            restarts,
-            attempt: launched.and_then(|env| env.restart).map_or(0, |restart| restart.attempt),
         })
     }
 

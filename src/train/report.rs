@@ -18,6 +18,10 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
     let loader = plan.loader(0)?;
     let sharding = match engine.strategy.name() {
         "ddp" => "every rank keeps all weights".to_string(),
+        "fsdp_reference" => format!("{}, unit: tensor", value(&s.fsdp.sharding)),
+        "zero_1" => "optimizer states partitioned".to_string(),
+        "zero_2" => "optimizer states and gradients partitioned".to_string(),
+        "zero_3" => "optimizer states, gradients and parameters partitioned".to_string(),
         _ => format!("{}, unit: {}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap)),
     };
     let parts = plan.planned.iter().filter(|p| p.1 > 0).map(|(category, bytes)| {

@@ -1,10 +1,8 @@
 //! Every setting, declared once: its flag, its key in a file (the same name with underscores, in the section named by the
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
-mod faults;
-
 pub use super::names::*;
-pub use faults::Faults;
+pub use super::zero::Zero;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -28,13 +26,13 @@ pub struct Settings {
     #[command(flatten)]
     pub fsdp: Fsdp,
     #[command(flatten)]
+    pub zero: Zero,
+    #[command(flatten)]
     pub precision: PrecisionArgs,
     #[command(flatten)]
     pub parallel: Parallel,
     #[command(flatten)]
     pub checkpoint: Checkpoint,
-    #[command(flatten)]
-    pub faults: Faults,
     #[command(flatten)]
     pub generate: Generate,
 }
@@ -279,16 +277,19 @@ pub struct Batch {
     /// Micro-batches of a rank in an optimizer step
     #[arg(long, value_name = "N")]
     pub grad_accum: Option<usize>,
+    /// Sequences in an optimizer step of all ranks: gives batch-size or grad-accum where one is left out [default: none]
+    #[arg(long, value_name = "SEQUENCES")]
+    pub train_batch_size: Option<usize>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "FSDP")]
 pub struct Fsdp {
-    /// Family of sharding engines
+    /// Family of sharding engines [default: zero with zero-stage or deepspeed]
     #[arg(long)]
     pub backend: Option<BackendName>,
-    /// Flat units, or one shard a parameter
+    /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against
     #[arg(long)]
     pub fsdp_impl: Option<FsdpImpl>,
     /// FULL_SHARD reshards after forward; SHARD_GRAD_OP after backward; NO_SHARD keeps all
@@ -321,10 +322,10 @@ pub struct Fsdp {
     /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)
     #[arg(long)]
     pub sync_each_batch: Option<bool>,
-    /// ZeRO stage of backend zero [default: none]
+    /// Backend zero partitions 1: optimizer states, 2: gradients too, 3: parameters too [default: 2]
     #[arg(long, value_name = "1|2|3")]
     pub zero_stage: Option<u8>,
-    /// DeepSpeed configuration of backend zero [default: none]
+    /// DeepSpeed configuration: every key is honoured or refused; "auto" leaves it to flags [default: none]
     #[arg(long, value_name = "FILE.json")]
     pub deepspeed: Option<PathBuf>,
 }

@@ -16,7 +16,7 @@ pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
     Arc::new(ZeroDp(options))
 }
 
-/// Of a block of `llama()`, padding and all: 42 blocks of 128.
+/// Elements of a block of `llama()` over three ranks, padding and all.
 pub const BLOCK: usize = 5376;
 
 /// Buckets of two blocks; weights gathered a unit at a time; in stage 3 one block ahead, two there.

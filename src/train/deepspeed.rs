@@ -1,0 +1,343 @@
+//! `--deepspeed ds_config.json`, read as settings. Every key is honoured, or refused with the reason why it cannot be; an
+//! unknown one is named with its nearest. Never decides what a run does: the settings that come of it go the way of all others.
+//!
+//! As in Hugging Face's integration, `"auto"` leaves a key to flags and files, and a key that contradicts one of those is
+//! refused. Keys: `docs/_pages/config-json.md` of DeepSpeed.
+use super::config::nearest;
+use super::settings::Settings;
+use crate::base::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// What becomes of a key.
+enum Key {
+    /// It is this setting: section and name.
+    Set(&'static str, &'static str),
+    /// The same, and "auto" is a value of the setting.
+    Size(&'static str, &'static str),
+    /// It must be this, which is what is done anyway; and why.
+    Is(Value, &'static str),
+    /// It changes nothing here that could be otherwise.
+    Any,
+    /// Refused, whatever it says; and why.
+    Never(&'static str),
+    /// A block of keys.
+    Block(fn() -> Vec<(&'static str, Key)>),
+    /// A block that must be off: `enabled: false`, or `device: none`.
+    Off(&'static str),
+    By(fn(&mut File, &str, &Value) -> Result<()>),
+}
+use Key::*;
+
+fn top() -> Vec<(&'static str, Key)> {
+    let sums = "gradients are summed in fp32 and divided once, by the loss tokens of the step";
+    let metrics = "metrics go to --metrics-path, as JSON lines";
+    vec![
+        ("train_batch_size", Set("batch", "train_batch_size")),
+        ("train_micro_batch_size_per_gpu", Set("batch", "batch_size")),
+        ("gradient_accumulation_steps", Set("batch", "grad_accum")),
+        ("optimizer", By(optimizer)),
+        ("scheduler", By(scheduler)),
+        ("communication_data_type", Set("precision", "reduce_dtype")),
+        ("gradient_allreduce_op", Never(sums)),
+        ("prescale_gradients", Is(json!(false), sums)),
+        ("gradient_predivide_factor", Is(json!(1), sums)),
+        ("gradient_clipping", Set("optim", "grad_clip")),
+        ("steps_per_print", Set("run", "log_every")),
+        ("wall_clock_breakdown", Is(json!(false), "--metrics-path has the times of each step")),
+        ("dump_state", Is(json!(false), "--print-config prints the settings")),
+        ("fp16", By(|file, at, body| file.precision(at, body, "fp16", fp16()))),
+        ("bf16", By(|file, at, body| file.precision(at, body, "bf16", bf16()))),
+        ("torch_autocast", Off("products are in the precision of the bf16 or the fp16 block")),
+        ("amp", Off("use the bf16 or the fp16 block")),
+        ("zero_optimization", Block(zero)),
+        ("zero_allow_untested_optimizer", Any),
+        ("zero_force_ds_cpu_optimizer", Any),
+        ("tensor_parallel", Block(|| vec![("autotp_size", Set("parallel", "tp_size"))])),
+        ("aio", Never("nothing is kept on NVMe")),
+        // Checkpoints of any strategy are read by any other.
+        ("checkpoint", Block(|| vec![("load_universal", Any)])),
+        ("data_types", Block(|| vec![("grad_accum_dtype", Is(json!("fp32"), "gradients are accumulated in fp32"))])),
+        ("tensorboard", Off(metrics)),
+        ("wandb", Off(metrics)),
+        ("comet", Off(metrics)),
+        ("csv_monitor", Off(metrics)),
+    ]
+}
+
+fn zero() -> Vec<(&'static str, Key)> {
+    let persistence = "a layer's small tensors are gathered with its large ones, in one collective: keeping them would \
+                       save none";
+    let ranks = "every rank keeps its own Nth";
+    vec![
+        ("stage", By(stage)),
+        ("reduce_bucket_size", Size("zero", "reduce_bucket_size")),
+        ("allgather_bucket_size", Size("zero", "allgather_bucket_size")),
+        ("overlap_comm", Set("zero", "overlap_comm")),
+        ("allgather_partitions", Is(json!(true), "weights are gathered by all-gathers, never broadcast")),
+        ("reduce_scatter", Is(json!(true), "an all-reduce would move twice the bytes")),
+        ("contiguous_gradients", Is(json!(true), "gradients are always written into contiguous buckets")),
+        ("round_robin_gradients", Is(json!(false), "buckets are cut over the ranks in rank order")),
+        ("offload_param", Off("backend zero keeps parameters on the device; --backend fsdp has --cpu-offload")),
+        ("offload_optimizer", Off("backend zero keeps its state on the device; --backend fsdp has --cpu-offload")),
+        // The optimizer takes one shard of a layer at a time.
+        ("sub_group_size", Any),
+        ("stage3_max_live_parameters", Size("zero", "stage3_max_live_parameters")),
+        ("stage3_max_reuse_distance", Size("zero", "stage3_max_reuse_distance")),
+        ("stage3_prefetch_bucket_size", Size("zero", "stage3_prefetch_bucket_size")),
+        ("stage3_param_persistence_threshold", Is(json!(0), persistence)),
+        ("stage3_model_persistence_threshold", Is(json!(0), persistence)),
+        ("stage3_gather_16bit_weights_on_model_save", By(|file, at, value| file.half_export(at, value))),
+        ("zero_hpz_partition_size", Is(json!(1), ranks)),
+        ("zero_quantized_weights", Is(json!(false), "weights are gathered in the compute dtype")),
+        ("zero_quantized_gradients", Is(json!(false), "gradients are reduced in fp32")),
+    ]
+}
+
+fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
+    match value.as_u64() {
+        Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
+        _ => file.key(at, value, &Set("fsdp", "zero_stage")),
+    }
+}
+
+fn bf16() -> Vec<(&'static str, Key)> {
+    let masters = "masters, gradients and optimizer states are fp32";
+    vec![
+        ("enabled", Any),
+        ("bf16_master_weights_and_grads", Is(json!(false), masters)),
+        ("bf16_optimizer_states", Is(json!(false), masters)),
+    ]
+}
+
+fn fp16() -> Vec<(&'static str, Key)> {
+    vec![
+        ("enabled", Any),
+        ("auto_cast", Is(json!(false), "inputs are token numbers")),
+        ("loss_scale", Any),
+        ("initial_scale_power", Any),
+        ("loss_scale_window", Any),
+        ("hysteresis", Any),
+        ("consecutive_hysteresis", Any),
+        ("min_loss_scale", Any),
+        ("fp16_master_weights_and_grads", Is(json!(false), "masters, gradients and optimizer states are fp32")),
+    ]
+}
+
+fn optimizer(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let decoupled = "weight decay is decoupled (AdamW)";
+    let adamw = || {
+        vec![
+            ("lr", Set("optim", "lr")),
+            ("betas", Set("optim", "betas")),
+            ("eps", Set("optim", "eps")),
+            ("weight_decay", Set("optim", "weight_decay")),
+            ("adam_w_mode", Is(json!(true), decoupled)),
+            ("bias_correction", Is(json!(true), "the moments' bias is corrected")),
+            ("amsgrad", Is(json!(false), "the plain second moment is used")),
+            ("torch_adam", Any),
+            ("fused", Any),
+        ]
+    };
+    let sgd = || {
+        vec![
+            ("lr", Set("optim", "lr")),
+            ("momentum", Set("optim", "momentum")),
+            ("weight_decay", Set("optim", "weight_decay")),
+            ("dampening", Is(json!(0), "momentum is not damped")),
+            ("nesterov", Is(json!(false), "momentum is the plain one")),
+        ]
+    };
+    let (kind, params) = file.kind(at, body)?;
+    match kind.to_lowercase().as_str() {
+        "adam" | "adamw" => {
+            file.put(&format!("{at}.type"), "optim", "optimizer", json!("adamw"))?;
+            file.keys(&format!("{at}.params"), params, adamw())
+        }
+        "sgd" => {
+            file.put(&format!("{at}.type"), "optim", "optimizer", json!("sgd"))?;
+            file.keys(&format!("{at}.params"), params, sgd())
+        }
+        _ => Err(file.refuse(&format!("{at}.type"), &json!(kind), "there are AdamW, Adam (which is AdamW) and SGD")),
+    }
+}
+
+fn scheduler(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let mut warmup = vec![
+        ("warmup_num_steps", Set("optim", "warmup_steps")),
+        ("warmup_min_lr", Is(json!(0), "warmup starts at 0")),
+        ("warmup_min_ratio", Is(json!(0), "warmup starts at 0")),
+        ("warmup_max_lr", Set("optim", "lr")),
+        ("warmup_type", Is(json!("linear"), "warmup is linear")),
+    ];
+    let (kind, params) = file.kind(at, body)?;
+    let shape = match kind {
+        "WarmupLR" => "constant",
+        "WarmupDecayLR" => "linear",
+        "WarmupCosineLR" => "cosine_with_min_lr",
+        _ => {
+            let why = "there are WarmupLR, WarmupDecayLR and WarmupCosineLR; --lr-scheduler has more";
+            return Err(file.refuse(&format!("{at}.type"), &json!(kind), why));
+        }
+    };
+    if kind != "WarmupLR" {
+        warmup.push(("total_num_steps", Set("run", "max_steps")));
+    }
+    if kind == "WarmupCosineLR" {
+        warmup.push(("cos_min_ratio", Set("optim", "min_lr_ratio")));
+    }
+    let at_params = format!("{at}.params");
+    if params["warmup_type"].is_null() {
+        let why = "warmup is linear: say \"warmup_type\": \"linear\"";
+        return Err(file.refuse(&format!("{at_params}.warmup_type"), &json!("log, DeepSpeed's default"), why));
+    }
+    file.put(&format!("{at}.type"), "optim", "lr_scheduler", json!(shape))?;
+    file.keys(&at_params, params, warmup)
+}
+
+/// The settings that the file at `path` gives, as a tree. `asked`: what flags and configuration files say.
+pub fn read(path: &Path, asked: &Value) -> Result<Value> {
+    let mut file = File { path, asked, out: Value::Object(Map::new()), half: None, exports_half: false };
+    let text = std::fs::read_to_string(path).map_err(|e| file.fault(format!("cannot read this file: {e}")))?;
+    let tree: Value = serde_json::from_str(&text).map_err(|e| file.fault(format!("not JSON: {e}")))?;
+    file.keys("", &tree, top())?;
+    if tree["zero_optimization"].is_null() && asked["fsdp"]["zero_stage"].is_null() {
+        return Err(file.fault("zero_optimization.stage is missing: say 1, 2 or 3, or pass --zero-stage".into()));
+    }
+    file.put("zero_optimization", "fsdp", "backend", json!("zero"))?;
+    if let (true, Some(half)) = (file.exports_half, file.half) {
+        let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+        file.put(key, "checkpoint", "save_dtype", json!(half))?;
+    }
+    Ok(file.out)
+}
+
+struct File<'a> {
+    path: &'a Path,
+    asked: &'a Value,
+    out: Value,
+    /// The 16 bits that are switched on.
+    half: Option<&'static str>,
+    exports_half: bool,
+}
+
+impl File<'_> {
+    fn fault(&self, what: String) -> Error {
+        Error::input(format!("{}: {what}", self.path.display()))
+    }
+    fn refuse(&self, at: &str, value: &Value, why: &str) -> Error {
+        self.fault(format!("{at} is {value}: {why}"))
+    }
+
+    /// What the table says of each key of `body`.
+    fn keys(&mut self, at: &str, body: &Value, table: Vec<(&'static str, Key)>) -> Result<()> {
+        let Some(body) = body.as_object() else {
+            return match body {
+                Value::Null => Ok(()),
+                other => Err(self.fault(format!("{at}: keys with values are expected, found {other}"))),
+            };
+        };
+        for (name, value) in body {
+            let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+            let Some((_, key)) = table.iter().find(|(known, _)| known == name) else {
+                let near = nearest(name, table.iter().map(|(known, _)| *known));
+                let near = if at.is_empty() { near.to_string() } else { format!("{at}.{near}") };
+                return Err(self.fault(format!("unknown key {path}: the nearest known one is {near}")));
+            };
+            if !value.is_null() {
+                self.key(&path, value, key)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&mut self, at: &str, value: &Value, key: &Key) -> Result<()> {
+        match key {
+            Size(section, name) => self.put(at, section, name, value.clone()),
+            Block(table) => self.keys(at, value, table()),
+            By(read) => read(self, at, value),
+            Never(why) => Err(self.refuse(at, value, why)),
+            Off(why) => match value["enabled"] == true || value["device"].as_str().is_some_and(|d| d != "none") {
+                true => Err(self.refuse(at, value, why)),
+                false => Ok(()),
+            },
+            _ if value == "auto" => Ok(()),
+            Set(section, name) => self.put(at, section, name, value.clone()),
+            Is(only, why) if !same(value, only) => {
+                Err(self.refuse(at, value, &format!("{why}; it can be {only} only")))
+            }
+            Is(..) | Any => Ok(()),
+        }
+    }
+
+    /// `type` and `params` of a block.
+    fn kind<'b>(&self, at: &str, body: &'b Value) -> Result<(&'b str, &'b Value)> {
+        if let Some(key) = body.as_object().and_then(|b| b.keys().find(|k| !["type", "params"].contains(&k.as_str()))) {
+            return Err(self.fault(format!("unknown key {at}.{key}: there are {at}.type and {at}.params")));
+        }
+        match body["type"].as_str() {
+            Some(kind) => Ok((kind, &body["params"])),
+            None => Err(self.fault(format!("{at}.type is missing: it is the name of one"))),
+        }
+    }
+
+    /// `fp16` or `bf16`.
+    fn precision(&mut self, at: &str, body: &Value, name: &'static str, table: Vec<(&'static str, Key)>) -> Result<()> {
+        self.keys(at, body, table)?;
+        match &body["enabled"] {
+            Value::Bool(true) => {
+                self.half = Some(name);
+                self.put(&format!("{at}.enabled"), "precision", "precision", json!(name))
+            }
+            Value::Bool(false) | Value::Null if self.asked["precision"]["precision"] == name => Err(self.fault(
+                format!("{at}.enabled is false, but --precision says {name}; leave the block out, or say auto"),
+            )),
+            Value::Bool(false) | Value::Null => Ok(()),
+            auto if auto == "auto" => Ok(()),
+            other => Err(self.refuse(&format!("{at}.enabled"), other, "true, false or auto is expected")),
+        }
+    }
+
+    /// The model of `--save-hf` is in the 16 bits that it was computed with.
+    fn half_export(&mut self, at: &str, value: &Value) -> Result<()> {
+        self.exports_half = value == true;
+        match value.is_boolean() || value == "auto" {
+            true => Ok(()),
+            false => Err(self.refuse(at, value, "true, false or auto is expected")),
+        }
+    }
+
+    /// One setting, unless it contradicts what was asked for, or what the file said before.
+    fn put(&mut self, at: &str, section: &str, name: &str, value: Value) -> Result<()> {
+        let value = match value {
+            // 3.0 and 1e3 are whole numbers too.
+            Value::Number(n) if n.as_f64().is_some_and(|x| x.fract() == 0.0 && x.abs() < 9e15) => {
+                let x = n.as_f64().unwrap_or_default();
+                if x < 0.0 { json!(x as i64) } else { json!(x as u64) }
+            }
+            other => other,
+        };
+        let shown = name.replace('_', "-");
+        for (said, who) in [(&self.asked[section][name], "--"), (&self.out[section][name], "another key says ")] {
+            if !said.is_null() && !same(said, &value) {
+                return Err(self.fault(format!(
+                    "{at} is {value}, but {who}{shown} {said}: make them equal, or set {at} to \"auto\""
+                )));
+            }
+        }
+        if let Err(e) = serde_json::from_value::<Settings>(json!({section: {name: value}})) {
+            return Err(self.fault(format!("{at}: {e}")));
+        }
+        let out = self.out.as_object_mut().map(|out| out.entry(section).or_insert_with(|| json!({})));
+        out.into_iter().for_each(|body| body[name] = value.clone());
+        Ok(())
+    }
+}
+
+/// Equal, numbers by their values.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        _ => a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b),
+    }
+}

@@ -1,0 +1,318 @@
+//! Engines by flags and by DeepSpeed's file, from outside: what each key becomes, what is refused and in which words, and that
+//! the same run by every engine reports the same numbers.
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const TINY: [&str; 10] =
+    ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "2", "--max-len", "16", "--nproc-per-node", "2"];
+
+fn run(program: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    command.args(TINY).args(args).output().unwrap()
+}
+fn fsdp(args: &[&str]) -> Output {
+    run(env!("CARGO_BIN_EXE_run_fsdp"), args)
+}
+/// `--print-config` with these arguments.
+fn config(args: &[&str]) -> Value {
+    let out = fsdp(&[args, &["--print-config"]].concat());
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).unwrap()
+}
+/// Refused with status 2 and words that hold all of `parts`.
+#[track_caller]
+fn refused(args: &[&str], parts: &[&str]) {
+    let out = fsdp(args);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {text}");
+    for part in parts {
+        assert!(text.contains(part), "{args:?}: no {part:?} in: {text}");
+    }
+}
+
+/// A file of DeepSpeed's for the length of a call.
+fn with_file<T>(body: &Value, f: impl FnOnce(&str) -> T) -> T {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("ds.json");
+    fs::write(&path, body.to_string()).unwrap();
+    f(path.to_str().unwrap())
+}
+fn read(body: Value, more: &[&str]) -> Value {
+    with_file(&body, |path| config(&[&["--deepspeed", path], more].concat()))
+}
+#[track_caller]
+fn faulty(body: Value, more: &[&str], parts: &[&str]) {
+    with_file(&body, |path| refused(&[&["--deepspeed", path], more].concat(), &[&["ds.json"], parts].concat()));
+}
+/// Stage 2 and what else is said.
+fn two(more: Value) -> Value {
+    let mut body = json!({"zero_optimization": {"stage": 2}});
+    for (key, value) in more.as_object().unwrap() {
+        match body[key].as_object_mut() {
+            Some(block) => block.extend(value.as_object().unwrap().clone()),
+            None => body[key] = value.clone(),
+        }
+    }
+    body
+}
+
+#[test]
+fn every_engine_reports_the_numbers_of_the_manual_one() {
+    let dir = TempDir::new().unwrap();
+    let numbers = |name: &str, engine: &[&str]| -> Vec<(String, String)> {
+        let path = dir.path().join(name);
+        let common = ["--device", "cpu", "--max-steps", "3", "--batch-size", "2", "--no-sample", "--lr", "0.1"];
+        let out = fsdp(&[&common, engine, &["--metrics-path", path.to_str().unwrap()]].concat());
+        assert!(out.status.success(), "{engine:?}: {}", String::from_utf8_lossy(&out.stderr));
+        steps(&path).into_iter().map(|s| (s["loss"].to_string(), s["grad_norm"].to_string())).collect()
+    };
+    let manual = numbers("manual", &[]);
+    assert_eq!(manual.len(), 3);
+    for engine in [
+        &["--fsdp-impl", "reference"][..],
+        &["--fsdp-impl", "reference", "--sharding", "SHARD_GRAD_OP"],
+        &["--backend", "zero"],
+        &["--backend", "deepspeed", "--zero-stage", "1"],
+        &["--zero-stage", "3", "--stage3-max-live-parameters", "0", "--reduce-bucket-size", "auto"],
+    ] {
+        assert_eq!(numbers("other", engine), manual, "{engine:?}");
+    }
+}
+
+fn steps(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|e| e["event"] == "step").collect()
+}
+
+#[test]
+fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
+    for (args, name) in [
+        (&[][..], "fsdp"),
+        (&["--fsdp-impl", "reference"], "fsdp_reference"),
+        (&["--backend", "zero"], "zero_2"),
+        (&["--zero-stage", "1"], "zero_1"),
+        (&["--zero-stage", "3"], "zero_3"),
+    ] {
+        assert_eq!(config(args)["plan"]["strategy"], name, "{args:?}");
+    }
+    // What is printed says what is done, and reads as a file of settings.
+    let dir = TempDir::new().unwrap();
+    for args in [&["--fsdp-impl", "reference"][..], &["--zero-stage", "3"]] {
+        let out = fsdp(&[args, &["--print-config"]].concat());
+        let path = dir.path().join("printed.yaml");
+        fs::write(&path, &out.stdout).unwrap();
+        let again = fsdp(&["--config", path.to_str().unwrap(), "--print-config"]);
+        assert_eq!(String::from_utf8(again.stdout).unwrap(), String::from_utf8(out.stdout).unwrap(), "{args:?}");
+    }
+    config(&["--fsdp-impl", "reference", "--backward-prefetch", "NONE", "--no-forward-prefetch"]); // as it does
+    for (args, parts) in [
+        (&["--fsdp-impl", "reference", "--auto-wrap", "size"][..], ["--auto-wrap size", "reference"]),
+        (&["--fsdp-impl", "reference", "--backward-prefetch", "BACKWARD_PRE"], ["BACKWARD_PRE", "--fsdp-impl manual"]),
+        (&["--fsdp-impl", "reference", "--sharding", "HYBRID_SHARD"], ["HYBRID_SHARD", ""]),
+        (&["--fsdp-impl", "reference", "--sharding", "NO_SHARD"], ["NO_SHARD", "reference"]),
+        (&["--backend", "zero", "--sharding", "FULL_SHARD"], ["--sharding FULL_SHARD", "--backend zero"]),
+        (&["--backend", "zero", "--forward-prefetch"], ["--forward-prefetch", "--backend zero"]),
+        (&["--backend", "zero", "--fsdp-impl", "reference"], ["--fsdp-impl reference", "--backend zero"]),
+        (&["--backend", "fsdp", "--zero-stage", "2"], ["--zero-stage 2", "--backend zero"]),
+        (&["--overlap-comm"], ["--overlap-comm", "--backend zero"]),
+        (&["--zero-stage", "0"], ["zero_stage is 0", "run_ddp"]),
+        (&["--zero-stage", "2", "--stage3-max-live-parameters", "5e8"], ["stage3_max_live_parameters", "stage 3"]),
+        (&["--zero-stage", "3", "--allgather-bucket-size", "5e8"], ["allgather_bucket_size", "stages 1 and 2"]),
+        (&["--zero-stage", "2", "--reduce-bucket-size", "0.5"], ["--reduce-bucket-size", "0.5"]),
+        (&["--zero-stage", "2", "--strategy", "ddp"], ["ddp", "--backend zero"]),
+    ] {
+        refused(args, &parts);
+    }
+    let out = run(env!("CARGO_BIN_EXE_run_ddp"), &["--zero-stage", "2", "--print-config"]);
+    assert_eq!(out.status.code(), Some(2), "run_ddp does not do ZeRO");
+}
+
+#[test]
+fn keys_of_the_file_become_settings() {
+    let body = json!({
+        "train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
+        "gradient_clipping": 0.5, "steps_per_print": 7, "communication_data_type": "fp32",
+        "prescale_gradients": false, "gradient_predivide_factor": 1.0, "wall_clock_breakdown": false, "dump_state": false,
+        "bf16": {"enabled": true, "bf16_master_weights_and_grads": false},
+        "fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.2}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {
+            "warmup_type": "linear", "warmup_min_lr": 0, "warmup_max_lr": 3e-4, "warmup_num_steps": 5, "total_num_steps": 50
+        }},
+        "zero_optimization": {
+            "stage": 3, "reduce_bucket_size": 2e8, "overlap_comm": false, "contiguous_gradients": true,
+            "reduce_scatter": true, "allgather_partitions": true, "round_robin_gradients": false, "sub_group_size": 1e9,
+            "stage3_prefetch_bucket_size": 1e6, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 2e7,
+            "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": true,
+            "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none", "pin_memory": true},
+            "zero_hpz_partition_size": 1, "zero_quantized_weights": false, "zero_quantized_gradients": false
+        },
+        "tensor_parallel": {"autotp_size": 1}, "checkpoint": {"load_universal": true},
+        "data_types": {"grad_accum_dtype": "fp32"}, "amp": {"enabled": false}, "torch_autocast": {"enabled": false},
+        "tensorboard": {"enabled": false}, "wandb": {"enabled": false}, "zero_allow_untested_optimizer": true
+    });
+    let read = read(body, &[]);
+    for (section, key, value) in [
+        ("batch", "batch_size", json!(4)),
+        ("batch", "grad_accum", json!(3)),
+        ("optim", "grad_clip", json!(0.5)),
+        ("run", "log_every", json!(7)),
+        ("precision", "precision", json!("bf16")),
+        ("precision", "reduce_dtype", json!("fp32")),
+        ("optim", "optimizer", json!("adamw")),
+        ("optim", "lr", json!(3e-4)),
+        ("optim", "betas", json!([0.8, 0.99])),
+        ("optim", "eps", json!(1e-7)),
+        ("optim", "weight_decay", json!(0.2)),
+        ("optim", "lr_scheduler", json!("linear")),
+        ("optim", "warmup_steps", json!(5)),
+        ("run", "max_steps", json!(50)),
+        ("fsdp", "backend", json!("zero")),
+        ("fsdp", "zero_stage", json!(3)),
+        ("zero", "reduce_bucket_size", json!(200_000_000)),
+        ("zero", "overlap_comm", json!(false)),
+        ("zero", "stage3_prefetch_bucket_size", json!(1_000_000)),
+        ("zero", "stage3_max_live_parameters", json!(1_000_000_000)),
+        ("zero", "stage3_max_reuse_distance", json!(20_000_000)),
+        ("checkpoint", "save_dtype", json!("bf16")),
+        ("parallel", "tp_size", json!(1)),
+        ("plan", "strategy", json!("zero_3")),
+    ] {
+        let found = &read[section][key];
+        let same = found == &value || found.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| a == b);
+        assert!(same, "{section}.{key} is {found}, not {value}");
+    }
+}
+
+#[test]
+fn auto_leaves_a_key_to_flags_and_sizes_to_the_width() {
+    // The file of Hugging Face's documentation, stage 3.
+    let body = json!({
+        "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+        "zero_optimization": {
+            "stage": 3, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+            "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+            "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true
+        },
+        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+    });
+    let flags = ["--lr", "0.5", "--grad-accum", "2", "--precision", "bf16"];
+    let read = read(body, &flags);
+    assert_eq!((&read["optim"]["lr"], &read["batch"]["grad_accum"]), (&json!(0.5), &json!(2)));
+    assert_eq!((&read["batch"]["batch_size"], &read["precision"]["precision"]), (&json!(8), &json!("bf16")));
+    assert_eq!(read["zero"]["reduce_bucket_size"], "auto");
+    // Slots of gradients: a bucket of 32 x 32 holds a block at a time, the default both.
+    let slots = |plan: &Value| plan["plan"]["planned_bytes"]["slots"].as_u64().unwrap();
+    let automatic = config(&["--zero-stage", "2", "--reduce-bucket-size", "auto"]);
+    let whole = config(&["--zero-stage", "2"]);
+    assert!(slots(&automatic) < slots(&whole), "{automatic} {whole}");
+}
+
+#[test]
+fn the_batch_equation_is_solved_or_shown_with_its_numbers() {
+    let solved = |body: Value, more: &[&str]| {
+        let read = read(two(body), more);
+        [&read["batch"]["batch_size"], &read["batch"]["grad_accum"]].map(|n| n.as_u64().unwrap())
+    };
+    assert_eq!(solved(json!({"train_batch_size": 12}), &[]), [6, 1]);
+    assert_eq!(solved(json!({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2}), &[]), [2, 3]);
+    assert_eq!(solved(json!({"train_batch_size": 12, "gradient_accumulation_steps": 2}), &[]), [3, 2]);
+    assert_eq!(solved(json!({"train_batch_size": 12}), &["--batch-size", "3"]), [3, 2]);
+    assert_eq!(solved(json!({"train_micro_batch_size_per_gpu": 5}), &[]), [5, 1]);
+    let all = |train: u64| json!({"train_batch_size": train, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3});
+    let equation = "train_batch_size 13 must be batch_size x grad_accum x data-parallel ranks";
+    with_file(&two(all(13)), |path| refused(&["--deepspeed", path], &[equation, "2 x 3 x 2 = 12"]));
+    refused(&["--train-batch-size", "13"], &[equation, "? x ? x 2 has no whole solution"]);
+    refused(&["--train-batch-size", "13", "--batch-size", "4"], &[equation, "4 x ? x 2"]);
+}
+
+#[test]
+fn what_contradicts_is_refused_with_both_values() {
+    faulty(
+        two(json!({"gradient_accumulation_steps": 4})),
+        &["--grad-accum", "2"],
+        &["gradient_accumulation_steps is 4", "--grad-accum 2", "auto"],
+    );
+    faulty(two(json!({})), &["--zero-stage", "3"], &["zero_optimization.stage is 2", "--zero-stage 3"]);
+    faulty(two(json!({})), &["--backend", "fsdp"], &["--backend", "fsdp"]);
+    faulty(
+        two(json!({"bf16": {"enabled": false}})),
+        &["--precision", "bf16"],
+        &["bf16.enabled is false", "--precision"],
+    );
+    faulty(two(json!({"bf16": {"enabled": true}})), &["--precision", "fp32"], &["bf16.enabled", "fp32"]);
+    let adam = json!({"type": "Adam", "params": {"lr": 0.1}});
+    let warmup = json!({"type": "WarmupLR", "params": {"warmup_max_lr": 0.2, "warmup_type": "linear"}});
+    faulty(two(json!({"optimizer": adam, "scheduler": warmup})), &[], &["warmup_max_lr is 0.2", "lr 0.1"]);
+    faulty(two(json!({"bf16": {"enabled": true}, "fp16": {"enabled": true}})), &[], &["fp16.enabled", "bf16"]);
+    // The same value twice is no contradiction.
+    read(two(json!({"gradient_accumulation_steps": 4})), &["--grad-accum", "4"]);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_name() {
+    let zero = |key: &str, value: Value| two(json!({"zero_optimization": {key: value}}));
+    for (key, value) in [
+        ("allgather_partitions", json!(false)),
+        ("reduce_scatter", json!(false)),
+        ("contiguous_gradients", json!(false)),
+        ("round_robin_gradients", json!(true)),
+        ("offload_param", json!({"device": "cpu"})),
+        ("offload_optimizer", json!({"device": "nvme", "nvme_path": "/tmp"})),
+        ("stage3_param_persistence_threshold", json!(1e5)),
+        ("zero_hpz_partition_size", json!(8)),
+        ("zero_quantized_weights", json!(true)),
+        ("zero_quantized_gradients", json!(true)),
+    ] {
+        faulty(zero(key, value), &[], &[&format!("zero_optimization.{key}")]);
+    }
+    for (key, value) in [
+        ("gradient_allreduce_op", json!("avg")),
+        ("prescale_gradients", json!(true)),
+        ("gradient_predivide_factor", json!(2.0)),
+        ("wall_clock_breakdown", json!(true)),
+        ("dump_state", json!(true)),
+        ("torch_autocast", json!({"enabled": true})),
+        ("amp", json!({"enabled": true, "opt_level": "O1"})),
+        ("aio", json!({"block_size": 1_048_576})),
+        ("tensorboard", json!({"enabled": true})),
+        ("wandb", json!({"enabled": true})),
+        ("comet", json!({"enabled": true})),
+        ("csv_monitor", json!({"enabled": true})),
+        ("data_types", json!({"grad_accum_dtype": "bf16"})),
+        ("optimizer", json!({"type": "Lamb"})),
+        ("optimizer", json!({"type": "Adam", "params": {"adam_w_mode": false}})),
+        ("scheduler", json!({"type": "OneCycle"})),
+        ("scheduler", json!({"type": "WarmupLR", "params": {"warmup_num_steps": 10}})),
+        ("bf16", json!({"enabled": true, "bf16_optimizer_states": true})),
+    ] {
+        faulty(two(json!({key: value})), &[], &[key]);
+    }
+}
+
+#[test]
+fn unknown_keys_wrong_types_and_files_that_are_none() {
+    faulty(two(json!({"gradient_cliping": 1.0})), &[], &["unknown key gradient_cliping", "gradient_clipping"]);
+    faulty(two(json!({"zero_optimization": {"reduce_bucket": 1}})), &[], &["zero_optimization.reduce_bucket", "_size"]);
+    faulty(two(json!({"optimizer": {"type": "AdamW", "params": {"rl": 1}}})), &[], &["optimizer.params.rl"]);
+    faulty(two(json!({"optimizer": {"kind": "AdamW"}})), &[], &["optimizer.kind", "optimizer.type"]);
+    faulty(two(json!({"train_micro_batch_size_per_gpu": "four"})), &[], &["train_micro_batch_size_per_gpu", "four"]);
+    faulty(json!({"zero_optimization": {"stage": 0}}), &[], &[]);
+    faulty(json!({"zero_optimization": 2}), &[], &["zero_optimization"]);
+    faulty(json!({"gradient_clipping": 1.0}), &[], &["zero_optimization.stage is missing", "--zero-stage"]);
+    refused(&["--deepspeed", "/no/such.json"], &["/no/such.json"]);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("ds.json");
+    fs::write(&path, "{\"zero_optimization\": }").unwrap();
+    refused(&["--deepspeed", path.to_str().unwrap()], &["ds.json", "not JSON"]);
+}
