@@ -9,7 +9,9 @@ pub mod ops;
 pub mod unbacked;
 
 pub use buf::{Buf, View, ViewMut};
-pub use ops::{AdamW, Attention, Columns, CrossEntropy, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd};
+pub use ops::{
+    AdamW, Attention, Columns, CrossEntropy, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
+};
 
 use crate::base::{Category, DType, Meter, Result};
 
@@ -199,15 +201,36 @@ pub trait Device: Send + Sync {
     /// on the gradient is the backward pass.
     fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()>;
 
-    /// `y (N, C) = scale * w[tokens]`, or `y +=` with `accumulate` (learned positions). A token outside the table is an
-    /// error.
-    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()>;
-    /// `dw (V, C) f32 += scatter of scale * dy`. Adds, in row order.
-    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()>;
+    /// `y (N, C) = scale * table[tokens]`, or `y +=` with `accumulate` (learned positions). `w` holds rows of the table from
+    /// [`Embed::first`] on: a token whose row is elsewhere gives 0. A token outside the table is an error.
+    fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()>;
+    /// `dw f32`, the rows that `w` was, `+= scatter of scale * dy (N, C)`. Adds, in row order.
+    fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()>;
     /// Loss and gradient in one pass over a chunk of logits (R, V): `loss` f64 (1) `+= sum of -log softmax[target]` over
     /// targets that are not [`IGNORE`], in row order; with `CrossEntropy::grad`, logits are overwritten by
     /// `scale * (softmax - onehot)` (0 for ignored rows).
     fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()>;
+    /// Of logits (R, `shape.vocab`) that are columns of wider ones, what the loss and the gradient need of each row: `said`
+    /// (R, [`VocabPart::SAID`]) f32. Assigns (Shoeybi et al. 2019, "Megatron-LM", section 3; here one exchange a chunk).
+    fn cross_entropy_part(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        logits: View,
+        said: ViewMut,
+    ) -> Result<()>;
+    /// [`Device::cross_entropy`] of one part's columns, from what all parts said, (parts, R, [`VocabPart::SAID`]): merged in
+    /// their order, so that all come to the same loss.
+    fn cross_entropy_finish(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        said: View,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()>;
 
     /// Adds the sum of squares of `x` f32 into the exact accumulator `acc` f64 ([`LIMBS`]). Blocks of [`ALIGN`] elements,
     /// counted from the start of `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at

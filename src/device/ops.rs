@@ -184,8 +184,54 @@ pub struct Dropout {
     pub key: u64,
 }
 
+/// See [`super::Device::embed`].
+#[derive(Clone, Copy, Debug)]
+pub struct Embed {
+    /// Of the whole table.
+    pub rows: usize,
+    /// The operand holds the table's rows from this one on.
+    pub first: usize,
+    /// Multiplies what is looked up.
+    pub scale: f32,
+}
+
+impl Embed {
+    /// The operand holds the whole table.
+    pub fn whole(rows: usize, scale: f32) -> Embed {
+        Embed { rows, first: 0, scale }
+    }
+    /// Columns of an operand of `table` elements whose rows fill `out` elements, one a token; nothing where there is no token.
+    pub fn columns(&self, op: &'static str, tokens: usize, out: usize, table: usize) -> Result<Option<usize>> {
+        if tokens == 0 && out == 0 {
+            return Ok(None);
+        }
+        let c = out.checked_div(tokens).unwrap_or(0);
+        if c == 0 || c * tokens != out || !table.is_multiple_of(c) || self.first + table / c > self.rows {
+            let what = format!("{tokens} tokens, {out} elements and a table of {table} do not agree on {self:?}");
+            return Err(Error::op(op, what));
+        }
+        Ok(Some(c))
+    }
+}
+
+/// Logits of a part of the vocabulary, where ranks have one each. See [`super::Device::cross_entropy_part`].
+#[derive(Clone, Copy, Debug)]
+pub struct VocabPart {
+    /// What the first column stands for.
+    pub first: usize,
+    /// The whole vocabulary.
+    pub of: usize,
+}
+
+impl VocabPart {
+    /// f32 that a part says of a row: the largest logit, the sum of exp(logit - that), and the target's logit, 0 where it is
+    /// another part's. An ignored row says 0 thrice.
+    pub const SAID: usize = 3;
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy {
+    /// Columns of the logits.
     pub vocab: usize,
     /// 1 / loss tokens of the whole optimizer step, over all ranks: the engine's one division.
     pub scale: f32,

@@ -7,6 +7,7 @@ use super::store::{Grads, Weights};
 use super::workspace::{AttentionSaved, Scratch, Tensor};
 use crate::base::Result;
 use crate::device::{Attention, Device, QkNormRope, Rope, View, ViewMut};
+use std::ops::Range;
 
 #[derive(Clone, Debug)]
 pub struct AttentionBranch {
@@ -16,6 +17,8 @@ pub struct AttentionBranch {
     /// Of the three.
     pub bias: Option<RowBias>,
     pub turn: Turn,
+    /// Over tp, by heads.
+    pub cut: bool,
     /// Which of the context's tables it turns by.
     pub table: usize,
     pub shape: Attention,
@@ -41,14 +44,21 @@ pub enum Turn {
 /// Biases of projections that share rows, segment by segment in the order of their columns: laid side by side first, so
 /// that the rows are passed over once.
 #[derive(Clone, Debug)]
-pub struct RowBias(pub Vec<usize>);
+pub struct RowBias(pub Vec<RowPart>);
+
+/// Of a segment, the elements that these columns take.
+#[derive(Clone, Debug)]
+pub struct RowPart {
+    pub segment: usize,
+    pub held: Range<usize>,
+}
 
 impl RowBias {
     /// `y += bias`, whole rows.
     fn add(&self, dev: &dyn Device, w: Weights, row: &mut Tensor, y: ViewMut) -> Result<()> {
         let mut rest = row.rows_mut(1);
-        for &segment in &self.0 {
-            let bias = w.get(segment);
+        for RowPart { segment, held } in &self.0 {
+            let bias = w.get(*segment).slice(held.clone());
             let (part, right) = rest.split_at(bias.len());
             dev.copy(bias, part)?;
             rest = right;
@@ -57,17 +67,17 @@ impl RowBias {
     }
     /// Adds the column sums of `dy` to the biases' gradients.
     fn grad(&self, dev: &dyn Device, dw: &mut Grads, row: &mut Tensor, dy: View) -> Result<()> {
-        if !self.0.iter().any(|&segment| dw.layout.segments[segment].trainable) {
+        if !self.0.iter().any(|part| dw.layout.segments[part.segment].trainable) {
             return Ok(());
         }
         dev.zero(row.rows_mut(1))?;
         dev.bias_backward(dy, row.rows_mut(1))?;
         let mut at = 0;
-        for &segment in &self.0 {
-            let columns = at..at + dw.layout.segments[segment].len();
+        for RowPart { segment, held } in &self.0 {
+            let columns = at..at + held.len();
             at = columns.end;
-            if let Some(grad) = dw.get(segment) {
-                dev.add(row.rows(1).slice(columns), grad)?;
+            if let Some(grad) = dw.get(*segment) {
+                dev.add(row.rows(1).slice(columns), grad.slice(held.clone()))?;
             }
         }
         Ok(())
@@ -75,7 +85,7 @@ impl RowBias {
 }
 
 impl AttentionBranch {
-    /// Assigns `y (N, C)` from `x (N, C)`.
+    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -85,11 +95,13 @@ impl AttentionBranch {
         scratch: &mut Scratch,
         mut y: ViewMut,
     ) -> Result<()> {
-        let (dev, n) = (cx.dev, cx.n);
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
+        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         for projection in &self.qkv {
-            projection.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.qkv.rows_mut(n))?;
+            projection.forward(dev, w, h.rows, &mut scratch.low, saved.qkv.rows_mut(n))?;
         }
+        cx.release(h)?;
         if let Some(bias) = &self.bias {
             bias.add(dev, w, &mut scratch.bias, saved.qkv.rows_mut(n))?;
         }
@@ -101,11 +113,16 @@ impl AttentionBranch {
             let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
             dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?;
         }
+        let Scratch { parts, low, stats, .. } = scratch;
+        let mut out = |mut y: ViewMut| {
+            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(dev, w, o.rows(n), low, y))?;
+            self.out.add_bias(dev, w, y)
+        };
         match &self.post {
-            None => self.out.forward(dev, w, o.rows(n), &mut scratch.low, y.reborrow())?,
+            None => out(y.reborrow())?,
             Some(norm) => {
-                self.out.forward(dev, w, o.rows(n), &mut scratch.low, branch.rows_mut(n))?;
-                norm.forward(dev, w, branch.rows(n), y.reborrow(), scratch.stats.rows_mut(n))?;
+                out(branch.rows_mut(rows))?;
+                norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
             }
         }
         cx.drop(Place::Attention, y.reborrow())?;
@@ -128,7 +145,7 @@ impl AttentionBranch {
         Ok(turned.rows(cx.n))
     }
 
-    /// `dy (N, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -140,16 +157,25 @@ impl AttentionBranch {
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
-        let (dev, n, positions) = (cx.dev, cx.n, cx.batch.positions);
+        let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
         let (o, lse) = (saved.o.rows(n), saved.lse.rows(n));
         let mut d_branch = cx.branch_grad(Place::Attention, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
-            d_branch =
-                norm.branch_backward(dev, w, dw, saved.branch.rows(n), d_branch, [h, stats, dh], unused.rows_mut(2))?;
+            d_branch = norm.branch_backward(
+                dev,
+                w,
+                dw,
+                saved.branch.rows(rows),
+                d_branch,
+                [h, stats, dh],
+                unused.rows_mut(2),
+            )?;
         }
+        let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let low = [&mut scratch.low, &mut scratch.dlow];
-        self.out.backward(dev, w, dw, o, d_branch, low, scratch.d_o.rows_mut(n), false)?;
+        self.out.backward(dev, w, dw, o, d_branch.rows, low, scratch.d_o.rows_mut(n), false)?;
+        cx.release(d_branch)?;
 
         let qkv = self.turned(cx, w, &saved.qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
@@ -168,12 +194,16 @@ impl AttentionBranch {
             bias.grad(dev, dw, &mut scratch.bias_grad, scratch.dqkv.rows(n))?;
         }
 
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
-        for (i, projection) in self.qkv.iter().enumerate() {
-            let Scratch { h, dqkv, dh, low, dlow, .. } = &mut *scratch;
-            projection.backward(dev, w, dw, h.rows(n), dqkv.rows(n), [low, dlow], dh.rows_mut(n), i > 0)?;
-        }
-        let Scratch { stats, dh, unused, .. } = scratch;
-        self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
+        let Scratch { h, stats, whole, parts, dqkv, dh, low, dlow, unused, .. } = scratch;
+        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        let h = cx.whole(h.rows(rows), whole)?;
+        cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
+            for (i, projection) in self.qkv.iter().enumerate() {
+                projection.backward(dev, w, dw, h.rows, dqkv.rows(n), [low, dlow], dh.reborrow(), i > 0)?;
+            }
+            Ok(())
+        })?;
+        cx.release(h)?;
+        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

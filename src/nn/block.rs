@@ -29,7 +29,7 @@ impl Block {
         qkv.iter_mut().chain([out]).chain(gate).chain([up, down]).for_each(|linear| linear.adapt(lora, layout));
     }
 
-    /// Assigns `saved`, and `y (N, C)` from `x (N, C)`. A recomputation for backward asks for no `y`: nothing reads it,
+    /// Assigns `saved`, and `y (R, C)` from `x (R, C)`, this rank's rows of the residual stream. A recomputation for backward asks for no `y`: nothing reads it,
     /// and the last product is spared.
     pub fn forward(
         &self,
@@ -40,11 +40,11 @@ impl Block {
         scratch: &mut Scratch,
         y: Option<ViewMut>,
     ) -> Result<()> {
-        self.attention.forward(cx, w, x, &mut saved.attention, scratch, saved.mlp.x.rows_mut(cx.n))?;
+        self.attention.forward(cx, w, x, &mut saved.attention, scratch, saved.mlp.x.rows_mut(cx.rows()))?;
         self.mlp.forward(cx, w, &mut saved.mlp, scratch, y)
     }
 
-    /// `dy (N, C)`: from the gradient of `y` to that of `x`, in place. Adds to the weights' gradients.
+    /// `dy (R, C)`: from the gradient of `y` to that of `x`, in place. Adds to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,

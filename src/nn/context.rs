@@ -53,7 +53,7 @@ pub struct Cx<'a> {
     /// This rank's part of the layer's work.
     pub split: Split,
     pub batch: Batch<'a>,
-    /// Tokens of this batch: rows of every activation.
+    /// Tokens of this batch: rows of every activation but the residual stream's, of which this rank has [`Cx::rows`].
     pub n: usize,
     /// Rotation tables (P, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
     pub tables: [View<'a>; 2],
@@ -76,9 +76,9 @@ impl Cx<'_> {
         if self.dropout.is_none() {
             return Ok(dy);
         }
-        self.dev.copy(dy, masked.rows_mut(self.n))?;
-        self.drop(place, masked.rows_mut(self.n))?;
-        Ok(masked.rows(self.n))
+        self.dev.copy(dy, masked.rows_mut(self.rows()))?;
+        self.drop(place, masked.rows_mut(self.rows()))?;
+        Ok(masked.rows(self.rows()))
     }
 }
 

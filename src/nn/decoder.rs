@@ -10,7 +10,7 @@ use super::spec::{Arch, Spec};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tuning::Tuning;
 use super::workspace::{Fixed, Scratch, Tensor, Workspace, WorkspaceOptions};
-use super::{gpt, llama};
+use crate::base::rng::Rng;
 use crate::base::{Category, Error, Result};
 use crate::device::Device;
 
@@ -49,12 +49,13 @@ impl Decoder {
     /// One rank's part of each layer.
     pub fn split(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         spec.validate()?;
-        let of = 0..spec.layers;
-        let (root, mut blocks): (_, Vec<Block>) = match spec.arch {
-            Arch::Gpt => (gpt::root(&spec).1, of.map(|i| gpt::block(&spec, i).1).collect()),
-            _ => (llama::root(&spec).1, of.map(|i| llama::block(&spec, i).1).collect()),
-        };
-        let mut layouts = spec.layouts();
+        split.check(&spec)?;
+        let ((layout, root), layers) = spec.layers(split);
+        let (mut layouts, mut blocks) = (vec![layout], Vec::with_capacity(layers.len()));
+        for (layout, block) in layers {
+            layouts.push(layout);
+            blocks.push(block);
+        }
         tuning.apply(&mut layouts)?;
         if let Some(lora) = &tuning.lora {
             if spec.arch == Arch::Gpt {
@@ -79,11 +80,11 @@ impl Decoder {
 
     /// Bytes that [`Decoder::workspace`] allocates, by category.
     pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
-        Workspace::plan(&self.spec, self.rank, options).planned()
+        Workspace::plan(&self.spec, &self.split, self.rank, options).planned()
     }
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
-        let mut ws = Workspace::plan(&self.spec, self.rank, options).allocate(dev, groups)?;
+        let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;
         let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, &mut ws.fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
@@ -105,20 +106,21 @@ impl Decoder {
         micro: &Micro,
     ) -> Result<()> {
         let n = batch.rows(ws.tokens(), true)?;
-        if ws.dx.capacity() < n {
+        if ws.dx.capacity() < self.split.rows(n) {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_key));
+        let rows = cx.rows();
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
         let (w, grads) = store.grads(ROOT)?;
-        let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(n) };
-        self.root.loss(&cx, w, stream[self.spec.layers].rows(n), scratch, loss, Some(backward))?;
+        let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(rows) };
+        self.root.loss(&cx, w, stream[self.spec.layers].rows(rows), scratch, loss, Some(backward))?;
 
         for i in (0..self.spec.layers).rev() {
-            let (layer, x) = (i + 1, stream[i].rows(n));
+            let (layer, x) = (i + 1, stream[i].rows(rows));
             if layer < self.lowest {
                 store.grads_ready(layer)?; // a unit of several layers may be complete only now
                 store.release(layer, Pass::Backward)?;
@@ -131,13 +133,13 @@ impl Decoder {
                 self.blocks[i].forward(&cx, w, x, saved, scratch, None)?;
             }
             let (w, mut dw) = store.grads(layer)?;
-            self.blocks[i].backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(n))?;
+            self.blocks[i].backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(rows))?;
             store.grads_ready(layer)?;
             store.release(layer, Pass::Backward)?;
         }
 
         let (_, dw) = store.grads(ROOT)?;
-        self.root.embed_backward(&cx, dw, dx.rows_mut(n))?;
+        self.root.embed_backward(&cx, dw, scratch, dx.rows_mut(rows))?;
         store.grads_ready(ROOT)?;
         store.release(ROOT, Pass::Backward)
     }
@@ -150,12 +152,13 @@ impl Decoder {
         batch: &Batch,
         ws: &mut Workspace,
     ) -> Result<()> {
-        let n = batch.rows(ws.tokens(), true)?;
+        batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
-        self.root.loss(&cx, w, stream[self.spec.layers % stream.len()].rows(n), scratch, loss, None)?;
+        let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
+        self.root.loss(&cx, w, x, scratch, loss, None)?;
         store.release(ROOT, Pass::Evaluate)
     }
 
@@ -173,14 +176,15 @@ impl Decoder {
         if row >= n {
             return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
         }
-        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, next, .. }, groups, .. } = ws;
+        let Workspace {
+            stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
+        } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
-        let x = stream[self.spec.layers % stream.len()].band(&(row..row + 1));
-        self.root.logits(&cx, w, x, scratch, next.rows_mut(1))?;
+        let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
+        self.root.logits(&cx, w, x, row, scratch, [next, all_next], bytemuck::cast_slice_mut(out))?;
         store.release(ROOT, Pass::Evaluate)?;
-        dev.download(next.rows(1), bytemuck::cast_slice_mut(out))?;
         let cap = self.spec.logit_cap;
         if cap > 0.0 {
             out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
@@ -197,7 +201,9 @@ impl Decoder {
         key: Option<u64>,
     ) -> Cx<'a> {
         let p = self.spec.dropout;
-        let dropout = key.filter(|_| p > 0.0).map(|key| (p, key));
+        // Ranks of tp that have the same rows draw the same masks.
+        let own = |key| if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
+        let dropout = key.filter(|_| p > 0.0).map(|key| (p, own(key)));
         let tables = tables.map(|table| table.rows(table.capacity()));
         Cx {
             dev,
@@ -222,9 +228,9 @@ impl Decoder {
         scratch: &mut Scratch,
         pass: Pass,
     ) -> Result<()> {
-        let n = cx.n;
+        let n = cx.rows();
         let w = store.acquire(ROOT, pass)?;
-        self.root.embed(cx, w, stream[0].rows_mut(n))?;
+        self.root.embed(cx, w, scratch, stream[0].rows_mut(n))?;
         for i in 0..self.spec.layers {
             let layer = i + 1;
             let (x, y) = turn(stream, i);

@@ -5,7 +5,7 @@ use super::layout::{Init, Layout};
 use super::linear::Linear;
 use super::mlp::MlpBranch;
 use super::norm::Norm;
-use super::root::Root;
+use super::root::{Root, Words};
 use super::spec::{Activation, NORMAL, ONES, Spec, ZEROS};
 use crate::device::Attention;
 
@@ -13,11 +13,12 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     let &Spec { vocab, dim, max_len, .. } = spec;
     let mut layout = Layout::default();
     let tokens = layout.push("transformer.wte.weight", &[vocab, dim], true, NORMAL);
-    let positions = Some(layout.push("transformer.wpe.weight", &[max_len, dim], true, NORMAL));
+    let positions = Some((layout.push("transformer.wpe.weight", &[max_len, dim], true, NORMAL), max_len));
     let norm = norm(&mut layout, "transformer.ln_f".into(), spec);
     let head = if spec.tied { tokens } else { layout.push("lm_head.weight", &[vocab, dim], true, NORMAL) };
+    let [tokens, words] = [tokens, head].map(Words::all);
     let head = Linear::new(head, vocab, dim);
-    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, vocab, logit_cap: 0.0 })
+    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, logit_cap: 0.0 })
 }
 
 pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
@@ -29,6 +30,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, NORMAL)],
         bias: None,
         turn: Turn::None,
+        cut: false,
         table: 0,
         shape: Attention {
             heads,
@@ -43,6 +45,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
     };
     let mlp = MlpBranch {
         norm: norm(&mut layout, name("ln_2"), spec),
+        cut: false,
         activation: Activation::Gelu,
         gate: None,
         up: linear(&mut layout, name("mlp.c_fc"), dim, ff, NORMAL),

@@ -5,6 +5,7 @@ use super::store::{Grads, Weights};
 use super::workspace::Tensor;
 use crate::base::Result;
 use crate::device::{Device, Gemm, View, ViewMut};
+use std::ops::Range;
 
 /// How the weight is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +27,8 @@ pub struct Linear {
     /// Elements in a row of `y`, and the first of them that is written here.
     pub(super) row: usize,
     pub(super) column: usize,
+    /// Of the outputs that the segments hold, those from here on are these: where ranks of tp share key/value heads.
+    pub(super) first: usize,
     /// What learns beside the frozen weight.
     adapter: Option<Adapter>,
 }
@@ -33,11 +36,21 @@ pub struct Linear {
 impl Linear {
     /// Segment `weight` holds (outputs, inputs).
     pub fn new(weight: usize, outputs: usize, inputs: usize) -> Linear {
-        Linear { weight, bias: None, inputs, outputs, form: Form::OutIn, row: outputs, column: 0, adapter: None }
+        Linear {
+            weight,
+            bias: None,
+            inputs,
+            outputs,
+            form: Form::OutIn,
+            row: outputs,
+            column: 0,
+            first: 0,
+            adapter: None,
+        }
     }
     /// Segment `weight` holds (inputs, outputs), segment `bias` (outputs).
     pub fn conv1d(weight: usize, bias: usize, inputs: usize, outputs: usize) -> Linear {
-        Linear { weight, bias: Some(bias), inputs, outputs, form: Form::InOut, row: outputs, column: 0, adapter: None }
+        Linear { bias: Some(bias), form: Form::InOut, ..Linear::new(weight, outputs, inputs) }
     }
     /// With segment `bias` (outputs).
     pub fn bias(self, bias: usize) -> Linear {
@@ -48,6 +61,11 @@ impl Linear {
         Linear { row, column, ..self }
     }
 
+    /// Of a segment that holds more outputs, those from `first` on. Without bias.
+    pub fn from(self, first: usize) -> Linear {
+        Linear { first, ..self }
+    }
+
     /// Takes the adapter of its weight in `layout`, where there is one.
     pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
         self.adapter = lora.adapter(layout, self.weight);
@@ -55,20 +73,33 @@ impl Linear {
 
     /// Assigns `y`. `low` (N, rank) is scratch of the adapter.
     pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
+        self.product(dev, w, x, low, y.reborrow())?;
+        self.add_bias(dev, w, y)
+    }
+    /// `y += b`. Adds.
+    pub fn add_bias(&self, dev: &dyn Device, w: Weights, y: ViewMut) -> Result<()> {
+        match self.bias {
+            Some(bias) => dev.bias(w.get(bias), y),
+            None => Ok(()),
+        }
+    }
+    /// `forward` without the bias, which is added once where ranks sum their products. Assigns.
+    pub fn product(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
         let n = x.len() / self.inputs;
         let shape = match self.form {
             Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
             Form::InOut => Gemm::nn(n, self.outputs, self.inputs),
         };
         let band = self.column..y.len();
-        dev.gemm(&shape.ldc(self.row), x, w.get(self.weight), y.reborrow().slice(band))?;
-        if let Some(adapter) = &self.adapter {
-            adapter.forward(dev, w, self, x, low, y.reborrow())?;
-        }
-        match self.bias {
-            Some(bias) => dev.bias(w.get(bias), y),
+        dev.gemm(&shape.ldc(self.row), x, w.get(self.weight).slice(self.held()), y.reborrow().slice(band))?;
+        match &self.adapter {
+            Some(adapter) => adapter.forward(dev, w, self, x, low, y),
             None => Ok(()),
         }
+    }
+    /// Its elements of the weight's segment.
+    fn held(&self) -> Range<usize> {
+        self.first * self.inputs..(self.first + self.outputs) * self.inputs
     }
 
     /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to it
@@ -101,14 +132,14 @@ impl Linear {
             Form::InOut => Gemm::nt(n, self.inputs, self.outputs),
         };
         let shape = Gemm { accumulate, ..shape.lda(self.row) };
-        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight), dx)
+        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()), dx)
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.
     fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
-        if let Some(dw) = dw.get(self.weight) {
+        if let Some(dw) = dw.get(self.weight).map(|dw| dw.slice(self.held())) {
             match self.form {
                 Form::OutIn => {
                     dev.gemm(&Gemm::tn(self.outputs, self.inputs, n).lda(self.row).accumulate(), band, x, dw)?

@@ -1,44 +1,62 @@
 //! Llama and its descendants as data, under the names of transformers' `...ForCausalLM`: a checkpoint needs no conversion.
-//! Which parts there are is read off the [`Spec`], never off the family's name.
-use super::attention::{AttentionBranch, RowBias, Turn};
+//! Which parts there are is read off the [`Spec`], never off the family's name; what of them is a rank's own, off the [`Split`].
+use super::attention::{AttentionBranch, RowBias, RowPart, Turn};
 use super::block::Block;
-use super::layout::{Init, Layout};
+use super::layout::{Init, Layout, Tp};
 use super::linear::Linear;
 use super::mlp::MlpBranch;
 use super::norm::Norm;
-use super::root::Root;
+use super::parallel::{Slice, Split};
+use super::root::{Root, Words};
 use super::spec::{NORMAL, ONES, Spec, ZEROS};
 use crate::device::{Attention, QkNormRope, RmsNorm, Rope};
 
-pub fn root(spec: &Spec) -> (Layout, Root) {
+pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
-    let mut names = Names { prefix: "model.".into(), layout: Layout::default(), spec };
-    let tokens = names.weight("embed_tokens", &[vocab, dim], NORMAL);
+    let mut names = Names { prefix: "model.".into(), layout: Layout::default(), spec, split };
+    let table = |names: &mut Names, name: &str, over: Slice| Words {
+        weight: names.cut(name, &[vocab, dim], 0, over, NORMAL),
+        over,
+    };
+    let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
     let norm = names.norm("norm", dim);
-    let mut layout = names.layout;
-    let head = if spec.tied { tokens } else { layout.push("lm_head.weight", &[vocab, dim], true, NORMAL) };
+    names.prefix.clear();
+    let words = if spec.tied { tokens } else { table(&mut names, "lm_head", split.part(split.cuts.head)) };
     let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
-    let head = Linear::new(head, vocab, dim);
-    (layout, Root { tokens, positions: None, embed_scale, norm, head, vocab, logit_cap: spec.logit_cap })
+    let head = Linear::new(words.weight, words.range(vocab).len(), dim);
+    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, logit_cap: spec.logit_cap };
+    (names.layout, root)
 }
 
-pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
-    let &Spec { dim, ff, heads, kv_heads, head_dim, .. } = spec;
-    let (row, q, kv) = (spec.qkv(), heads * head_dim, kv_heads * head_dim);
-    let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec };
+pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
+    let &Spec { dim, ff, head_dim, .. } = spec;
+    let local = split.local(spec);
+    let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
+    let (by_heads, by_columns) = (split.part(split.cuts.attention), split.part(split.cuts.mlp));
+    let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
 
     let norm = names.norm("input_layernorm", dim);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
-    for (name, width) in [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)] {
-        qkv.push(Linear::new(names.weight(name, &[width, dim], NORMAL), width, dim).within(row, column));
+    // Ranks that share a key/value head have all of them, and compute with one.
+    let shared = split.shared_kv(spec);
+    let q = (spec.heads, heads, None);
+    let kv = (spec.kv_heads, kv_heads, shared);
+    for (name, (all, own, shared)) in [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)] {
+        let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
+        let mut segment = |suffix: &str, shape: &[usize], init| match shared {
+            None => names.cut_of(name, suffix, shape, 0, by_heads, init),
+            Some(_) => names.summed(name, suffix, shape, init),
+        };
+        let weight = segment(WEIGHT, &[all * head_dim, dim], NORMAL);
         if spec.qkv_bias {
-            biases.push(names.bias(name, width));
+            biases.push(RowPart { segment: segment(BIAS, &[all * head_dim], ZEROS), held: first..first + width });
         }
+        qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
         column += width;
     }
     let turn = if spec.qk_norm {
-        let wq = names.scale("self_attn.q_norm", head_dim);
-        let wk = names.scale("self_attn.k_norm", head_dim);
+        let wq = names.scale("self_attn.q_norm", head_dim, split.head_norm());
+        let wk = names.scale("self_attn.k_norm", head_dim, split.head_norm());
         Turn::NormRope { shape: QkNormRope { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
     } else {
         Turn::Rope(Rope { heads: heads + kv_heads, head_dim, row })
@@ -50,48 +68,75 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, Block) {
         qkv,
         bias: spec.qkv_bias.then_some(RowBias(biases)),
         turn,
+        cut: split.cuts.attention,
         table: spec.turns_locally(i) as usize,
         shape: Attention { heads, kv_heads, head_dim, scale, window, softcap },
-        out: names.linear("self_attn.o_proj", q, dim, spec.residual_init(), spec.out_bias),
+        out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
         post: spec.post_norms.then(|| names.norm("post_attention_layernorm", dim)),
     };
     let mlp = MlpBranch {
         norm: names.norm(if spec.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }, dim),
+        cut: split.cuts.mlp,
         activation: spec.activation,
-        gate: Some(names.linear("mlp.gate_proj", dim, ff, NORMAL, spec.mlp_bias)),
-        up: names.linear("mlp.up_proj", dim, ff, NORMAL, spec.mlp_bias),
-        down: names.linear("mlp.down_proj", ff, dim, spec.residual_init(), spec.mlp_bias),
+        gate: Some(names.column("mlp.gate_proj", ff, by_columns, spec.mlp_bias)),
+        up: names.column("mlp.up_proj", ff, by_columns, spec.mlp_bias),
+        down: names.row("mlp.down_proj", ff, by_columns, spec.mlp_bias),
         post: spec.post_norms.then(|| names.norm("post_feedforward_layernorm", dim)),
     };
     (names.layout, Block { attention, mlp })
 }
 
-/// A layout that grows by the names under `prefix`.
+const WEIGHT: &str = "weight";
+const BIAS: &str = "bias";
+
+/// A layout that grows by the names under `prefix`, of whole tensors or this rank's parts of them.
 struct Names<'a> {
     prefix: String,
     layout: Layout,
     spec: &'a Spec,
+    split: &'a Split,
 }
 
 impl Names<'_> {
-    fn weight(&mut self, name: &str, shape: &[usize], init: Init) -> usize {
-        self.layout.push(format!("{}{name}.weight", self.prefix), shape, shape.len() > 1, init)
+    fn push(&mut self, name: &str, suffix: &str, shape: &[usize], tp: Tp, init: Init) -> usize {
+        let segment = self.layout.push(format!("{}{name}.{suffix}", self.prefix), shape, shape.len() > 1, init);
+        self.layout.segments[segment].tp = tp;
+        segment
     }
-    fn bias(&mut self, name: &str, width: usize) -> usize {
-        self.layout.push(format!("{}{name}.bias", self.prefix), &[width], false, ZEROS)
+    /// A part along `dim` of a tensor of `shape`.
+    fn cut_of(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
+        let Slice { index, of } = over;
+        let mut part = shape.to_vec();
+        part[dim] /= of;
+        let tp = if of > 1 { Tp::Cut { dim, index, of } } else { Tp::Same };
+        self.push(name, suffix, &part, tp, init)
     }
-    fn linear(&mut self, name: &str, inputs: usize, outputs: usize, init: Init, bias: bool) -> Linear {
-        let linear = Linear::new(self.weight(name, &[outputs, inputs], init), outputs, inputs);
-        if bias { linear.bias(self.bias(name, outputs)) } else { linear }
+    fn cut(&mut self, name: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
+        self.cut_of(name, WEIGHT, shape, dim, over, init)
+    }
+    fn summed(&mut self, name: &str, suffix: &str, shape: &[usize], init: Init) -> usize {
+        self.push(name, suffix, shape, Tp::Summed, init)
+    }
+    /// From the model's width to a part of `outputs`.
+    fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
+        let dim = self.spec.dim;
+        let linear = Linear::new(self.cut(name, &[outputs, dim], 0, over, NORMAL), outputs / over.of, dim);
+        if bias { linear.bias(self.cut_of(name, BIAS, &[outputs], 0, over, ZEROS)) } else { linear }
+    }
+    /// From a part of `inputs` to the model's width: summed, then the bias, which every rank has.
+    fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
+        let (dim, init) = (self.spec.dim, self.spec.residual_init());
+        let linear = Linear::new(self.cut(name, &[dim, inputs], 1, over, init), dim, inputs / over.of);
+        if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, ZEROS)) } else { linear }
     }
     /// The weights of a norm: they start so that it multiplies by 1.
-    fn scale(&mut self, name: &str, width: usize) -> usize {
-        self.weight(name, &[width], if self.spec.norm_from_one { ZEROS } else { ONES })
+    fn scale(&mut self, name: &str, width: usize, tp: Tp) -> usize {
+        self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { ZEROS } else { ONES })
     }
     fn rms(&self) -> RmsNorm {
         RmsNorm { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
     }
     fn norm(&mut self, name: &str, width: usize) -> Norm {
-        Norm::Rms { w: self.scale(name, width), norm: self.rms() }
+        Norm::Rms { w: self.scale(name, width, self.split.norm()), norm: self.rms() }
     }
 }

@@ -3,12 +3,13 @@
 //! Names, shapes and starting values are those of the PEFT library: beside `...q_proj.weight` (out, in) stand
 //! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out, rank),
 //! zero. So the model starts as it was.
-use super::layout::{Init, Layout, Segment};
+use super::layout::{Init, Layout, Segment, Tp};
 use super::linear::Linear;
 use super::store::{Grads, Weights};
 use super::workspace::Tensor;
 use crate::base::{Error, Result};
 use crate::device::{Device, Gemm, View, ViewMut};
+use std::ops::Range;
 
 /// What is adapted, and how.
 #[derive(Clone, PartialEq, Debug)]
@@ -28,6 +29,17 @@ const B: &str = ".lora_B.weight";
 /// Whether a segment is an adapter's.
 pub fn is_adapter(segment: &Segment) -> bool {
     segment.name.ends_with(A) || segment.name.ends_with(B)
+}
+
+/// How the adapters A and B of a matrix stand to the ranks of tp: cut as the matrix is along its own side; the other side's is
+/// whole, and its gradient comes from what each rank has of the first.
+fn beside(matrix: Tp) -> (Tp, Tp) {
+    match matrix {
+        Tp::Same => (Tp::Same, Tp::Same),
+        Tp::Summed => (Tp::Summed, Tp::Summed),
+        cut @ Tp::Cut { dim: 0, .. } => (Tp::Summed, cut),
+        cut @ Tp::Cut { .. } => (cut, Tp::Summed),
+    }
 }
 
 impl Lora {
@@ -54,13 +66,14 @@ impl Lora {
         for layout in blocks {
             layout.segments.iter_mut().for_each(|s| s.trainable = false);
             known = layout.segments.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.clone()).collect();
-            let adapted: Vec<(String, Vec<usize>)> =
-                layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.shape.clone()))).collect();
-            for (module, shape) in adapted {
-                let (outputs, inputs) = (shape[0], shape[1]);
-                let start = Init::Uniform((inputs as f32).sqrt().recip());
-                layout.push(format!("{module}{A}"), &[self.rank, inputs], true, start);
-                layout.push(format!("{module}{B}"), &[outputs, self.rank], true, Init::Constant(0.0));
+            let adapted: Vec<(String, Segment)> =
+                layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();
+            for (module, matrix) in adapted {
+                let (outputs, inputs) = (matrix.shape[0], matrix.shape[1]);
+                let start = Init::Uniform((matrix.global_shape()[1] as f32).sqrt().recip());
+                let a = layout.push(format!("{module}{A}"), &[self.rank, inputs], true, start);
+                let b = layout.push(format!("{module}{B}"), &[outputs, self.rank], true, Init::Constant(0.0));
+                (layout.segments[a].tp, layout.segments[b].tp) = beside(matrix.tp);
             }
         }
         let last = |name: &String| name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default().to_string();
@@ -95,6 +108,10 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
+    /// B's elements for the outputs of `of`.
+    fn held(&self, of: &Linear) -> Range<usize> {
+        of.first * self.rank..(of.first + of.outputs) * self.rank
+    }
     /// Assigns `low (N, rank) = scale x Aᵀ`.
     fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
         let n = x.len() / of.inputs;
@@ -115,7 +132,7 @@ impl Adapter {
         self.project(dev, w, of, x, low)?;
         let band = of.column..y.len();
         let shape = Gemm::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
-        dev.gemm(&shape, low.rows(n), w.get(self.b), y.slice(band))
+        dev.gemm(&shape, low.rows(n), w.get(self.b).slice(self.held(of)), y.slice(band))
     }
     /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
     /// dimensions, scratch.
@@ -133,11 +150,12 @@ impl Adapter {
     ) -> Result<()> {
         let (n, [low, dlow]) = (x.len() / of.inputs, low);
         let dy = dy.slice(of.column..dy.len());
-        if let Some(db) = dw.get(self.b) {
+        if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
             self.project(dev, w, of, x, low)?;
             dev.gemm(&Gemm::tn(of.outputs, self.rank, n).lda(of.row).accumulate(), dy, low.rows(n), db)?;
         }
-        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, w.get(self.b), dlow.rows_mut(n))?;
+        let b = w.get(self.b).slice(self.held(of));
+        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, b, dlow.rows_mut(n))?;
         dev.scale(self.scale, dlow.rows_mut(n))?;
         if let Some(da) = dw.get(self.a) {
             dev.gemm(&Gemm::tn(self.rank, of.inputs, n).accumulate(), dlow.rows(n), x, da)?;

@@ -12,6 +12,8 @@ use crate::device::{Device, ViewMut};
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
     pub norm: Norm,
+    /// Over tp, by columns of gate and up.
+    pub cut: bool,
     pub activation: Activation,
     /// With SwiGLU and GeGLU (Shazeer 2020).
     pub gate: Option<Linear>,
@@ -22,7 +24,7 @@ pub struct MlpBranch {
 }
 
 impl MlpBranch {
-    /// Assigns `y (N, C)` from `saved.x (N, C)`. Without `y` only what backward needs is computed.
+    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y` only what backward needs is computed.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -31,27 +33,34 @@ impl MlpBranch {
         scratch: &mut Scratch,
         y: Option<ViewMut>,
     ) -> Result<()> {
-        let (dev, n) = (cx.dev, cx.n);
-        self.norm.forward(dev, w, saved.x.rows(n), scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
+        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        self.norm.forward(dev, w, saved.x.rows(rows), scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         if let Some(gate) = &self.gate {
-            gate.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.gate.rows_mut(n))?;
+            gate.forward(dev, w, h.rows, &mut scratch.low, saved.gate.rows_mut(n))?;
         }
-        self.up.forward(dev, w, scratch.h.rows(n), &mut scratch.low, saved.up.rows_mut(n))?;
+        self.up.forward(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n))?;
+        cx.release(h)?;
 
         if y.is_none() && self.post.is_none() {
             return Ok(());
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+        let Scratch { act, parts, low, stats, .. } = scratch;
+        let mut down = |mut y: ViewMut| {
+            cx.sum(self.cut, parts, y.reborrow(), |y| self.down.product(dev, w, act.rows(n), low, y))?;
+            self.down.add_bias(dev, w, y)
+        };
         if self.post.is_some() {
-            self.down.forward(dev, w, scratch.act.rows(n), &mut scratch.low, saved.branch.rows_mut(n))?;
+            down(saved.branch.rows_mut(rows))?;
         }
         let Some(mut y) = y else { return Ok(()) };
         match &self.post {
-            None => self.down.forward(dev, w, scratch.act.rows(n), &mut scratch.low, y.reborrow())?,
-            Some(norm) => norm.forward(dev, w, saved.branch.rows(n), y.reborrow(), scratch.stats.rows_mut(n))?,
+            None => down(y.reborrow())?,
+            Some(norm) => norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?,
         }
         cx.drop(Place::Mlp, y.reborrow())?;
-        dev.add(saved.x.rows(n), y)
+        dev.add(saved.x.rows(rows), y)
     }
 
     fn activation(&self, dev: &dyn Device, n: usize, saved: &MlpSaved, act: ViewMut) -> Result<()> {
@@ -63,7 +72,7 @@ impl MlpBranch {
         }
     }
 
-    /// `dy (N, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
     pub fn backward(
         &self,
         cx: &Cx,
@@ -73,19 +82,28 @@ impl MlpBranch {
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
-        let (dev, n) = (cx.dev, cx.n);
-        let (x, gate, up) = (saved.x.rows(n), saved.gate.rows(n), saved.up.rows(n));
+        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        let (x, gate, up) = (saved.x.rows(rows), saved.gate.rows(n), saved.up.rows(n));
         let mut d_branch = cx.branch_grad(Place::Mlp, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
-            d_branch =
-                norm.branch_backward(dev, w, dw, saved.branch.rows(n), d_branch, [h, stats, dh], unused.rows_mut(2))?;
+            d_branch = norm.branch_backward(
+                dev,
+                w,
+                dw,
+                saved.branch.rows(rows),
+                d_branch,
+                [h, stats, dh],
+                unused.rows_mut(2),
+            )?;
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+        let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let low = [&mut scratch.low, &mut scratch.dlow];
-        self.down.backward(dev, w, dw, scratch.act.rows(n), d_branch, low, scratch.dact.rows_mut(n), false)?;
+        self.down.backward(dev, w, dw, scratch.act.rows(n), d_branch.rows, low, scratch.dact.rows_mut(n), false)?;
+        cx.release(d_branch)?;
 
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
+        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         // The activation is read no more: its buffer takes the gate's gradient.
         let (dact, dgate, dup) = (scratch.dact.rows(n), scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
         match self.activation {
@@ -93,12 +111,15 @@ impl MlpBranch {
             Activation::GeGlu => dev.geglu_backward(gate, up, dact, dgate, dup)?,
             Activation::Gelu => dev.gelu_backward(up, dact, dup)?,
         }
-        let Scratch { h, stats, act, dup, dh, low, dlow, unused, .. } = scratch;
-        if let Some(gate) = &self.gate {
-            gate.backward(dev, w, dw, h.rows(n), act.rows(n), [low, dlow], dh.rows_mut(n), false)?;
-        }
-        let gated = self.gate.is_some();
-        self.up.backward(dev, w, dw, h.rows(n), dup.rows(n), [low, dlow], dh.rows_mut(n), gated)?;
-        self.norm.backward(dev, w, dw, x, stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
+        let Scratch { h, stats, whole, parts, act, dup, dh, low, dlow, unused, .. } = scratch;
+        let h = cx.whole(h.rows(rows), whole)?;
+        cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
+            if let Some(gate) = &self.gate {
+                gate.backward(dev, w, dw, h.rows, act.rows(n), [low, dlow], dh.reborrow(), false)?;
+            }
+            self.up.backward(dev, w, dw, h.rows, dup.rows(n), [low, dlow], dh, self.gate.is_some())
+        })?;
+        cx.release(h)?;
+        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

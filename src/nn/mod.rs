@@ -27,7 +27,7 @@ pub use context::Batch;
 pub use decoder::{Decoder, Micro};
 pub use layout::{Init, Layout, Segment, Tp};
 pub use lora::{Lora, is_adapter};
-pub use parallel::{Groups, RingImpl, Slice, Split};
+pub use parallel::{Cuts, Groups, RingImpl, Slice, Split};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
 pub use spec::{Activation, Arch, Spec};

@@ -1,7 +1,14 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary) and of sp (tokens): as plain data
 //! for plans, and as groups for what runs. Never communicates.
+mod cut;
+pub mod plan;
+mod region;
+
+pub use cut::Cuts;
+
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One of `of` equal parts.
@@ -13,6 +20,11 @@ pub struct Slice {
 
 impl Slice {
     pub const WHOLE: Slice = Slice { index: 0, of: 1 };
+    /// This part of `n` things in a row; the last parts may have fewer than the first, or none.
+    pub fn range(&self, n: usize) -> Range<usize> {
+        let each = n.div_ceil(self.of);
+        (self.index * each).min(n)..((self.index + 1) * each).min(n)
+    }
 }
 
 /// How keys and values reach the queries of the other ranks of sp.
@@ -32,13 +44,15 @@ pub struct Split {
     pub sp: Slice,
     /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
     pub sequence_parallel: bool,
+    /// What the ranks of tp have parts of.
+    pub cuts: Cuts,
     pub ring: RingImpl,
 }
 
 impl Split {
     /// Everything on one rank.
     pub const NONE: Split =
-        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, ring: RingImpl::Ring };
+        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, cuts: Cuts::ALL, ring: RingImpl::Ring };
 }
 
 /// The groups that layers communicate in.

@@ -2,23 +2,48 @@
 use super::context::{Cx, Place};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::parallel::Slice;
 use super::store::{Grads, Weights};
 use super::workspace::{Scratch, Tensor};
 use crate::base::{DType, Result};
-use crate::device::{CrossEntropy, View, ViewMut};
+use crate::comm::Tag;
+use crate::device::{CrossEntropy, Embed, View, ViewMut, VocabPart};
 use half::bf16;
+use std::ops::Range;
+
+/// A matrix of a row a word, and which of them this rank of tp has.
+#[derive(Clone, Copy, Debug)]
+pub struct Words {
+    /// Segment (words, C).
+    pub weight: usize,
+    pub over: Slice,
+}
+
+impl Words {
+    pub fn all(weight: usize) -> Words {
+        Words { weight, over: Slice::WHOLE }
+    }
+    /// Of a vocabulary, what this rank has.
+    pub fn range(&self, vocab: usize) -> Range<usize> {
+        self.over.range(vocab)
+    }
+    fn cut(&self) -> bool {
+        self.over.of > 1
+    }
+}
 
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// Segment (vocab, C).
-    pub tokens: usize,
-    /// Learned positions: segment (max_len, C).
-    pub positions: Option<usize>,
+    pub tokens: Words,
+    /// Learned positions: segment (max_len, C), and how many they are.
+    pub positions: Option<(usize, usize)>,
     /// Multiplies the token embeddings.
     pub embed_scale: f32,
     pub norm: Norm,
     /// Its weight is the token embedding where the two are tied.
     pub head: Linear,
+    pub words: Words,
+    /// Of all ranks.
     pub vocab: usize,
     /// Logits become cap * tanh(logits / cap); 0: they stay.
     pub logit_cap: f32,
@@ -29,7 +54,7 @@ pub struct LossGrad<'a> {
     pub grads: Grads<'a>,
     /// Multiplies every gradient: 1 / loss tokens of the whole step.
     pub scale: f32,
-    /// (N, C): the residual's gradient, assigned.
+    /// (R, C): the residual's gradient, assigned.
     pub dx: ViewMut<'a>,
 }
 
@@ -39,31 +64,48 @@ impl Root {
         if dtype == DType::Bf16 { bf16::from_f32(self.embed_scale).to_f32() } else { self.embed_scale }
     }
 
-    /// Assigns `y (N, C)`.
-    pub fn embed(&self, cx: &Cx, w: Weights, mut y: ViewMut) -> Result<()> {
-        let scale = self.scale(y.dtype());
-        cx.dev.embed(cx.batch.tokens, w.get(self.tokens), scale, y.reborrow(), false)?;
-        if let Some(positions) = self.positions {
-            cx.dev.embed(cx.batch.positions, w.get(positions), 1.0, y.reborrow(), true)?;
+    fn table(&self, dtype: DType) -> Embed {
+        Embed { rows: self.vocab, first: self.tokens.range(self.vocab).start, scale: self.scale(dtype) }
+    }
+
+    /// Assigns `y (R, C)`, this rank's rows of the residual stream.
+    pub fn embed(&self, cx: &Cx, w: Weights, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+        let (table, weight) = (self.table(y.dtype()), w.get(self.tokens.weight));
+        if cx.split.sequence() && !self.tokens.cut() {
+            // All of the table is here: this rank looks up its own tokens, and has 0 for those that fill its rows up.
+            let mine = cx.split.tp.range(cx.rows() * cx.split.tp.of);
+            let tokens = cx.batch.tokens.slice(mine.start.min(cx.n)..mine.end.min(cx.n));
+            let (rows, rest) = y.reborrow().split_at(tokens.len() * self.head.inputs);
+            cx.dev.zero(rest)?;
+            cx.dev.embed(&table, tokens, weight, rows, false)?;
+        } else {
+            let embed = |y: ViewMut| cx.dev.embed(&table, cx.batch.tokens, weight, y, false);
+            cx.sum(self.tokens.cut(), &mut scratch.parts, y.reborrow(), embed)?;
+        }
+        if let Some((positions, rows)) = self.positions {
+            cx.dev.embed(&Embed::whole(rows, 1.0), cx.batch.positions, w.get(positions), y.reborrow(), true)?;
         }
         cx.drop(Place::Embedding, y)
     }
 
-    /// Adds to the embeddings' gradients; `dx (N, C)` is masked on the way.
-    pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, mut dx: ViewMut) -> Result<()> {
+    /// Adds to the embeddings' gradients; `dx (R, C)` is masked on the way.
+    pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, scratch: &mut Scratch, mut dx: ViewMut) -> Result<()> {
         cx.drop(Place::Embedding, dx.reborrow())?;
-        if let Some(dw) = dw.get(self.tokens) {
-            let scale = self.scale(dx.dtype());
-            cx.dev.embed_backward(cx.batch.tokens, dx.as_view(), scale, dw)?;
+        if let Some(dw) = dw.get(self.tokens.weight) {
+            let table = self.table(dx.dtype());
+            let dx = cx.whole(dx.as_view(), &mut scratch.whole)?;
+            cx.dev.embed_backward(&table, cx.batch.tokens, dx.rows, dw)?;
+            cx.release(dx)?;
         }
-        match self.positions.and_then(|positions| dw.get(positions)) {
-            Some(dw) => cx.dev.embed_backward(cx.batch.positions, dx.as_view(), 1.0, dw),
+        let Some((positions, rows)) = self.positions else { return Ok(()) };
+        match dw.get(positions) {
+            Some(dw) => cx.dev.embed_backward(&Embed::whole(rows, 1.0), cx.batch.positions, dx.as_view(), dw),
             None => Ok(()),
         }
     }
 
-    /// Adds the token losses of `x (N, C)` to `loss`, in chunks of rows. Each chunk goes backward at once where
-    /// gradients are asked for, so that no logits wait.
+    /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to `loss`, in chunks of rows. Each
+    /// chunk goes backward at once where gradients are asked for, so that no logits wait.
     pub fn loss(
         &self,
         cx: &Cx,
@@ -71,34 +113,89 @@ impl Root {
         x: View,
         scratch: &mut Scratch,
         loss: &mut Tensor,
-        mut backward: Option<LossGrad>,
+        backward: Option<LossGrad>,
     ) -> Result<()> {
-        let (dev, n) = (cx.dev, cx.n);
+        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         let scale = backward.as_ref().map_or(0.0, |b| b.scale);
-        let shape = CrossEntropy { vocab: self.vocab, scale, grad: backward.is_some(), softcap: self.logit_cap };
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(n), scratch.stats.rows_mut(n))?;
-        let chunk = scratch.logits.capacity();
-        for start in (0..n).step_by(chunk) {
-            let band = start..n.min(start + chunk);
-            let (h, rows) = (scratch.h.band(&band), band.len());
-            self.head.forward(dev, w, h, &mut scratch.low, scratch.logits.rows_mut(rows))?;
-            let targets = cx.batch.targets.slice(band.clone());
-            dev.cross_entropy(&shape, targets, scratch.logits.rows_mut(rows), loss.rows_mut(1))?;
-            if let Some(LossGrad { grads, .. }) = &mut backward {
-                let Scratch { h, logits, dh, low, dlow, .. } = &mut *scratch;
-                let (h, dlogits, dh) = (h.band(&band), logits.rows(rows), dh.band_mut(&band));
-                self.head.backward(dev, w, grads, h, dlogits, [low, dlow], dh, false)?;
+        let columns = self.words.range(self.vocab).len();
+        let shape = CrossEntropy { vocab: columns, scale, grad: backward.is_some(), softcap: self.logit_cap };
+        let Scratch { h, stats, whole, parts, logits, said, heard, dh, low, dlow, unused, .. } = scratch;
+        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        let (width, chunk) = (h.width(), logits.capacity());
+        let h = cx.whole(h.rows(rows), whole)?;
+        let of = |band: &Range<usize>| band.start * width..band.end * width;
+        let mut chunks = |mut backward: Option<(&mut Grads, ViewMut)>| -> Result<()> {
+            for start in (0..n).step_by(chunk) {
+                let band = start..n.min(start + chunk);
+                let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
+                self.head.forward(dev, w, h, low, logits.rows_mut(rows))?;
+                self.token_losses(cx, &shape, targets, logits, [said, heard], loss.rows_mut(1))?;
+                if let Some((grads, dh)) = &mut backward {
+                    let dh = dh.reborrow().slice(of(&band));
+                    self.head.backward(dev, w, grads, h, logits.rows(rows), [low, dlow], dh, false)?;
+                }
             }
-        }
-        let Some(LossGrad { mut grads, mut dx, .. }) = backward else { return Ok(()) };
+            Ok(())
+        };
+        let Some(LossGrad { mut grads, mut dx, .. }) = backward else {
+            chunks(None)?;
+            return cx.release(h);
+        };
+        cx.sum(self.words.cut(), parts, dh.rows_mut(rows), |dh| chunks(Some((&mut grads, dh))))?;
+        cx.release(h)?;
         dev.zero(dx.reborrow())?;
-        let Scratch { stats, dh, unused, .. } = scratch;
-        self.norm.backward(dev, w, &mut grads, x, stats.rows(n), dh.rows(n), dx, unused.rows_mut(2))
+        self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
-    /// Assigns `logits (1, vocab)` f32 from one row `x (1, C)`, not capped.
-    pub fn logits(&self, cx: &Cx, w: Weights, x: View, scratch: &mut Scratch, logits: ViewMut) -> Result<()> {
-        self.norm.forward(cx.dev, w, x, scratch.h.rows_mut(1), scratch.stats.rows_mut(1))?;
-        self.head.forward(cx.dev, w, scratch.h.rows(1), &mut scratch.low, logits)
+    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where `shape` says
+    /// so. Where ranks have words each, three numbers a row and rank go around, and never a logit.
+    fn token_losses(
+        &self,
+        cx: &Cx,
+        shape: &CrossEntropy,
+        targets: View,
+        logits: &mut Tensor,
+        [said, heard]: [&mut Tensor; 2],
+        loss: ViewMut,
+    ) -> Result<()> {
+        let (rows, tp) = (targets.len(), &cx.groups.tp);
+        if !self.words.cut() {
+            return cx.dev.cross_entropy(shape, targets, logits.rows_mut(rows), loss);
+        }
+        let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
+        cx.dev.cross_entropy_part(shape, &part, targets, logits.rows(rows), said.rows_mut(rows))?;
+        let all = rows * self.words.over.of;
+        let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), said.rows(rows), heard.rows_mut(all))?;
+        tp.wait(ticket)?;
+        cx.dev.cross_entropy_finish(shape, &part, targets, heard.rows(all), logits.rows_mut(rows), loss)?;
+        tp.release(ticket)
+    }
+
+    /// Assigns `out`, bytes of vocab f32: the logits of token `row`, not capped. `x (R, C)`; `next` is scratch.
+    #[allow(clippy::too_many_arguments)]
+    pub fn logits(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        row: usize,
+        scratch: &mut Scratch,
+        [next, all]: [&mut Tensor; 2],
+        out: &mut [u8],
+    ) -> Result<()> {
+        let (rows, tp) = (cx.rows(), &cx.groups.tp);
+        self.norm.forward(cx.dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        let width = scratch.h.width();
+        let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
+        let at = h.rows.slice(row * width..(row + 1) * width);
+        self.head.forward(cx.dev, w, at, &mut scratch.low, next.rows_mut(1))?;
+        cx.release(h)?;
+        if !self.words.cut() {
+            return cx.dev.download(next.rows(1), out);
+        }
+        let ticket = tp.all_gather(Tag::new("tp logits", cx.layer), next.rows(1), all.rows_mut(1))?;
+        tp.wait(ticket)?;
+        cx.dev.download(all.rows(1), out)?;
+        tp.release(ticket)
     }
 }

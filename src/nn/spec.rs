@@ -1,6 +1,9 @@
 //! A model as data: the numbers that decide every shape, and what a family does that another does not. Never allocates,
 //! never reads files.
+use super::block::Block;
 use super::layout::{Init, Layout};
+use super::parallel::Split;
+use super::root::Root;
 use super::rotary::Rotary;
 use super::{gpt, llama};
 use crate::base::{Error, Result};
@@ -210,10 +213,15 @@ impl Spec {
     }
     /// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
     pub fn layouts(&self) -> Vec<Layout> {
+        let (root, blocks) = self.layers(&Split::NONE);
+        [root.0].into_iter().chain(blocks.into_iter().map(|block| block.0)).collect()
+    }
+    /// The root and the blocks, each with its layout: one rank's part of them.
+    pub(super) fn layers(&self, split: &Split) -> ((Layout, Root), Vec<(Layout, Block)>) {
         let blocks = 0..self.layers;
         match self.arch {
-            Arch::Gpt => [gpt::root(self).0].into_iter().chain(blocks.map(|i| gpt::block(self, i).0)).collect(),
-            _ => [llama::root(self).0].into_iter().chain(blocks.map(|i| llama::block(self, i).0)).collect(),
+            Arch::Gpt => (gpt::root(self), blocks.map(|i| gpt::block(self, i)).collect()),
+            _ => (llama::root(self, split), blocks.map(|i| llama::block(self, split, i)).collect()),
         }
     }
     /// All of them, embeddings included; a tied head counts once.

@@ -3,11 +3,12 @@
 //! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are
 //! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
 //! and allocation cannot drift apart.
-use super::parallel::Groups;
+use super::parallel::{Groups, Split};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
-use crate::device::{Buf, Device, View, ViewMut};
+use crate::comm::CommUse;
+use crate::device::{Buf, Device, View, ViewMut, VocabPart};
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +30,8 @@ pub struct Shape {
     dtype: DType,
     rows: usize,
     width: usize,
+    /// How so many ranks of tp use it together, where they do.
+    shared: Option<(CommUse, usize)>,
 }
 
 pub struct Tensor {
@@ -38,10 +41,16 @@ pub struct Tensor {
 
 impl Shape {
     fn bytes(&self) -> usize {
-        self.rows * self.width * self.dtype.size()
+        let bytes = self.rows * self.width * self.dtype.size();
+        self.shared.map_or(bytes, |(usage, ranks)| usage.counted(bytes, ranks))
     }
-    fn allocate(&self, dev: &dyn Device) -> Result<Tensor> {
-        Ok(Tensor { buf: dev.alloc(self.dtype, self.rows * self.width, self.category)?, width: self.width })
+    fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
+        let (len, category) = (self.rows * self.width, self.category);
+        let buf = match self.shared {
+            Some((usage, _)) => groups.tp.alloc(self.dtype, len, usage, category)?,
+            None => dev.alloc(self.dtype, len, category)?,
+        };
+        Ok(Tensor { buf, width: self.width })
     }
 }
 
@@ -83,7 +92,8 @@ macro_rules! table {
 pub(super) use table;
 
 table! {
-    /// What the attention branch keeps for its backward pass.
+    /// What the attention branch keeps for its backward pass. Widths here and below are this rank's of tp; R rows of the
+    /// residual stream are N, or the rank's part of them.
     AttentionSaved {
         /// (N, (heads + 2 kv_heads) head_dim), rotated; as projected where heads are normalised.
         qkv,
@@ -91,20 +101,20 @@ table! {
         o,
         /// (heads, N) f32
         lse,
-        /// (N, C): what the branch's last norm read; empty without one.
+        /// (R, C): what the branch's last norm read; empty without one.
         branch,
     }
 }
 table! {
     /// What the feed-forward branch keeps for its backward pass.
     MlpSaved {
-        /// (N, C): its input.
+        /// (R, C): its input.
         x,
         /// (N, F), empty without a gate.
         gate,
         /// (N, F)
         up,
-        /// (N, C): what the branch's last norm read; empty without one.
+        /// (R, C): what the branch's last norm read; empty without one.
         branch,
     }
 }
@@ -121,10 +131,14 @@ impl<T> Saved<T> {
 table! {
     /// Used within a block or the head, by one after the other. From `masked` on: backward only.
     Scratch {
-        /// (N, C): the normalised input of a branch, or of the head.
+        /// (R, C): the normalised input of a branch, or of the head.
         h,
-        /// (N, 1) f32: 1/rms; with LayerNorm (N, 2): mean and 1/deviation.
+        /// (R, 1) f32: 1/rms; with LayerNorm (R, 2): mean and 1/deviation.
         stats,
+        /// (N, C): this rank's parts of what ranks of tp sum; empty where there is one.
+        parts,
+        /// (N, C): the rows of all ranks; empty without sequence parallelism.
+        whole,
         /// (1, (heads + 2 kv_heads) head_dim): biases side by side; empty without.
         bias,
         /// (N, (heads + 2 kv_heads) head_dim): normalised and rotated; empty where heads are not normalised.
@@ -137,9 +151,13 @@ table! {
         low,
         /// (R, vocab): a chunk of logits, then their gradient.
         logits,
-        /// (N, C): the residual's gradient under a dropout mask; empty without dropout.
+        /// (R, 3) f32: what is said of a chunk of logits that are this rank's words only; empty where they are all.
+        said,
+        /// (tp R, 3) f32: the same of all ranks.
+        heard,
+        /// (R, C): the residual's gradient under a dropout mask; empty without dropout.
         masked,
-        /// (N, C): the gradient of `h`.
+        /// (R, C): the gradient of `h`.
         dh,
         /// (N, heads * head_dim)
         d_o,
@@ -168,20 +186,22 @@ table! {
         local_table,
         /// (1) f64: the sum of token losses since it was last taken.
         loss,
-        /// (1, vocab) f32: the next token's logits.
+        /// (1, vocab) f32: the next token's logits, of this rank's words.
         next,
+        /// The same of all words; empty where they are these.
+        all_next,
     }
 }
 
 /// The activations of a model.
 pub struct Workspace<T = Tensor, G = Groups> {
-    /// (N, C) each: the residual stream before every block and after the last; without backward, two taking turns.
+    /// (R, C) each: the residual stream before every block and after the last; without backward, two taking turns.
     pub(super) stream: Vec<T>,
     /// What blocks keep; without backward, one for all.
     pub(super) kept: SavedBlocks<T>,
     pub(super) scratch: Scratch<T>,
     pub(super) fixed: Fixed<T>,
-    /// (N, C): the gradient of the residual stream.
+    /// (R, C): the gradient of the residual stream.
     pub(super) dx: T,
     /// What layers communicate in.
     pub(super) groups: G,
@@ -201,27 +221,29 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
 impl Workspace<Shape, ()> {
     /// The table: what a model needs for `options`.
     /// `rank`: of the adapters, 0 without.
-    pub(super) fn plan(spec: &Spec, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape, ()> {
+    pub(super) fn plan(whole: &Spec, split: &Split, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
+        let (spec, rows, tp) = (&split.local(whole), split.rows(tokens), split.tp.of);
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may take 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.max_len.min(tokens);
-        let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width };
+        let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width, shared: None };
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
+        let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = || Saved {
             attention: AttentionSaved {
                 qkv: keep(spec.qkv()),
                 o: keep(inner),
                 lse: shape(Category::Saved, DType::F32, tokens, spec.heads),
-                branch: keep(only(spec.post_norms, spec.dim)),
+                branch: stays(only(spec.post_norms, spec.dim)),
             },
             mlp: MlpSaved {
-                x: keep(spec.dim),
+                x: stays(spec.dim),
                 gate: keep(only(spec.gated(), spec.ff)),
                 up: keep(spec.ff),
-                branch: keep(only(spec.post_norms, spec.dim)),
+                branch: stays(only(spec.post_norms, spec.dim)),
             },
         };
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
@@ -230,21 +252,33 @@ impl Workspace<Shape, ()> {
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
+        let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
         let chunk = chunk_rows(tokens, spec.vocab, dtype);
+        // What ranks of tp communicate, if it is there.
+        let shared = |there: bool, usage, dtype, rows, width| Shape {
+            shared: there.then_some((usage, tp)),
+            ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
+        };
+        let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
+        let said = VocabPart::SAID;
         let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
         Workspace {
-            stream: (0..stream).map(|_| keep(spec.dim)).collect(),
+            stream: (0..stream).map(|_| stays(spec.dim)).collect(),
             kept: SavedBlocks::plan(spec.layers, checkpoint, saved, empty),
             scratch: Scratch {
-                h: scratch(spec.dim),
-                stats: Shape { dtype: DType::F32, ..scratch(if spec.arch == Arch::Gpt { 2 } else { 1 }) },
+                h: shape(Category::Scratch, dtype, rows, spec.dim),
+                stats: shape(Category::Scratch, DType::F32, rows, if spec.arch == Arch::Gpt { 2 } else { 1 }),
+                parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
+                whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
                 turned: scratch(only(spec.qk_norm, spec.qkv())),
                 turned_stats: Shape { dtype: DType::F32, ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads)) },
                 act: scratch(spec.ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.vocab),
-                masked: back(only(spec.dropout > 0.0, spec.dim)),
-                dh: back(spec.dim),
+                said: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, said),
+                heard: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, said),
+                masked: back_stays(only(spec.dropout > 0.0, spec.dim)),
+                dh: back_stays(spec.dim),
                 d_o: back(inner),
                 delta: Shape { dtype: DType::F32, ..back(spec.heads) },
                 dqkv: back(spec.qkv()),
@@ -264,8 +298,12 @@ impl Workspace<Shape, ()> {
                 local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
                 loss: other(DType::F64, 1, 1),
                 next: other(DType::F32, 1, spec.vocab),
+                all_next: Shape {
+                    category: Category::Other,
+                    ..shared(in_parts, CommUse::Gathered, DType::F32, 1, whole.vocab)
+                },
             },
-            dx: back(spec.dim),
+            dx: back_stays(spec.dim),
             groups: (),
         }
     }
@@ -282,7 +320,7 @@ impl Workspace<Shape, ()> {
     }
 
     pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {
-        self.map(groups.clone(), &mut |shape: &Shape| shape.allocate(dev))
+        self.map(groups.clone(), &mut |shape: &Shape| shape.allocate(dev, groups))
     }
 }
 
@@ -308,6 +346,6 @@ impl Workspace {
         Ok(loss[0])
     }
     pub fn tokens(&self) -> usize {
-        self.scratch.h.capacity()
+        self.scratch.act.capacity()
     }
 }

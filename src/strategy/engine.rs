@@ -11,7 +11,7 @@ use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
 use crate::nn::{
-    Checkpointing, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+    Checkpointing, Cuts, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
 };
 use crate::optim::{GradNorm, Optimizer, Rule};
 use crate::store::{Store, initialize};
@@ -34,6 +34,8 @@ pub struct EngineOptions {
     pub seed: u64,
     /// Norms and residuals are split over tp along the tokens.
     pub sequence_parallel: bool,
+    /// What the ranks of tp have parts of.
+    pub cuts: Cuts,
     /// How keys and values go around the ranks of sp.
     pub ring: RingImpl,
 }
@@ -49,6 +51,7 @@ impl EngineOptions {
             tp: Slice { index: at.tp, of: mesh.tp },
             sp: Slice { index: at.sp, of: mesh.sp },
             sequence_parallel: self.sequence_parallel,
+            cuts: self.cuts,
             ring: self.ring,
         };
         Decoder::split(self.spec.clone(), &self.tuning, &split)

@@ -7,7 +7,7 @@ use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env::{self, RankEnv};
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Checkpointing, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Checkpointing, Cuts, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::flat::Wrap;
 use crate::store::reference::ReferenceOptions;
@@ -246,6 +246,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         },
         seed: set(&s.run.seed, "run.seed")?,
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
+        cuts: Cuts::ALL,
         ring: RingImpl::Ring,
     })
 }

@@ -10,7 +10,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::nn::{Activation, Arch, Checkpointing, RingImpl, Rotary, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
@@ -140,6 +140,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         checkpoint: Checkpointing::Off,
         seed: 3,
         sequence_parallel: false,
+        cuts: Cuts::ALL,
         ring: RingImpl::Ring,
     }
 }

@@ -2,7 +2,7 @@
 use crate::harness::*;
 use crate::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
-use flatshard::device::{Dropout, Gemm, RmsNorm};
+use flatshard::device::{Dropout, Embed, Gemm, RmsNorm};
 
 /// Rows and columns.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
@@ -302,14 +302,20 @@ fn dropout() {
 fn embed() {
     let (rows, c) = (11, 24);
     let tokens = [3, 0, 10, 3, 3, 7];
-    let (w, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
-    for (accumulate, scale) in [(false, 1.0), (true, 1.0), (false, 5.5), (true, 5.5)] {
+    let (table, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
+    // All of the table, its beginning, its end.
+    let parts = [0..rows, 0..4, 4..rows];
+    let all = [(false, 1.0), (true, 1.0), (false, 5.5), (true, 5.5)];
+    for ((accumulate, scale), held) in all.into_iter().flat_map(|a| parts.clone().map(|p| (a, p))) {
         let row = |i: usize, t: u32| (0..c).map(move |j| (t as usize * c + j, i * c + j));
         let of = |f: &dyn Fn(f64, f64) -> f64| -> Outputs {
-            let at = |(w_at, y_at): (usize, usize)| f(w[w_at], if accumulate { old[y_at] } else { 0.0 });
+            let there = |at: usize| if held.contains(&(at / c)) { table[at] } else { 0.0 };
+            let at = |(w_at, y_at): (usize, usize)| f(there(w_at), if accumulate { old[y_at] } else { 0.0 });
             vec![tokens.iter().enumerate().flat_map(|(i, &t)| row(i, t)).map(at).collect()]
         };
-        let operands = [u32_in("tokens", &tokens), x("w", &w), y("y", &old)];
+        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let w = &table[held.start * c..held.end * c];
+        let operands = [u32_in("tokens", &tokens), x("w", w), y("y", &old)];
         conform(
             "embed",
             FORWARD,
@@ -318,25 +324,29 @@ fn embed() {
             of(&|a, b| (scale as f32 * a as f32 + b as f32) as f64),
             &|dev, bufs| {
                 let [tokens, w, y] = bufs else { unreachable!() };
-                dev.embed(tokens.view(), w.view(), scale as f32, y.view_mut(), accumulate)
+                dev.embed(&shape, tokens.view(), w.view(), y.view_mut(), accumulate)
             },
         );
     }
-    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], scale: f64, dw: &[f64], c: usize) -> Outputs {
+    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], scale: f64, dw: &[f64], first: usize, c: usize) -> Outputs {
         let mut dw = reference::reals::<R>(dw);
         for (i, &dy) in dy.iter().enumerate() {
-            let at = tokens[i / c] as usize * c + i % c;
-            dw[at] = dw[at] + R::of(scale) * R::of(dy);
+            let at = (tokens[i / c] as usize * c + i % c).wrapping_sub(first * c);
+            if let Some(dw) = dw.get_mut(at) {
+                *dw = *dw + R::of(scale) * R::of(dy);
+            }
         }
         vec![reference::f64s(&dw)]
     }
-    let dw = before(rows * c);
-    let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
-    for scale in [1.0, 5.5] {
-        let (exact, naive) = (scatter::<f64>(&tokens, &dy, scale, &dw, c), scatter::<f32>(&tokens, &dy, scale, &dw, c));
+    for (scale, held) in [1.0, 5.5].into_iter().flat_map(|scale| parts.clone().map(|p| (scale, p))) {
+        let dw = before(held.len() * c);
+        let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
+        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let exact = scatter::<f64>(&tokens, &dy, scale, &dw, held.start, c);
+        let naive = scatter::<f32>(&tokens, &dy, scale, &dw, held.start, c);
         conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
             let [tokens, dy, dw] = bufs else { unreachable!() };
-            dev.embed_backward(tokens.view(), dy.view(), scale as f32, dw.view_mut())
+            dev.embed_backward(&shape, tokens.view(), dy.view(), dw.view_mut())
         });
     }
 }
@@ -346,7 +356,7 @@ fn embed_names_a_token_outside_the_table() {
     for dev in devices() {
         let (tokens, w) = (buf(&*dev, DType::U32, &[1.0, 300.0]), buf(&*dev, DType::F32, &[0.0; 256 * 2]));
         let mut y = buf(&*dev, DType::F32, &[7.0; 4]);
-        let done = dev.embed(tokens.view(), w.view(), 1.0, y.view_mut(), false);
+        let done = dev.embed(&Embed::whole(256, 1.0), tokens.view(), w.view(), y.view_mut(), false);
         let error = settled(&*dev, done, &w).unwrap_err().to_string();
         assert!(error.contains("token 300") && error.contains("256 rows"), "{error}");
         assert_eq!(read(&*dev, &y), [7.0; 4], "nothing is written");

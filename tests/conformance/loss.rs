@@ -1,8 +1,8 @@
 //! Cross entropy.
 use crate::harness::*;
-use crate::reference;
+use crate::reference::{self, Real};
 use flatshard::base::DType;
-use flatshard::device::CrossEntropy;
+use flatshard::device::{CrossEntropy, Device, VocabPart};
 
 #[test]
 fn cross_entropy() {
@@ -29,6 +29,104 @@ fn cross_entropy() {
             );
         }
     }
+}
+
+/// What the parts between `cuts` say of the rows, one after the other.
+fn said(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Vec<f64> {
+    let (vocab, given) = (cuts[cuts.len() - 1], targets.iter().map(|&t| t as f64).collect::<Vec<_>>());
+    let one = |part: &[usize]| {
+        let (columns, shape) = columns(logits, vocab, part, cap);
+        let at = VocabPart { first: part[0], of: vocab };
+        let mut said = buf(dev, DType::F32, &vec![7.0; VocabPart::SAID * targets.len()]);
+        let (targets, columns) = (buf(dev, DType::I32, &given), buf(dev, dtype, &columns));
+        dev.cross_entropy_part(&shape, &at, targets.view(), columns.view(), said.view_mut()).unwrap();
+        read(dev, &said)
+    };
+    cuts.windows(2).flat_map(one).collect()
+}
+fn columns(logits: &[f64], vocab: usize, part: &[usize], softcap: f32) -> (Vec<f64>, CrossEntropy) {
+    let columns = logits.chunks(vocab).flat_map(|row| row[part[0]..part[1]].to_vec()).collect();
+    (columns, CrossEntropy { vocab: part[1] - part[0], scale: 0.125, grad: true, softcap })
+}
+
+/// Every part's loss is that of the whole vocabulary, and its gradient that of its columns.
+#[test]
+fn cross_entropy_in_parts() {
+    let all: [(&[usize], Vec<i32>); 3] =
+        [(&[0, 7, 12], vec![6, -100, 7, 0]), (&[0, 1, 2, 3], vec![2, 0, 1]), (&[0, 2000, 5000], vec![4999, 0, 1999])];
+    for (cuts, targets) in all {
+        let vocab = cuts[cuts.len() - 1];
+        let logits: Vec<f64> = normal(vocab as u64, vocab * targets.len()).iter().map(|x| x * 4.0).collect();
+        for (grad, cap) in [(false, 0.0), (true, 0.0), (true, 3.0)] {
+            for part in cuts.windows(2) {
+                let (mine, shape) = columns(&logits, vocab, part, cap as f32);
+                let (shape, at) = (CrossEntropy { grad, ..shape }, VocabPart { first: part[0], of: vocab });
+                let of = |mut outputs: Outputs| {
+                    outputs[0] = columns(&outputs[0], vocab, part, 0.0).0;
+                    outputs
+                };
+                // The same for all devices: what is compared is the finish.
+                let cpu = &devices()[0];
+                conform(
+                    "cross_entropy_finish",
+                    GRADIENT,
+                    &[
+                        operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
+                        f32_in("said", &said(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
+                        y("logits", &mine),
+                        operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
+                    ],
+                    of(reference::cross_entropy::<f64>((vocab, 0.125, grad, cap), &targets, &logits, 2.5)),
+                    of(reference::cross_entropy::<f32>((vocab, 0.125, grad, cap), &targets, &logits, 2.5)),
+                    &|dev, bufs| {
+                        let [targets, said, logits, loss] = bufs else { unreachable!() };
+                        let (targets, said) = (targets.view(), said.view());
+                        dev.cross_entropy_finish(&shape, &at, targets, said, logits.view_mut(), loss.view_mut())
+                    },
+                );
+            }
+        }
+        for cap in [0.0f32, 3.0] {
+            for part in cuts.windows(2) {
+                let (mine, shape) = columns(&logits, vocab, part, cap);
+                let at = VocabPart { first: part[0], of: vocab };
+                let (exact, naive) = (what::<f64>(part, &targets, &mine, cap), what::<f32>(part, &targets, &mine, cap));
+                conform(
+                    "cross_entropy_part",
+                    FORWARD,
+                    &[
+                        operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
+                        x("logits", &mine),
+                        f32_out("said", &before(VocabPart::SAID * targets.len())),
+                    ],
+                    exact,
+                    naive,
+                    &|dev, bufs| {
+                        let [targets, logits, said] = bufs else { unreachable!() };
+                        dev.cross_entropy_part(&shape, &at, targets.view(), logits.view(), said.view_mut())
+                    },
+                );
+            }
+        }
+    }
+}
+/// What a part says, naively.
+fn what<R: Real>(part: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Outputs {
+    let width = part[1] - part[0];
+    let row = |(row, &target): (&[f64], &i32)| {
+        if target == -100 {
+            return [0.0; 3];
+        }
+        let one = R::of(1.0);
+        let capped =
+            |&x: &f64| if cap == 0.0 { R::of(x) } else { reference::softcap(R::of(cap as f64), R::of(x), one).0 };
+        let z: Vec<R> = row.iter().map(capped).collect();
+        let max = z.iter().copied().reduce(R::max).unwrap();
+        let total = z.iter().map(|&z| (z - max).exp()).sum::<R>();
+        let here = (target as usize).checked_sub(part[0]).and_then(|column| z.get(column));
+        [max.f64(), total.f64(), here.map_or(0.0, |z| z.f64())]
+    };
+    vec![logits.chunks(width).zip(targets).flat_map(row).collect()]
 }
 
 #[test]

@@ -257,7 +257,7 @@ impl Heads {
 }
 
 /// cap tanh(x / cap), and `slope` times its derivative.
-fn softcap<R: Real>(cap: R, x: R, slope: R) -> (R, R) {
+pub fn softcap<R: Real>(cap: R, x: R, slope: R) -> (R, R) {
     let t = (x / cap).tanh();
     (cap * t, slope * (R::of(1.0) - t * t))
 }

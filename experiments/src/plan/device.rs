@@ -4,7 +4,8 @@
 use super::op::{Op, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
+    ViewMut, VocabPart,
 };
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -118,6 +119,11 @@ impl<W: Watch> Device for Watched<W> {
         gelu_backward(x: View, dy: View, dx: ViewMut) x over [x, dy, dx];
         dropout(d: &Dropout, x: ViewMut) x over [x, x];
         cross_entropy(shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) logits over [targets, logits, logits];
+        cross_entropy_part(s: &CrossEntropy, at: &VocabPart, targets: View, logits: View, said: ViewMut)
+            logits over [targets, logits, said];
+        cross_entropy_finish(
+            s: &CrossEntropy, at: &VocabPart, targets: View, said: View, logits: ViewMut, loss: ViewMut
+        ) logits over [targets, said, logits, logits];
         sum_squares(x: View, acc: ViewMut) x over [x];
         clip_scale(acc: View, max_norm: f32, out: ViewMut) out over [acc, out];
     }
@@ -138,13 +144,13 @@ impl<W: Watch> Device for Watched<W> {
         self.watch.op(op, |dev| dev.copy_columns(shape, src, dst))
     }
     /// Only the rows of the table that tokens name.
-    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
+    fn embed(&self, s: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
         let op = Op::moves("embed", y.dtype(), 2 * y.bytes());
-        self.watch.op(op, |dev| dev.embed(tokens, w, scale, y, accumulate))
+        self.watch.op(op, |dev| dev.embed(s, tokens, w, y, accumulate))
     }
-    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
+    fn embed_backward(&self, s: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
         let op = Op::moves("embed_backward", dy.dtype(), dy.bytes() + 2 * dy.len() * DType::F32.size());
-        self.watch.op(op, |dev| dev.embed_backward(tokens, dy, scale, dw))
+        self.watch.op(op, |dev| dev.embed_backward(s, tokens, dy, dw))
     }
 
     fn attention(&self, s: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {

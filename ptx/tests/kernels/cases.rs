@@ -57,7 +57,7 @@ fn optimizers() -> Vec<Case> {
     }
     cases
 }
-trait ConcatSlots {
+pub trait ConcatSlots {
     fn concat_slots(self) -> Vec<Slot>;
 }
 impl<const K: usize> ConcatSlots for [Vec<Slot>; K] {
@@ -126,12 +126,13 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
     let tokens = || In(U32, (0..ROWS).map(|i| (i % 3) as f64).collect());
     let table = || input(1, dtype, 3 * COLUMNS);
     let slots =
-        [vec![tokens(), table(), Out(dtype, n), no_fault()], shape().into(), vec![real(1.0), int(0)]].concat_slots();
+        [vec![tokens(), table(), Out(dtype, n), no_fault()], shape().into(), vec![real(1.0), int(0), int(0), int(3)]]
+            .concat_slots();
     cases.push(case("7x1024", 2 * n * size, job(of("embed"), 3, 64, slots)));
     let (order, sorted) = ([0, 3, 6, 1, 4, 2, 5], [0, 0, 0, 1, 1, 2, 2]);
     let of_u32 = |values: [usize; ROWS]| In(U32, values.iter().map(|v| *v as f64).collect());
     let first = vec![of_u32(order), of_u32(sorted), x(COLUMNS), both(4, F32, 3 * COLUMNS), no_fault()];
-    let slots = [first, shape().into(), vec![real(1.0)]].concat_slots();
+    let slots = [first, shape().into(), vec![real(1.0), int(0), int(3)]].concat_slots();
     cases.push(case("7x1024", n * size + 3 * 8 * COLUMNS, job(of("embed_backward"), 2, 64, slots)));
     cases
 }
@@ -178,7 +179,25 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
         ];
         case(shape, 2 * rows * vocab * dtype.size(), job(variant, 2, 64, slots))
     };
+    // The second of two parts.
+    let part = |cap: &str, vocab: usize| {
+        let given = vec![In(I32, vec![1.0, 2.0 * vocab as f64 - 1.0, vocab as f64, 0.0]), input(1, dtype, 4 * vocab)];
+        let slots = [given, vec![Out(F32, 12), no_fault(), int(4), int(vocab), int(vocab), real(30.0)]].concat_slots();
+        case("4x2000", 4 * vocab * dtype.size(), job(format!("cross_entropy_part_{cap}{name}"), 2, 64, slots))
+    };
+    let finish = |cap: &str, vocab: usize| {
+        let said = In(F32, [2.0, 3.0, 0.5].repeat(8));
+        let given = vec![In(I32, vec![1.0, 2.0 * vocab as f64 - 1.0, vocab as f64, 0.0]), said];
+        let out = vec![both(1, dtype, 4 * vocab), Out(F64, 4), no_fault()];
+        let sizes = [4, 2, vocab, vocab].map(int).into_iter().collect();
+        let slots = [given, out, sizes, vec![real(1.0), real(30.0), int(1)]].concat_slots();
+        case("4x2000", 8 * vocab * dtype.size(), job(format!("cross_entropy_finish_{cap}{name}"), 2, 64, slots))
+    };
     vec![
+        part("", 2000),
+        part("cap_", 2000),
+        finish("", 2000),
+        finish("cap_", 2000),
         of(format!("cross_entropy_{name}"), 2000, "4x2000"),
         of(format!("cross_entropy_{name}"), 5003, "4x5003"),
         of(format!("cross_entropy_cap_{name}"), 1500, "4x1500"),

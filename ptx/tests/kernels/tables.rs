@@ -1,4 +1,5 @@
 //! What follows indices: embeddings, cross entropy, and the check in front of both.
+use crate::cases::ConcatSlots;
 use crate::harness::*;
 
 const COUNT: f64 = 4294967296.0;
@@ -23,6 +24,9 @@ fn check_finds_the_first_index_outside() {
 const SHAPES: [(usize, usize, usize, u32, usize); 5] =
     [(1, 1, 1, 32, 0), (7, 64, 5, 32, 0), (70, 24, 9, 32, 0), (9, 77, 3, 32, 0), (6, 64, 4, 32, 1)];
 
+/// The rows of a table that an operand holds: all of them, or a part.
+const PARTS: [fn(usize) -> std::ops::Range<usize>; 3] = [|n| 0..n, |n| 0..n.div_ceil(2), |n| n / 2..n];
+
 fn tokens(rows: usize, table: usize) -> Vec<f64> {
     // One token is frequent, some do not occur.
     (0..rows).map(|i| if i % 3 == 1 { 0.0 } else { (i * i % table) as f64 }).collect()
@@ -31,15 +35,17 @@ fn tokens(rows: usize, table: usize) -> Vec<f64> {
 #[test]
 fn embeddings() {
     for (dtype, name) in DTYPES {
-        for (rows, columns, table, threads, skew) in SHAPES {
+        for ((rows, columns, table, threads, skew), part) in SHAPES.into_iter().flat_map(|s| PARTS.map(|p| (s, p))) {
+            let held = part(table);
             for adds in [false, true] {
-                let (tokens, w, y) = (tokens(rows, table), normal(1, table * columns), normal(2, rows * columns));
+                let (tokens, w, y) = (tokens(rows, table), normal(1, held.len() * columns), normal(2, rows * columns));
                 let scale = 1.5;
-                let want: Vec<f64> = (0..rows * columns)
-                    .map(|i| {
-                        scale * w[tokens[i / columns] as usize * columns + i % columns] + if adds { y[i] } else { 0.0 }
-                    })
-                    .collect();
+                let at = |i: usize| {
+                    let token = tokens[i / columns] as usize;
+                    let there = held.contains(&token).then(|| w[(token - held.start) * columns + i % columns]);
+                    scale * there.unwrap_or(0.0) + if adds { y[i] } else { 0.0 }
+                };
+                let want: Vec<f64> = (0..rows * columns).map(at).collect();
                 let slots = vec![
                     In(U32, tokens),
                     In(dtype, w),
@@ -49,9 +55,11 @@ fn embeddings() {
                     int(columns),
                     real(scale as f32),
                     int(adds as usize),
+                    int(held.start),
+                    int(held.len()),
                 ];
                 let got = job(format!("embed_{name}"), 3, threads, slots).skewed(skew).outputs();
-                assert_eq!(got[0], rounded(&want, dtype), "embed {name} ({rows}, {columns}), adds {adds}");
+                assert_eq!(got[0], rounded(&want, dtype), "embed {name} ({rows}, {columns}) {held:?}, adds {adds}");
             }
         }
     }
@@ -80,13 +88,14 @@ fn rows_are_sorted_by_token_and_stay_in_order() {
 #[test]
 fn gradients_of_embeddings_have_the_bits_of_row_order() {
     for (dtype, name) in DTYPES {
-        for (rows, columns, table, threads, skew) in SHAPES {
-            let (tokens, dy, dw) = (tokens(rows, table), normal(3, rows * columns), normal(4, table * columns));
+        for ((rows, columns, table, threads, skew), part) in SHAPES.into_iter().flat_map(|s| PARTS.map(|p| (s, p))) {
+            let held = part(table);
+            let (tokens, dy, dw) = (tokens(rows, table), normal(3, rows * columns), normal(4, held.len() * columns));
             let scale = 1.1f32;
             let mut want: Vec<f32> = reals(&dw);
-            for (row, token) in tokens.iter().enumerate() {
+            for (row, token) in tokens.iter().enumerate().filter(|(_, token)| held.contains(&(**token as usize))) {
                 for c in 0..columns {
-                    let at = *token as usize * columns + c;
+                    let at = (*token as usize - held.start) * columns + c;
                     want[at] = (dy[row * columns + c] as f32).mul_add(scale, want[at]);
                 }
             }
@@ -100,9 +109,11 @@ fn gradients_of_embeddings_have_the_bits_of_row_order() {
                 int(rows),
                 int(columns),
                 real(scale),
+                int(held.start),
+                int(held.len()),
             ];
             let got = job(format!("embed_backward_{name}"), 3, threads, slots).skewed(skew).outputs();
-            assert_eq!(got[0], f64s(&want), "embed backward {name} ({rows}, {columns})");
+            assert_eq!(got[0], f64s(&want), "embed backward {name} ({rows}, {columns}) {held:?}");
         }
     }
 }
@@ -112,9 +123,14 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let fault = || In(U64, vec![1.0]);
     let bad = || In(U32, vec![9e9]);
     let y = vec![1.0, 2.0];
-    let slots = vec![bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0), int(0)];
+    let table = || [int(0), int(1)];
+    let mut slots =
+        vec![bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0), int(0)];
+    slots.extend(table());
     assert_eq!(job("embed_f32", 1, 32, slots).outputs()[0], y);
-    let slots = vec![bad(), bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0)];
+    let mut slots =
+        vec![bad(), bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0)];
+    slots.extend(table());
     assert_eq!(job("embed_backward_f32", 1, 32, slots).outputs()[0], y);
     let slots =
         vec![In(F32, vec![1.0; 2]), bad(), InOut(F32, y.clone()), fault(), int(1), int(1), int(2), int(2), real(1.0)];
@@ -122,7 +138,15 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let losses = InOut(F64, vec![5.0]);
     let slots =
         vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), int(1), int(2), real(1.0), real(0.0), int(1)];
-    assert_eq!(job("cross_entropy_f32", 1, 32, slots).outputs(), [y, vec![5.0]]);
+    assert_eq!(job("cross_entropy_f32", 1, 32, slots).outputs(), [y.clone(), vec![5.0]]);
+    let said = vec![1.0, 2.0, 3.0];
+    let slots =
+        vec![In(I32, vec![-5.0]), In(F32, y.clone()), InOut(F32, said.clone()), fault(), int(1), int(2), int(0)];
+    let slots = [slots, vec![real(0.0)]].concat_slots();
+    assert_eq!(job("cross_entropy_part_f32", 1, 32, slots).outputs(), [said.clone()]);
+    let slots = vec![In(I32, vec![-5.0]), In(F32, said), InOut(F32, y.clone()), InOut(F64, vec![5.0]), fault()];
+    let sizes = vec![int(1), int(1), int(2), int(0), real(1.0), real(0.0), int(1)];
+    assert_eq!(job("cross_entropy_finish_f32", 1, 32, [slots, sizes].concat_slots()).outputs(), [y, vec![5.0]]);
 }
 
 /// Losses by row, and the gradient.
@@ -192,6 +216,63 @@ fn cross_entropy_in_place() {
                         compare(&label, GRADIENT, &got[0], dtype, &exact[1], &naive[1]);
                     } else {
                         assert_eq!(got[0], logits, "{label}: logits stay");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The columns `from..to` of rows of `vocab`.
+fn columns(logits: &[f64], vocab: usize, (from, to): (usize, usize)) -> Vec<f64> {
+    logits.chunks(vocab).flat_map(|row| row[from..to].to_vec()).collect()
+}
+
+/// A vocabulary in parts, of which no two need be alike: each part's gradient and every part's losses are those of the whole.
+#[test]
+fn parts_of_a_vocabulary_come_to_the_loss_of_the_whole() {
+    for (cuts, threads, targets) in [
+        (vec![0, 1, 2], 32, vec![0, -100, 1]),
+        (vec![0, 7, 64, 201], 32, vec![6, 7, 63, 64, 200, -100, 0, 100]),
+        (vec![0, 2500, 5003], 64, vec![5002, 0, 2499, 2500]),
+    ] {
+        for (dtype, name) in DTYPES {
+            for cap in [0.0, 3.0] {
+                let (rows, vocab) = (targets.len(), *cuts.last().unwrap());
+                let targets: Vec<f64> = targets.iter().map(|t| *t as f64).collect();
+                let logits: Vec<f64> = normal(vocab as u64, vocab * rows).iter().map(|x| x * 4.0).collect();
+                let exact = cross_entropy_of::<f64>(vocab, &targets, &logits, 0.125, cap);
+                let naive = cross_entropy_of::<f32>(vocab, &targets, &logits, 0.125, cap);
+                let suffix = if cap > 0.0 { format!("cap_{name}") } else { name.to_string() };
+                let parts: Vec<(usize, usize)> = cuts.windows(2).map(|w| (w[0], w[1])).collect();
+                let (given, cap) = (|| In(I32, targets.clone()), || real(cap as f32));
+                let said = parts.iter().flat_map(|&(from, to)| {
+                    let logits = In(dtype, columns(&logits, vocab, (from, to)));
+                    let slots = vec![given(), logits, Out(F32, 3 * rows), no_fault(), int(rows), int(to - from)];
+                    let slots = [slots, vec![int(from), cap()]].concat_slots();
+                    job(format!("cross_entropy_part_{suffix}"), 2, threads, slots).outputs().remove(0)
+                });
+                let said: Vec<f64> = said.collect();
+                let mut first: Option<Vec<f64>> = None;
+                for (grad, &(from, to)) in [true, false].into_iter().flat_map(|g| parts.iter().map(move |p| (g, p))) {
+                    let mine = columns(&logits, vocab, (from, to));
+                    let slots = vec![given(), In(F32, said.clone()), InOut(dtype, mine.clone()), Out(F64, rows)];
+                    let sizes = [rows, parts.len(), to - from, from].map(int).into_iter().collect();
+                    let scalars = vec![real(0.125), cap(), int(grad as usize)];
+                    let slots = [slots, vec![no_fault()], sizes, scalars].concat_slots();
+                    let got = job(format!("cross_entropy_finish_{suffix}"), 2, threads, slots).outputs();
+                    let label = format!("{suffix} columns {from}..{to} of {vocab}");
+                    compare(&format!("{label} losses"), GRADIENT, &got[1], F64, &exact[0], &naive[0]);
+                    assert_eq!(
+                        first.get_or_insert(got[1].clone()),
+                        &got[1],
+                        "{label}: other losses than the first part's"
+                    );
+                    if grad {
+                        let [exact, naive] = [&exact[1], &naive[1]].map(|g| columns(g, vocab, (from, to)));
+                        compare(&label, GRADIENT, &got[0], dtype, &exact, &naive);
+                    } else {
+                        assert_eq!(got[0], mine, "{label}: logits stay");
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk that it was given.
 use super::simd::{exp, sum, tanh};
 use crate::base::{Error, Result, dtype::Float};
-use crate::device::{CrossEntropy, IGNORE};
+use crate::device::{CrossEntropy, IGNORE, VocabPart};
 
 pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
     match targets.iter().position(|&t| t != IGNORE && !(0..vocab as i64).contains(&(t as i64))) {
@@ -42,48 +42,110 @@ fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32) -> (f32, f32) {
     (max, total)
 }
 
-#[inline(always)]
-pub fn cross_entropy<T: Float>(shape: &CrossEntropy, targets: &[i32], logits: &mut [T], loss: &mut f64) {
-    let cap = shape.softcap;
-    if cap == 0.0 {
-        rows(shape, targets, logits, loss, |x| x.to_f32(), |x| (x.to_f32(), 1.0));
-    } else {
-        let capped = |x: T| {
-            let (t, slope) = tanh(x.to_f32() / cap);
-            (cap * t, slope)
-        };
-        rows(shape, targets, logits, loss, |x| capped(x).0, capped);
-    }
+/// Runs `$rows` with what a logit is, and that and its derivative by what stands in the row, as `$logit` and `$with_slope`.
+macro_rules! capped {
+    ($cap:expr, $logit:ident, $with_slope:ident => $rows:expr) => {{
+        let cap = $cap;
+        if cap == 0.0 {
+            let ($logit, $with_slope) = (|x: T| x.to_f32(), |x: T| (x.to_f32(), 1.0));
+            $rows
+        } else {
+            let $with_slope = |x: T| {
+                let (t, slope) = tanh(x.to_f32() / cap);
+                (cap * t, slope)
+            };
+            let $logit = |x: T| $with_slope(x).0;
+            $rows
+        }
+    }};
 }
 
-/// `logit` is what the loss is of, `with_slope` that and its derivative by what stands in the row.
 #[inline(always)]
-fn rows<T: Float>(
-    shape: &CrossEntropy,
-    targets: &[i32],
-    logits: &mut [T],
-    loss: &mut f64,
-    logit: impl Fn(T) -> f32,
-    with_slope: impl Fn(T) -> (f32, f32),
-) {
-    for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
+pub fn cross_entropy<T: Float>(shape: &CrossEntropy, targets: &[i32], logits: &mut [T], loss: &mut f64) {
+    capped!(shape.softcap, logit, with_slope => for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
         if target == IGNORE {
-            if shape.grad {
-                row.fill(T::from_f32(0.0));
-            }
+            ignore(shape, row);
             continue;
         }
         let target = target as usize;
-        let (max, total) = max_and_sum(row, &logit);
-        let (at_target, slope) = with_slope(row[target]);
-        *loss += (total as f64).ln() + (max as f64 - at_target as f64);
-        if shape.grad {
-            let (inverse, scale) = (1.0 / total, shape.scale);
-            for x in row.iter_mut() {
-                let (z, slope) = with_slope(*x);
-                *x = T::from_f32(exp(z - max) * inverse * scale * slope);
-            }
-            row[target] = T::from_f32((exp(at_target - max) * inverse - 1.0) * scale * slope);
+        let (max, total) = max_and_sum(row, logit);
+        *loss += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
+        gradient(shape, row, Some(target), max, total, with_slope);
+    })
+}
+
+/// The column of a target, if this part has it.
+#[inline(always)]
+fn column(shape: &CrossEntropy, part: &VocabPart, target: i32) -> Option<usize> {
+    (target as usize).checked_sub(part.first).filter(|&column| column < shape.vocab)
+}
+
+#[inline(always)]
+pub fn part<T: Float>(shape: &CrossEntropy, part: &VocabPart, targets: &[i32], logits: &[T], said: &mut [f32]) {
+    let said = said.as_chunks_mut::<{ VocabPart::SAID }>().0;
+    capped!(shape.softcap, logit, _slope => for ((row, &target), said) in logits.chunks_exact(shape.vocab).zip(targets).zip(said) {
+        *said = [0.0; 3];
+        if target != IGNORE {
+            let (max, total) = max_and_sum(row, logit);
+            *said = [max, total, column(shape, part, target).map_or(0.0, |target| logit(row[target]))];
         }
+    })
+}
+
+#[inline(always)]
+pub fn finish<T: Float>(
+    shape: &CrossEntropy,
+    part: &VocabPart,
+    targets: &[i32],
+    said: &[f32],
+    logits: &mut [T],
+    loss: &mut f64,
+) {
+    let said = said.as_chunks::<{ VocabPart::SAID }>().0;
+    capped!(shape.softcap, _logit, with_slope => for (i, (row, &target)) in logits.chunks_exact_mut(shape.vocab).zip(targets).enumerate() {
+        if target == IGNORE {
+            ignore(shape, row);
+            continue;
+        }
+        let (mut max, mut total, mut at_target) = (f32::MIN, 0.0, 0.0);
+        for &[part_max, part_total, part_target] in said[i..].iter().step_by(targets.len()) {
+            let top = max.max(part_max);
+            total = total * exp(max - top) + part_total * exp(part_max - top);
+            max = top;
+            at_target += part_target;
+        }
+        *loss += (total as f64).ln() + (max as f64 - at_target as f64);
+        gradient(shape, row, column(shape, part, target), max, total, with_slope);
+    })
+}
+
+#[inline(always)]
+fn ignore<T: Float>(shape: &CrossEntropy, row: &mut [T]) {
+    if shape.grad {
+        row.fill(T::from_f32(0.0));
+    }
+}
+
+/// The row becomes its gradient, where that is wanted.
+#[inline(always)]
+fn gradient<T: Float>(
+    shape: &CrossEntropy,
+    row: &mut [T],
+    target: Option<usize>,
+    max: f32,
+    total: f32,
+    with_slope: impl Fn(T) -> (f32, f32),
+) {
+    if !shape.grad {
+        return;
+    }
+    let (inverse, scale) = (1.0 / total, shape.scale);
+    let hot = target.map(|target| (target, with_slope(row[target])));
+    for x in row.iter_mut() {
+        let (z, slope) = with_slope(*x);
+        *x = T::from_f32(exp(z - max) * inverse * scale * slope);
+    }
+    if let Some((target, (z, slope))) = hot {
+        row[target] = T::from_f32((exp(z - max) * inverse - 1.0) * scale * slope);
     }
 }

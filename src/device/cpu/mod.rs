@@ -19,8 +19,8 @@ mod tile;
 
 use self::simd::Level;
 use super::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd, View,
-    ViewMut,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
+    View, ViewMut, VocabPart,
 };
 use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
 use half::{bf16, f16};
@@ -437,17 +437,19 @@ impl Device for CpuDevice {
         floats!(self, OP, x.dtype(), T => dropout::dropout::<T>(d, x.host(OP)?))
     }
 
-    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
+    fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
         const OP: &str = "embed";
         let tokens = tokens.host::<u32>(OP)?;
-        let Some(c) = embed::width(OP, tokens, y.len(), w.len())? else { return Ok(()) };
-        floats!(self, OP, w.dtype(), T => embed::embed::<T>(tokens, w.host(OP)?, scale, y.host(OP)?, c, accumulate))
+        let Some(c) = shape.columns(OP, tokens.len(), y.len(), w.len())? else { return Ok(()) };
+        embed::check(OP, "token", tokens, shape.rows)?;
+        floats!(self, OP, w.dtype(), T => embed::embed::<T>(shape, tokens, w.host(OP)?, y.host(OP)?, c, accumulate))
     }
-    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
+    fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
         const OP: &str = "embed_backward";
         let tokens = tokens.host::<u32>(OP)?;
-        let Some(c) = embed::width(OP, tokens, dy.len(), dw.len())? else { return Ok(()) };
-        floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(tokens, dy.host(OP)?, scale, dw.host(OP)?, c))
+        let Some(c) = shape.columns(OP, tokens.len(), dy.len(), dw.len())? else { return Ok(()) };
+        embed::check(OP, "token", tokens, shape.rows)?;
+        floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(shape, tokens, dy.host(OP)?, dw.host(OP)?, c))
     }
     fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
         const OP: &str = "cross_entropy";
@@ -456,6 +458,41 @@ impl Device for CpuDevice {
         let (targets, loss) = (targets.host(OP)?, &mut loss.host(OP)?[0]);
         loss::check(OP, targets, shape.vocab)?;
         floats!(self, OP, logits.dtype(), T => loss::cross_entropy::<T>(shape, targets, logits.host(OP)?, loss))
+    }
+    fn cross_entropy_part(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        logits: View,
+        said: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "cross_entropy_part";
+        let n = rows(OP, "logits", logits.len(), shape.vocab)?;
+        lengths(OP, &[("targets", targets.len(), n), ("said", said.len(), VocabPart::SAID * n)])?;
+        let targets = targets.host(OP)?;
+        loss::check(OP, targets, part.of)?;
+        floats!(self, OP, logits.dtype(), T => loss::part::<T>(shape, part, targets, logits.host(OP)?, said.host(OP)?))
+    }
+    fn cross_entropy_finish(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        said: View,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()> {
+        const OP: &str = "cross_entropy_finish";
+        let n = rows(OP, "logits", logits.len(), shape.vocab)?;
+        lengths(OP, &[("targets", targets.len(), n), ("loss", loss.len(), 1)])?;
+        if n == 0 {
+            return Ok(());
+        }
+        rows(OP, "said", said.len(), VocabPart::SAID * n)?;
+        let (targets, said, loss) = (targets.host(OP)?, said.host(OP)?, &mut loss.host(OP)?[0]);
+        loss::check(OP, targets, part.of)?;
+        floats!(self, OP, logits.dtype(), T => loss::finish::<T>(shape, part, targets, said, logits.host(OP)?, loss))
     }
 
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {

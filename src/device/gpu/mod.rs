@@ -22,7 +22,8 @@ pub mod telemetry;
 pub use driver::{Arg, Driver, Kernel, Shape};
 
 use super::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View, ViewMut,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
+    ViewMut, VocabPart,
 };
 use crate::base::{Category, DType, Error, Meter, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -309,14 +310,35 @@ impl Device for GpuDevice {
         element::dropout(self, d, x)
     }
 
-    fn embed(&self, tokens: View, w: View, scale: f32, y: ViewMut, accumulate: bool) -> Result<()> {
-        embed::embed(self, tokens, w, scale, y, accumulate)
+    fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
+        embed::embed(self, shape, tokens, w, y, accumulate)
     }
-    fn embed_backward(&self, tokens: View, dy: View, scale: f32, dw: ViewMut) -> Result<()> {
-        embed::embed_backward(self, tokens, dy, scale, dw)
+    fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
+        embed::embed_backward(self, shape, tokens, dy, dw)
     }
     fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
         loss::cross_entropy(self, shape, targets, logits, loss)
+    }
+    fn cross_entropy_part(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        logits: View,
+        said: ViewMut,
+    ) -> Result<()> {
+        loss::part(self, shape, part, targets, logits, said)
+    }
+    fn cross_entropy_finish(
+        &self,
+        shape: &CrossEntropy,
+        part: &VocabPart,
+        targets: View,
+        said: View,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()> {
+        loss::finish(self, shape, part, targets, said, logits, loss)
     }
 
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {

@@ -73,7 +73,7 @@ impl GpuDevice {
             return Err(Error::op(op, format!("{n} {what}s and nothing that they could be of")));
         }
         // Where none may stand outside, the one to pass is one that is inside.
-        let pass = if follows == Follows::CrossEntropy { IGNORE as u32 } else { 0 };
+        let pass = if Follows::NAMES[follows as usize].1 == "target" { IGNORE as u32 } else { 0 };
         let fault = faults.of_mut(follows);
         let args =
             &mut [Arg::In(indices), Arg::InOut(fault), Arg::U32(n as u32), Arg::U32(limit as u32), Arg::U32(pass)];
@@ -109,10 +109,12 @@ pub enum Follows {
     QkNormRope,
     QkNormRopeBackward,
     CrossEntropy,
+    CrossEntropyPart,
+    CrossEntropyFinish,
 }
 
 impl Follows {
-    const COUNT: usize = 6;
+    const COUNT: usize = 8;
     /// Operation and index, as errors name them.
     const NAMES: [(&str, &str); Follows::COUNT] = [
         ("embed", "token"),
@@ -121,6 +123,8 @@ impl Follows {
         ("qk_norm_rope", "position"),
         ("qk_norm_rope_backward", "position"),
         ("cross_entropy", "target"),
+        ("cross_entropy_part", "target"),
+        ("cross_entropy_finish", "target"),
     ];
 }
 

@@ -1,0 +1,269 @@
+//! Tensor-parallel plans in the words of transformers: a style for each module, by patterns over their names
+//! (`base_model_tp_plan`). Never guesses: a plan whose products would be wrong, or that asks for what is not here, is refused with
+//! the reason.
+//!
+//! What a plan comes down to is which of four parts are cut ([`Cuts`]), and whether norms see parts of the tokens. Two things of a
+//! plan are done otherwise, with the same values: logits are never gathered (`colwise_rep`), and the gradients of norms of heads
+//! are summed whether or not the plan says so (older plans of Gemma 3 do not).
+use super::Cuts;
+use crate::base::{Error, Result};
+use crate::nn::spec::{Arch, Spec};
+use std::collections::BTreeMap;
+
+/// Module to style. Names are those of the model behind the head, as `layers.*.mlp.up_proj`, and `lm_head`; `*` stands for a
+/// layer's number; "model." in front says nothing.
+pub type TpPlan = BTreeMap<String, String>;
+
+/// What a plan comes down to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meaning {
+    pub cuts: Cuts,
+    pub sequence_parallel: bool,
+}
+
+const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+const ATTENTION_OUT: &str = "self_attn.o_proj";
+const MLP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
+const MLP_OUT: &str = "mlp.down_proj";
+const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+
+const REPLICATE: &str = "replicate";
+const HEAD_NORM: &str = "replicated_with_grad_allreduce";
+/// Styles of transformers that no module of these families takes.
+const ELSEWHERE: [&str; 12] = [
+    "rowwise_rep",
+    "rowwise_split_input",
+    "packed_colwise",
+    "packed_rowwise",
+    "grouped_gemm",
+    "ep_router",
+    "ep_dispatch_experts",
+    "moe_tp_experts",
+    "moe_identity_expert",
+    "mla_kv_a_proj",
+    "all_reduce",
+    "local_params",
+];
+const STYLES: [&str; 9] = [
+    "colwise",
+    "rowwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "embedding_rowwise",
+    "embedding_colwise",
+    "sequence_parallel",
+    HEAD_NORM,
+    REPLICATE,
+];
+
+/// The plan of transformers 5 for a family: its configuration's and its class's.
+pub fn transformers(arch: Arch) -> TpPlan {
+    let mut plan = TpPlan::new();
+    let mut add = |module: &str, style: &str| plan.insert(format!("layers.*.{module}"), style.into());
+    ATTENTION.iter().chain(&MLP).for_each(|module| drop(add(module, "colwise")));
+    [ATTENTION_OUT, MLP_OUT].iter().for_each(|module| drop(add(module, "rowwise")));
+    if matches!(arch, Arch::Qwen3 | Arch::Gemma3) {
+        HEAD_NORMS.iter().for_each(|module| drop(add(module, HEAD_NORM)));
+    }
+    plan.insert("lm_head".into(), "colwise_gather_output".into());
+    plan
+}
+
+/// This engine's own: that, and the embedding by words.
+pub fn built_in(arch: Arch) -> TpPlan {
+    let mut plan = transformers(arch);
+    plan.insert("embed_tokens".into(), "embedding_rowwise".into());
+    plan
+}
+
+/// Reads a plan for `spec`.
+pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
+    let mut norms = vec!["norm".to_string()];
+    norms.extend(["input_layernorm", "post_attention_layernorm"].map(in_layers));
+    if spec.post_norms {
+        norms.extend(["pre_feedforward_layernorm", "post_feedforward_layernorm"].map(in_layers));
+    }
+    let linears = ATTENTION.iter().chain(&MLP).chain([&ATTENTION_OUT, &MLP_OUT]);
+    let mut known: Vec<String> = linears.map(|module| in_layers(module)).chain(norms.iter().cloned()).collect();
+    known.extend(["embed_tokens", "lm_head"].map(String::from));
+    if spec.qk_norm {
+        known.extend(HEAD_NORMS.map(in_layers));
+    }
+    let plan: TpPlan = plan.iter().map(|(k, v)| (k.strip_prefix("model.").unwrap_or(k).into(), v.clone())).collect();
+    for (module, style) in &plan {
+        if !known.contains(module) {
+            return Err(refuse(
+                module,
+                style,
+                &format!("a {} has no such module; it has {}", spec.arch.name(), known.join(", ")),
+            ));
+        }
+        if ELSEWHERE.contains(&style.as_str()) {
+            return Err(refuse(module, style, "no module of the supported families takes this style"));
+        }
+        if !STYLES.contains(&style.as_str()) {
+            return Err(refuse(module, style, &format!("the styles are {}", STYLES.join(", "))));
+        }
+    }
+    let style = |module: &str| plan.get(module).map(String::as_str).filter(|style| *style != REPLICATE);
+
+    let attention = branch(&ATTENTION, ATTENTION_OUT, &|module| style(&in_layers(module)))?;
+    let mlp = branch(&MLP, MLP_OUT, &|module| style(&in_layers(module)))?;
+    for module in HEAD_NORMS.map(in_layers) {
+        match style(&module) {
+            None => {}
+            Some(HEAD_NORM) if attention => {}
+            Some(HEAD_NORM) => {
+                return Err(refuse(
+                    &module,
+                    HEAD_NORM,
+                    "attention is not cut, so each rank has the whole gradient already",
+                ));
+            }
+            Some(other) => return Err(refuse(&module, other, "a norm of heads takes replicated_with_grad_allreduce")),
+        }
+    }
+    let sequence = |module: &String| match style(module) {
+        None => Ok(false),
+        Some("sequence_parallel") => Ok(true),
+        Some(other) => Err(refuse(
+            module,
+            other,
+            "norms of the residual stream take sequence_parallel or replicate: all ranks have its gradient",
+        )),
+    };
+    let split: Vec<bool> = norms.iter().map(sequence).collect::<Result<_>>()?;
+    let (with, without) = (split.iter().position(|s| *s), split.iter().position(|s| !*s));
+    if let (Some(with), Some(without)) = (with, without) {
+        let why = format!(
+            "{} is not: the residual stream between them is split along the tokens or it is not",
+            norms[without]
+        );
+        return Err(refuse(&norms[with], "sequence_parallel", &why));
+    }
+    let embedding = match style("embed_tokens") {
+        None => false,
+        Some("embedding_rowwise" | "rowwise") => true,
+        Some(other) => return Err(refuse("embed_tokens", other, "the embedding is cut by words: embedding_rowwise")),
+    };
+    let head = match style("lm_head") {
+        None => false,
+        Some("colwise" | "colwise_rep" | "colwise_gather_output") => true,
+        Some(other) => return Err(refuse("lm_head", other, "the head is cut by words: colwise_rep")),
+    };
+    // One tensor is cut once.
+    let tied = spec.tied && (embedding || head);
+    let cuts = Cuts { attention, mlp, embedding: embedding || tied, head: head || tied };
+    Ok(Meaning { cuts, sequence_parallel: with.is_some() })
+}
+
+fn in_layers(module: &str) -> String {
+    format!("layers.*.{module}")
+}
+fn refuse(module: &str, style: &str, why: &str) -> Error {
+    Error::input(format!("tensor-parallel plan: {module} is {style:?}, but {why}"))
+}
+
+/// Whether a branch is cut: all of its inputs are column-cut and its output is row-cut, or none is cut.
+fn branch<'a>(inputs: &[&str], out: &str, style: &dyn Fn(&str) -> Option<&'a str>) -> Result<bool> {
+    for module in inputs.iter().chain([&out]) {
+        let fits = if *module == out { "rowwise" } else { "colwise" };
+        match style(module) {
+            Some(other) if other != fits => {
+                let why = match other {
+                    "colwise_rep" | "colwise_gather_output" if *module != out => {
+                        "gathering what it puts out is of use to the head only: what follows reads this rank's part"
+                    }
+                    "sequence_parallel" => "it is a matrix: norms take this style",
+                    _ => &format!("only {fits} gives what its branch computes with"),
+                };
+                return Err(refuse(&in_layers(module), other, why));
+            }
+            _ => {}
+        }
+    }
+    let whole = inputs.iter().find(|module| style(module).is_none());
+    let cut = inputs.iter().find(|module| style(module).is_some());
+    match (style(out), whole, cut) {
+        (Some(style), Some(whole), _) => Err(refuse(
+            &in_layers(out),
+            style,
+            &format!(
+                "{} before it is not colwise: each rank would have all of what it is to have a part of",
+                in_layers(whole)
+            ),
+        )),
+        (None, _, Some(cut)) => Err(refuse(
+            &in_layers(cut),
+            "colwise",
+            &format!("{} after it is not rowwise: it would read all of what each rank has a part of", in_layers(out)),
+        )),
+        (out, ..) => Ok(out.is_some()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAMILIES: [Arch; 6] = [Arch::Llama, Arch::Mistral, Arch::Qwen2, Arch::Qwen3, Arch::Gemma2, Arch::Gemma3];
+
+    fn spec(arch: Arch) -> Spec {
+        let (qk_norm, post_norms) =
+            (matches!(arch, Arch::Qwen3 | Arch::Gemma3), matches!(arch, Arch::Gemma2 | Arch::Gemma3));
+        Spec { arch, qk_norm, post_norms, tied: post_norms, ..Spec::default() }
+    }
+    fn with(entries: &[(&str, &str)]) -> Result<Meaning> {
+        let mut plan = transformers(Arch::Qwen3);
+        entries.iter().for_each(|(module, style)| drop(plan.insert(module.to_string(), style.to_string())));
+        read(&spec(Arch::Qwen3), &plan)
+    }
+
+    #[test]
+    fn built_in_plans_cut_everything_and_those_of_transformers_leave_an_untied_embedding() {
+        for arch in FAMILIES {
+            let spec = spec(arch);
+            let all = Meaning { cuts: Cuts::ALL, sequence_parallel: false };
+            assert_eq!(read(&spec, &built_in(arch)).unwrap(), all, "{arch:?}");
+            let theirs = Cuts { embedding: spec.tied, ..Cuts::ALL };
+            assert_eq!(read(&spec, &transformers(arch)).unwrap(), Meaning { cuts: theirs, ..all }, "{arch:?}");
+        }
+    }
+
+    #[test]
+    fn names_styles_and_whole_branches_are_as_the_plan_says() {
+        let prefixed = built_in(Arch::Llama).into_iter().map(|(k, v)| (format!("model.{k}"), v)).collect();
+        assert_eq!(read(&spec(Arch::Llama), &prefixed).unwrap().cuts, Cuts::ALL);
+        let mut plan = built_in(Arch::Llama);
+        ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].iter().for_each(|m| drop(plan.remove(&in_layers(m))));
+        assert_eq!(read(&spec(Arch::Llama), &plan).unwrap().cuts, Cuts { mlp: false, ..Cuts::ALL });
+        let norms = ["norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm"];
+        let sequence = with(&norms.map(|norm| (norm, "sequence_parallel"))).unwrap();
+        assert!(sequence.sequence_parallel && !with(&[]).unwrap().sequence_parallel);
+        // Older plans of Gemma 3 say nothing of norms of heads.
+        assert!(with(&HEAD_NORMS.map(|m| (m, REPLICATE)).map(|_| ("lm_head", "colwise_rep"))).is_ok());
+    }
+
+    #[test]
+    fn what_would_be_wrong_is_refused_with_the_reason() {
+        for (entries, reason) in [
+            (
+                vec![("layers.*.self_attn.k_proj", REPLICATE)],
+                "o_proj is \"rowwise\", but layers.*.self_attn.k_proj before it",
+            ),
+            (vec![("layers.*.mlp.down_proj", REPLICATE)], "down_proj after it is not rowwise"),
+            (vec![("layers.*.mlp.up_proj", "rowwise")], "only colwise"),
+            (vec![("layers.*.self_attn.q_proj", "colwise_rep")], "of use to the head only"),
+            (vec![("layers.*.input_layernorm", "sequence_parallel")], "norm is not"),
+            (vec![("norm", HEAD_NORM)], "norms of the residual stream"),
+            (vec![("embed_tokens", "embedding_colwise")], "by words"),
+            (vec![("lm_head", "rowwise")], "by words"),
+            (vec![("layers.*.mlp.experts.gate_up_proj", "packed_colwise")], "no such module"),
+            (vec![("layers.*.mlp.up_proj", "packed_colwise")], "no module of the supported families"),
+            (vec![("layers.*.mlp.up_proj", "columnwise")], "the styles are colwise"),
+        ] {
+            let refused = with(&entries).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{entries:?}: {refused}");
+        }
+    }
+}
