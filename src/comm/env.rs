@@ -10,6 +10,30 @@ pub const ARENA_FD: &str = "FLATSHARD_ARENA_FD";
 /// Set by our own launcher: its process, which no rank outlives.
 pub const PARENT_PID: &str = "FLATSHARD_PARENT_PID";
 
+/// Set by our own launcher: that this is not the first start ([`Restart`]).
+pub const RESTART: &str = "FLATSHARD_RESTART";
+
+/// What ranks of a restart must know of the first start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Restart {
+    /// Counts from 1.
+    pub attempt: u32,
+    /// Sequences in an optimizer step of all ranks.
+    pub global_batch: usize,
+}
+impl std::fmt::Display for Restart {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} {}", self.attempt, self.global_batch)
+    }
+}
+impl std::str::FromStr for Restart {
+    type Err = ();
+    fn from_str(text: &str) -> std::result::Result<Restart, ()> {
+        let (attempt, global_batch) = text.split_once(' ').ok_or(())?;
+        Ok(Restart { attempt: attempt.parse().map_err(|_| ())?, global_batch: global_batch.parse().map_err(|_| ())? })
+    }
+}
+
 /// This process's place in the job of a launcher.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankEnv {
@@ -24,6 +48,7 @@ pub struct RankEnv {
     pub run_id: String,
     pub arena_fd: Option<RawFd>,
     pub parent_pid: Option<u32>,
+    pub restart: Option<Restart>,
 }
 
 impl RankEnv {
@@ -89,6 +114,7 @@ impl Vars<'_> {
             run_id,
             arena_fd: self.number(ARENA_FD)?,
             parent_pid: self.number(PARENT_PID)?,
+            restart: self.number(RESTART)?,
         }))
     }
 

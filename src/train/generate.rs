@@ -2,8 +2,9 @@
 //! writes no file.
 use super::derive::{self, set};
 use super::device::{self, Seat};
+use super::launch::{self, Launch};
 use super::settings::{Settings, StrategyName};
-use super::{batch, effect, launch};
+use super::{batch, effect, restart};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -34,6 +35,8 @@ struct Request {
     /// Tokens that end the text.
     stop: Vec<u32>,
     sampling: Sampling,
+    /// That end it.
+    signals: Vec<i32>,
 }
 
 /// Prints what the model writes after `prompt` on standard output.
@@ -41,7 +44,15 @@ pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv
     let request = Request::new(settings, default, launched, prompt)?;
     match launched {
         Some(env) => request.run(env),
-        None => launch::run(request.nproc, request.wanted.ranks_per_gpu, None),
+        None => launch::run(&Launch {
+            nproc: request.nproc,
+            ranks_per_gpu: request.wanted.ranks_per_gpu,
+            stage: None,
+            restart: None,
+            poll: Duration::from_millis(10),
+            signals: &request.signals,
+            deadline: None,
+        }),
     }
 }
 
@@ -98,6 +109,7 @@ impl Request {
             model,
             tokenizer,
             prompt: tokens,
+            signals: restart::signals(&s.faults)?,
             count: set(&g.max_new_tokens, "generate.max_new_tokens")?.min(room),
             sampling,
         })

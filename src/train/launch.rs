@@ -1,10 +1,11 @@
 //! A plain start: this process makes the arena, starts one child a rank (itself, with the same arguments) and watches them.
 //! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
 use crate::base::{Error, Result};
+use crate::comm::env::Restart;
 use crate::comm::shm::{Arena, Watch};
 use crate::comm::{env, nccl};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
@@ -14,8 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often children and signals are looked at.
-const POLL: Duration = Duration::from_millis(10);
 /// After the first failure the others have so long to notice by themselves, and so long again after SIGTERM.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Lines of a rank's stderr that are kept for the report of its failure.
@@ -23,9 +22,38 @@ const TAIL: usize = 30;
 /// How a rank begins the line that says why it failed; the parent tells it, so it is not printed twice.
 pub const FAILED: &str = "error: ";
 
-/// Signals that end a run after the step at hand.
-pub fn stop_signals() -> Result<Signals> {
-    Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+/// Signals that may end a run after the step at hand. The others either end it at once or mean something else.
+const SIGNALS: [(&str, i32); 6] =
+    [("TERM", SIGTERM), ("INT", SIGINT), ("HUP", SIGHUP), ("USR1", SIGUSR1), ("USR2", SIGUSR2), ("QUIT", SIGQUIT)];
+
+/// The signal called `name`, with or without SIG.
+pub fn signal(name: &str) -> Result<i32> {
+    let upper = name.to_uppercase();
+    let found = SIGNALS.iter().find(|(known, _)| *known == upper.trim_start_matches("SIG"));
+    found.map(|&(_, signal)| signal).ok_or_else(|| {
+        Error::input(format!("--signals {name}: it must be some of {}", SIGNALS.map(|(known, _)| known).join(", ")))
+    })
+}
+
+pub fn catch(signals: &[i32]) -> Result<Signals> {
+    Signals::new(signals).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+}
+
+/// What is started, and until when.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// Ranks on this host.
+    pub nproc: usize,
+    pub ranks_per_gpu: usize,
+    /// The one of the file's stages that it is, where they are run one after the other.
+    pub stage: Option<&'a str>,
+    pub restart: Option<Restart>,
+    /// How often ranks and signals are looked at.
+    pub poll: Duration,
+    /// Passed on to the ranks, which end after the step at hand.
+    pub signals: &'a [i32],
+    /// Then the ranks are sent SIGTERM.
+    pub deadline: Option<Instant>,
 }
 
 /// In a child: dies when the parent does, however that ends. `parent` is the process that started this one.
@@ -46,20 +74,21 @@ struct Rank {
     printers: Vec<JoinHandle<()>>,
 }
 
-/// Starts `nproc` ranks on this host and returns when all have ended. The error is that of the first that failed.
-/// `stage`: the one of the file's stages that it is, where they are run one after the other.
-pub fn run(nproc: usize, ranks_per_gpu: usize, stage: Option<&str>) -> Result<()> {
-    let mut signals = stop_signals()?;
+/// Starts the ranks and returns when all have ended. The error is that of the first that failed.
+pub fn run(launch: &Launch) -> Result<()> {
+    let (nproc, mut deadline) = (launch.nproc, launch.deadline);
+    let mut signals = catch(launch.signals)?;
     let arena = Arc::new(Arena::create(nproc)?);
     let watch = Watch::new(arena.clone())?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
     for rank in 0..nproc {
-        ranks.ranks.push(start(rank, nproc, ranks_per_gpu, stage, &arena)?);
+        ranks.ranks.push(start(rank, launch, &arena)?);
     }
     let mut stopping = None;
     let mut failed_at: Option<Instant> = None;
     while ranks.running() {
-        for signal in signals.pending() {
+        let late = deadline.take_if(|deadline| Instant::now() > *deadline).map(|_| SIGTERM);
+        for signal in signals.pending().chain(late) {
             // The first is passed on: ranks end after this step. Who asks again wants it now.
             match stopping.replace(signal) {
                 None => ranks.signal(Signal::from_named_raw(signal).unwrap_or(Signal::TERM)),
@@ -75,12 +104,13 @@ pub fn run(nproc: usize, ranks_per_gpu: usize, stage: Option<&str>) -> Result<()
             Some(since) if since > PATIENCE => ranks.signal(Signal::TERM),
             _ => {}
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(launch.poll);
     }
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, world: usize, ranks_per_gpu: usize, stage: Option<&str>, arena: &Arena) -> Result<Rank> {
+fn start(rank: usize, launch: &Launch, arena: &Arena) -> Result<Rank> {
+    let &Launch { nproc: world, ranks_per_gpu, stage, restart, .. } = launch;
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
@@ -91,6 +121,9 @@ fn start(rank: usize, world: usize, ranks_per_gpu: usize, stage: Option<&str>, a
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");
     command.env(env::ARENA_FD, arena.fd().to_string()).env(env::PARENT_PID, std::process::id().to_string());
+    if let Some(restart) = restart {
+        command.env(env::RESTART, restart.to_string());
+    }
     if ranks_per_gpu > 1 {
         command.envs(nccl::shared_gpu(rank));
     }

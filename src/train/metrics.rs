@@ -3,7 +3,7 @@
 use crate::base::{Error, Result};
 use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -87,13 +87,23 @@ impl Metrics {
 /// For whoever is left: ends the file with an error event. Not for bad input, with which no run began, and not for a
 /// run that ended as it was asked to.
 pub fn record_failure(path: Option<&Path>, e: &Error) {
-    let Some(path) = path.filter(|_| !matches!(e, Error::Input(_) | Error::Signal(_))) else { return };
+    let path = path.filter(|_| !matches!(e, Error::Input(_) | Error::Signal(_)));
+    append(path, "error", json!({"message": e.to_string()}));
+}
+
+/// Adds an event to a file that a run has begun, for whoever is left of it.
+pub fn append(path: Option<&Path>, event: &str, mut fields: Value) {
+    let Some(path) = path else { return };
     let Ok(text) = std::fs::read_to_string(path) else { return };
     // A line that a killed rank left unfinished is ended first.
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    let line = format!("{newline}{}\n", json!({"event": "error", "message": e.to_string()}));
+    let mut line = json!({"event": event});
+    if let (Some(line), Some(fields)) = (line.as_object_mut(), fields.as_object_mut()) {
+        line.append(fields);
+    }
+    let line = format!("{newline}{line}\n");
     if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
-        // The run has failed already, and its message goes to stderr too.
+        // The run has failed already, and what is written here goes to stderr too.
         let _ = file.write_all(line.as_bytes());
     }
 }

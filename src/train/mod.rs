@@ -21,6 +21,7 @@ pub mod outline;
 mod peak;
 pub mod plan;
 mod report;
+mod restart;
 mod run;
 pub mod settings;
 mod stages;
@@ -100,8 +101,7 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
         }
         None => {
             let _lock = plan.prepare(true)?;
-            let metrics = plan.settings.run.metrics_path.as_deref();
-            launch::run(plan.nproc, plan.ranks_per_gpu, stage).inspect_err(|e| metrics::record_failure(metrics, e))
+            restart::run(plan, stage)
         }
     }
 }

@@ -1,5 +1,6 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
+use super::restart::{self, Restarts};
 use super::settings::*;
 use super::{batch, check, derive, device, effect, memory, stages};
 use crate::base::meter::CATEGORIES;
@@ -39,11 +40,17 @@ pub struct Plan {
     pub resume: Option<(PathBuf, TrainerState)>,
     pub save: derive::SaveOptions,
     pub comm_timeout: Duration,
+    pub restarts: Restarts,
+    /// How often the launcher has started the ranks before.
+    pub attempt: u32,
 }
 
 impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
     pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
+        if let Some((env, restart)) = launched.and_then(|env| Some((env, env.restart?))) {
+            restart::adapt(&mut s, env, restart)?;
+        }
         check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
@@ -68,6 +75,7 @@ impl Plan {
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
         let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
+        let restarts = Restarts::new(&s, nproc, launched)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
@@ -99,6 +107,8 @@ impl Plan {
             resume,
             save,
             comm_timeout,
+            restarts,
+            attempt: launched.and_then(|env| env.restart).map_or(0, |restart| restart.attempt),
         })
     }
 

@@ -21,6 +21,7 @@ use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::telemetry::{self, Sample, Telemetry};
 use crate::strategy::{Engine, Sampling, Step};
 use serde_json::json;
+use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::path::PathBuf;
@@ -36,13 +37,17 @@ const PROMPT: usize = 64;
 
 /// Runs this process's rank. On failure the other ranks are told at once.
 pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
-    let signals = launch::stop_signals()?;
+    let stops = Stops {
+        signals: launch::catch(&plan.restarts.signals)?,
+        // A parent of ours looks at the clock for all ranks, over restarts.
+        deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
+    };
     let meter = Meter::default();
     let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
     let mesh = Mesh::new(member, plan.mesh)?;
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh),
-        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, signals).and_then(|mut trainer| trainer.run()),
+        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, stops).and_then(|mut trainer| trainer.run()),
     };
     if let Err(e) = &result {
         let stopped = matches!(e, Error::Signal(_));
@@ -57,6 +62,19 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     result
 }
 
+/// What asks a run to end after the step at hand.
+struct Stops {
+    signals: Signals,
+    deadline: Option<Instant>,
+}
+impl Stops {
+    /// A signal that came; SIGTERM when time is up.
+    fn pending(&mut self) -> Option<i32> {
+        let late = || self.deadline.is_some_and(|deadline| Instant::now() > deadline).then_some(SIGTERM);
+        self.signals.pending().next().or_else(late)
+    }
+}
+
 struct Trainer<'a> {
     plan: &'a Plan,
     mesh: &'a Mesh,
@@ -68,7 +86,7 @@ struct Trainer<'a> {
     /// This rank's micro-batches of the step at hand; those of evaluation.
     data: StepData,
     held_out_data: StepData,
-    signals: Signals,
+    stops: Stops,
     metrics: Metrics,
     /// Of this rank's GPU, where it has one.
     telemetry: Option<Telemetry>,
@@ -97,7 +115,7 @@ impl<'a> Trainer<'a> {
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
-        signals: Signals,
+        stops: Stops,
     ) -> Result<Trainer<'a>> {
         let mut engine = Engine::new(device.clone(), mesh, &plan.engine)?;
         let layouts = engine.decoder().layouts().to_vec();
@@ -142,7 +160,9 @@ impl<'a> Trainer<'a> {
         let mfu_of_a_token = peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64));
         let telemetry = gpu.filter(|_| first).map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?;
         let metrics = match &plan.settings.run.metrics_path {
-            Some(path) if first => Metrics::open(path, done > 0 || plan.settings.run.after.is_some())?,
+            Some(path) if first => {
+                Metrics::open(path, done > 0 || plan.attempt > 0 || plan.settings.run.after.is_some())?
+            }
             _ => Metrics::none(),
         };
         let progress = match first {
@@ -165,7 +185,7 @@ impl<'a> Trainer<'a> {
             engine,
             checkpointer,
             held_out,
-            signals,
+            stops,
             metrics,
             telemetry,
             progress,
@@ -244,7 +264,7 @@ impl<'a> Trainer<'a> {
         self.prefetch.next(&mut self.data)?;
         let data_time_s = filling.elapsed().as_secs_f64();
 
-        let stop = self.signals.pending().next();
+        let stop = self.stops.pending();
         let tokens = self.data.loss_tokens();
         let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved: self.checkpointer.ended() };
         let all = self.agreement.reach(&**self.engine.device(), mine)?;

@@ -1,8 +1,11 @@
 //! Every setting, declared once: its flag, its key in a file (the same name with underscores, in the section named by the
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
+mod faults;
+
 pub use super::names::*;
 pub use super::zero::Zero;
+pub use faults::Faults;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -33,6 +36,8 @@ pub struct Settings {
     pub parallel: Parallel,
     #[command(flatten)]
     pub checkpoint: Checkpoint,
+    #[command(flatten)]
+    pub faults: Faults,
     #[command(flatten)]
     pub generate: Generate,
 }

@@ -206,6 +206,7 @@ mod tests {
             run_id: format!("test {}", std::process::id()),
             arena_fd: None,
             parent_pid: None,
+            restart: None,
         }
     }
     fn id() -> [u8; ID] {

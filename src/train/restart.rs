@@ -1,0 +1,177 @@
+//! A job that outlives its failures: the ranks that this process started are started again, from the last complete
+//! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a checkpoint.
+use super::derive::set;
+use super::launch::{self, Launch};
+use super::metrics;
+use super::plan::Plan;
+use super::report;
+use super::settings::{Faults, Settings};
+use crate::base::{Error, Result};
+use crate::ckpt;
+use crate::comm::env::{RankEnv, Restart};
+use crate::comm::mesh::MeshSizes;
+use serde_json::json;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// When a run ends early and what follows a failure.
+#[derive(Clone, Debug)]
+pub struct Restarts {
+    pub max: u32,
+    /// Ranks of the job, where that may change.
+    pub elastic: Option<RangeInclusive<usize>>,
+    pub monitor_interval: Duration,
+    pub time_limit: Option<Duration>,
+    /// That end the run after the step at hand.
+    pub signals: Vec<i32>,
+}
+
+impl Restarts {
+    pub fn new(s: &Settings, nproc: usize, launched: Option<&RankEnv>) -> Result<Restarts> {
+        let f = &s.faults;
+        let max = set(&f.max_restarts, "faults.max_restarts")?;
+        let foreign = launched.is_some_and(|env| env.parent_pid.is_none());
+        if max > 0 && foreign {
+            return Err(Error::input(format!(
+                "--max-restarts {max}: these ranks were started by another launcher, whose own --max-restarts (torchrun) or \
+                 --requeue (Slurm) does that; add --resume auto, so that its restarts go on from the last checkpoint"
+            )));
+        }
+        if max > 0 && s.checkpoint.ckpt_dir.is_none() {
+            return Err(Error::input(format!(
+                "--max-restarts {max} needs checkpoints to go on from: add --ckpt-dir DIR"
+            )));
+        }
+        let elastic = f.elastic.as_deref().map(range).transpose()?;
+        if let Some(range) = elastic.as_ref().filter(|range| !foreign && launched.is_none() && !range.contains(&nproc))
+        {
+            return Err(Error::input(format!(
+                "--elastic {}:{}: the run starts on {nproc} ranks, which is not between them; use --nproc-per-node",
+                range.start(),
+                range.end()
+            )));
+        }
+        if elastic.is_some() && max == 0 {
+            return Err(Error::input("--elastic says what follows a failure: add --max-restarts N"));
+        }
+        Ok(Restarts {
+            max,
+            elastic,
+            monitor_interval: Duration::from_secs_f64(set(&f.monitor_interval, "faults.monitor_interval")?),
+            time_limit: f.time_limit.as_deref().map(duration).transpose()?,
+            signals: signals(f)?,
+        })
+    }
+}
+
+pub fn signals(f: &Faults) -> Result<Vec<i32>> {
+    set(&f.signals, "faults.signals")?.iter().map(|name| launch::signal(name)).collect()
+}
+
+/// "MIN:MAX", or one number for both.
+fn range(text: &str) -> Result<RangeInclusive<usize>> {
+    let (min, max) = text.split_once(':').unwrap_or((text, text));
+    match (min.trim().parse(), max.trim().parse()) {
+        (Ok(min), Ok(max)) if 1 <= min && min <= max => Ok(min..=max),
+        _ => Err(Error::input(format!("--elastic {text}: it must be MIN:MAX ranks, such as 2:8"))),
+    }
+}
+
+/// Seconds, M:S or H:M:S.
+fn duration(text: &str) -> Result<Duration> {
+    let parts: Option<Vec<f64>> = text.split(':').map(|part| part.trim().parse().ok()).collect();
+    let parts = parts.filter(|p| p.len() <= 3 && p.iter().all(|x| *x >= 0.0));
+    let seconds = parts.map(|p| p.iter().fold(0.0, |sum, part| 60.0 * sum + part)).filter(|&s| s > 0.0 && s < 1e9);
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        Error::input(format!("--time-limit {text}: it must be seconds or H:M:S, above 0, such as 3600 or 23:50:00"))
+    })
+}
+
+/// In a rank of a restart: goes on from the last checkpoint, with as many sequences in a step as the first start had.
+pub fn adapt(s: &mut Settings, env: &RankEnv, restart: Restart) -> Result<()> {
+    s.run.nproc_per_node = Some(env.local_world);
+    s.checkpoint.resume = Some("auto".into());
+    let of_a_rank = set(&s.batch.batch_size, "batch.batch_size")? * data_parallel(s, env.world)?;
+    s.batch.grad_accum = Some(restart.global_batch / of_a_rank.max(1));
+    Ok(())
+}
+
+/// Ranks with samples of their own, among so many.
+fn data_parallel(s: &Settings, world: usize) -> Result<usize> {
+    let (tp, sp) = (set(&s.parallel.tp_size, "tp_size")?, set(&s.parallel.ring_attn_size, "ring_attn_size")?);
+    Ok(world / (tp * sp))
+}
+
+/// The largest number of ranks below `now` that the model's mesh and the step's batch can be split over.
+fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Option<usize>> {
+    let s = &plan.settings;
+    let MeshSizes { dp_replicate, sp, tp, .. } = plan.mesh;
+    let fixed = if plan.is_sharded() { dp_replicate * sp * tp } else { sp * tp };
+    let batch = set(&s.batch.batch_size, "batch.batch_size")?;
+    let fits = |n: &usize| n % fixed == 0 && global_batch % (batch * (n / (sp * tp))) == 0;
+    Ok((min..now).rev().find(fits))
+}
+
+/// Runs all ranks to their end, again after a failure while there are restarts left.
+pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
+    let Restarts { max, elastic, monitor_interval, time_limit, signals } = &plan.restarts;
+    let metrics = plan.settings.run.metrics_path.as_deref();
+    let global_batch = plan.loader(0)?.global_batch() as usize;
+    let newest =
+        || -> Result<Option<PathBuf>> { plan.settings.checkpoint.ckpt_dir.as_deref().map_or(Ok(None), ckpt::newest) };
+    let deadline = time_limit.map(|limit| Instant::now() + limit);
+    let (mut nproc, mut attempt, mut before) = (plan.nproc, 0, newest()?);
+    loop {
+        let restart = (attempt > 0).then_some(Restart { attempt, global_batch });
+        let launch = Launch {
+            nproc,
+            ranks_per_gpu: plan.ranks_per_gpu,
+            stage,
+            restart,
+            poll: *monitor_interval,
+            signals,
+            deadline,
+        };
+        let Err(e) = launch::run(&launch) else { return Ok(()) };
+        let ended = matches!(e, Error::Input(_) | Error::Signal(_)) || attempt == *max;
+        if ended {
+            metrics::record_failure(metrics, &e);
+            return Err(e);
+        }
+        let after = newest()?;
+        if let Some(range) = elastic.as_ref().filter(|_| attempt > 0 && after == before) {
+            nproc = fewer(plan, nproc, *range.start(), global_batch)?.unwrap_or(nproc);
+        }
+        (attempt, before) = (attempt + 1, after);
+        let from = before.as_deref().and_then(|dir| dir.file_name()).map(|name| name.to_string_lossy().into_owned());
+        let told = from.as_deref().unwrap_or("the beginning");
+        report::line(&format!("{e}\nrestart {attempt} of {max} on {nproc} ranks, from {told}"));
+        metrics::append(
+            metrics,
+            "restart",
+            json!({"attempt": attempt, "world_size": nproc, "from": from, "message": e.to_string()}),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_and_ranges_are_read_or_refused() {
+        let seconds = |text: &str| duration(text).map(|d| d.as_secs_f64()).map_err(|e| e.to_string());
+        assert_eq!(seconds("90"), Ok(90.0));
+        assert_eq!(seconds("1:30"), Ok(90.0));
+        assert_eq!(seconds("23:50:00"), Ok(85_800.0));
+        for bad in ["", "0", "-5", "1:2:3:4", "soon", "1e300"] {
+            assert!(seconds(bad).unwrap_err().contains(&format!("--time-limit {bad}: it must be")), "{bad}");
+        }
+        assert_eq!(range("2:8").unwrap(), 2..=8);
+        assert_eq!(range("3").unwrap(), 3..=3);
+        for bad in ["8:2", "0:4", "a:b", "2:"] {
+            assert_eq!(range(bad).unwrap_err().exit_status(), 2, "{bad}");
+        }
+    }
+}

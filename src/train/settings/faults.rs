@@ -1,0 +1,24 @@
+//! Settings of what happens when something goes wrong, or when time is up. Never acts on them.
+use serde::{Deserialize, Serialize};
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Faults")]
+pub struct Faults {
+    /// Failures after which ranks are started again, from the last complete checkpoint of ckpt-dir
+    #[arg(long, value_name = "N")]
+    pub max_restarts: Option<u32>,
+    /// Time between looks at the ranks that this process started
+    #[arg(long, value_name = "SECONDS")]
+    pub monitor_interval: Option<f64>,
+    /// A restart that follows a failure without a checkpoint in between takes fewer ranks, down to MIN; the batch of a step
+    /// stays as it is [default: as many as before]
+    #[arg(long, value_name = "MIN:MAX")]
+    pub elastic: Option<String>,
+    /// Ends the run as SIGTERM does: saved, after the step at hand, with status 143 [default: none]
+    #[arg(long, value_name = "SECONDS|H:M:S")]
+    pub time_limit: Option<String>,
+    /// Signals that end the run after the step at hand, saved, with status 128 + n
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub signals: Option<Vec<String>>,
+}

@@ -1,0 +1,139 @@
+//! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a test is
+//! about.
+#![allow(dead_code)] // each test binary uses its part
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+/// Longer than anything here takes on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A model of some milliseconds a step, on a task without files.
+pub fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    if !args.contains(&"--dataset") {
+        command.args(["--dataset", "synthetic"]);
+    }
+    let tiny = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --log-every 1 \
+                --warmup-steps 2 --lr 0.01";
+    command.args(tiny.split(' ')).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+/// A started run; killed when dropped.
+pub struct Run(pub Child);
+
+impl Run {
+    pub fn start(program: &str, args: &[&str]) -> Run {
+        Run(command(program, args).spawn().unwrap())
+    }
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+    pub fn end(mut self) -> Ended {
+        wait_until("the run ends", || self.0.try_wait().unwrap().is_some());
+        let mut texts = [String::new(), String::new()];
+        self.0.stdout.take().unwrap().read_to_string(&mut texts[0]).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut texts[1]).unwrap();
+        let [stdout, stderr] = texts;
+        Ended { status: self.0.wait().unwrap(), stdout, stderr }
+    }
+    /// Process of each rank, in rank order.
+    pub fn ranks(&self, n: usize) -> Vec<u32> {
+        let mut ranks = Vec::new();
+        wait_until("all ranks have started", || {
+            ranks = (0..n)
+                .filter_map(|rank| children(self.pid()).into_iter().find(|&p| rank_of(p) == Some(rank)))
+                .collect();
+            ranks.len() == n
+        });
+        ranks
+    }
+}
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+pub fn children(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().map(|p| p.parse().unwrap()).collect()
+}
+pub fn rank_of(pid: u32) -> Option<usize> {
+    let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let rank = environ.split(|&b| b == 0).find_map(|v| v.strip_prefix(b"RANK="))?;
+    std::str::from_utf8(rank).ok()?.parse().ok()
+}
+/// Gone, or dead and waiting for its parent to notice.
+pub fn dead(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X'])
+}
+pub fn send(signal: Signal, pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+/// Success, or all that was said.
+#[track_caller]
+pub fn good(program: &str, args: &[&str]) -> Ended {
+    let ended = Run::start(program, args).end();
+    assert!(ended.status.success(), "{args:?}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
+    ended
+}
+pub fn events(path: &Path, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    // A line that is being written is not there yet.
+    let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+    lines.filter(|e| e["event"] == name).collect()
+}
+pub fn steps(path: &Path) -> usize {
+    events(path, "step").len()
+}
+/// Step, loss and gradient norm as written; of a step that was repeated, the last.
+pub fn losses(path: &Path) -> Vec<(u64, String, String)> {
+    let mut out: Vec<(u64, String, String)> = Vec::new();
+    for e in events(path, "step") {
+        let step = e["step"].as_u64().unwrap();
+        out.retain(|(s, ..)| *s != step);
+        out.push((step, e["loss"].to_string(), e["grad_norm"].to_string()));
+    }
+    out.sort();
+    out
+}
+/// A directory for one test, and paths in it as arguments.
+pub struct Dir(pub TempDir);
+impl Dir {
+    pub fn new() -> Dir {
+        Dir(TempDir::new().unwrap())
+    }
+    pub fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+    pub fn arg(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_string()
+    }
+}
