@@ -43,6 +43,7 @@ impl Outline {
             run_id: String::new(),
             arena_fd: None,
             parent_pid: None,
+            restart: None,
         };
         s.run.nproc_per_node = None; // the launcher's
         let (mesh, _) = derive::mesh(&mut s, strategy, device, Some(&launched))?;
