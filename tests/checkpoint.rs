@@ -8,12 +8,14 @@ use common::stores::*;
 use common::*;
 use flatshard::base::{Category, DType};
 use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
+use flatshard::comm::MeshSizes;
 use flatshard::nn::Decoder;
 use flatshard::store::{ShardedOptions, Stage, Wrap};
 use flatshard::strategy::Strategy;
 use held::*;
 use safetensors::SafeTensors;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Every store, in both precisions; the sharded one with units that cut tensors elsewhere.
@@ -56,6 +58,48 @@ fn any_world_strategy_and_precision_writes_the_same_bytes_and_reads_any() {
                 states.iter().for_each(|read| assert_eq!(*read, expected));
             }
         }
+    }
+}
+
+/// Replicas, shards, parts of sequences and of tensors: whoever holds an element, one rank writes it, and all that hold it
+/// read it. Models for others and saves behind training likewise.
+#[test]
+fn any_mesh_writes_the_same_bytes_and_reads_any() {
+    let (spec, dir) = (llama(), tempfile::tempdir().unwrap());
+    let first = dir.path().join("first");
+    let write = |sizes: MeshSizes, strategy: &Arc<dyn Strategy>, to: &Path| {
+        mesh_ranks(sizes, |rank| {
+            let mut held = Held::new(&rank, &spec, &**strategy, ADAMW, SMALL)?.fill()?;
+            held.ckpt.save(to, 9, &mut *held.store, &mut held.optimizer, &state(100))?;
+            held.ckpt.save_behind(to, 9, &mut *held.store, &mut held.optimizer, &state(200))?;
+            held.ckpt.settle()?;
+            held.ckpt.save_hf(&to.join("hf"), ckpt::Dtype::BF16, &mut *held.store)
+        });
+    };
+    write(MeshSizes::sharded(1), &plain(), &first);
+    let parts = ["step-00000100", "step-00000200", "hf"];
+    let reference = parts.map(|part| contents(&first.join(part)));
+    let is = |file: &str| !["config.json", "trainer_state.json"].contains(&file);
+    assert!(reference[0].iter().filter(|f| is(f.0)).eq(reference[1].iter().filter(|f| is(f.0))), "behind training");
+
+    let meshes = [4, 8].into_iter().flat_map(factorizations);
+    let stores = strategies();
+    for (i, sizes) in meshes.enumerate() {
+        let (name, strategy) = &stores[i % stores.len()];
+        let what = format!("{name} on {sizes:?}");
+        let other = dir.path().join(format!("{i}"));
+        write(sizes, strategy, &other);
+        for (part, reference) in parts.iter().zip(&reference) {
+            let found = contents(&other.join(part));
+            assert!(found.keys().eq(reference.keys()), "{what}: {part}");
+            found.iter().for_each(|(file, bytes)| assert!(*bytes == reference[file], "{what}: {part}/{file} differs"));
+        }
+        let (_, strategy) = &stores[(i + 3) % stores.len()];
+        mesh_ranks(sizes, |rank| {
+            let mut held = Held::new(&rank, &spec, &**strategy, ADAMW, SMALL)?;
+            held.ckpt.load(&first.join("step-00000100"), &mut *held.store, &mut held.optimizer)?;
+            held.check()
+        });
     }
 }
 

@@ -338,14 +338,12 @@ fn places_that_cannot_be_written() {
 
 #[test]
 fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
-    let lacking: [&[&str]; 9] = [
+    let lacking: [&[&str]; 7] = [
         &["--precision", "fp16"],
         &["--reduce-dtype", "bf16"],
-        &["--sharding", "HYBRID_SHARD"],
         &["--cpu-offload"],
         &["--tp-size", "2"],
         &["--ring-attn-size", "2"],
-        &["--dp-replicate-size", "2"],
         &["--sequence-parallel"],
         &["--use-hf-tp-plan"],
     ];

@@ -9,21 +9,37 @@ use flatshard::base::DType;
 use flatshard::comm::delayed::Delayed;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::store::{BackwardPrefetch, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Engine, Step, Strategy};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Two replicas, each of two shards.
+const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+
 /// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when a
 /// layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction starts.
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
-    recorded(strategy, accum, words)
+    trace_on(MeshSizes::sharded(3), strategy, accum)
+}
+/// `replicate2` when the sum over replicas of unit 2's shard starts.
+fn trace_on(sizes: MeshSizes, strategy: Arc<dyn Strategy>, accum: usize) -> String {
+    recorded_on(sizes, strategy, accum, words)
 }
 
 /// What `told` makes of the log of a step, which must be the same for every step of every rank of 3.
 fn recorded<T: PartialEq + Debug + Send>(strategy: Arc<dyn Strategy>, accum: usize, told: fn(&Log) -> T) -> T {
-    let mut lines = ranks(3, |rank| {
+    recorded_on(MeshSizes::sharded(3), strategy, accum, told)
+}
+fn recorded_on<T: PartialEq + Debug + Send>(
+    sizes: MeshSizes,
+    strategy: Arc<dyn Strategy>,
+    accum: usize,
+    told: fn(&Log) -> T,
+) -> T {
+    let mut lines = mesh_ranks(sizes, |rank| {
         let log = Log::default();
         let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
         let watched = Arc::new(Watched { inner: strategy.clone(), log: log.clone() });
@@ -103,6 +119,49 @@ fn collectives_of_a_step_are_counted() {
     // Root, and two units of two blocks: both stay.
     assert_eq!(counts(ShardedOptions { wrap: Wrap::Size(8000), ..full(1) }), (3, 3));
     assert_eq!(counts(ShardedOptions { wrap: Wrap::None, ..full(2) }), (1, 1));
+}
+
+#[test]
+fn a_sum_over_replicas_runs_under_the_backward_two_units_on() {
+    // When it starts, the reduce-scatter before it had the whole backward of a unit to land in.
+    assert_eq!(
+        trace_on(HYBRID, fsdp(sharded()), 1),
+        "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
+         use4 grads4 reduce4 gather2 use3 grads3 replicate4 reduce3 gather1 use2 grads2 replicate3 reduce2 \
+         use1 grads1 replicate2 reduce1 grads0 replicate1 reduce0 replicate0 norm0 loss0"
+    );
+    // Once a step: also where every micro-batch is reduced over the shards.
+    let accumulated = ShardedOptions { grad_accum: 3, ..sharded() };
+    let each = ShardedOptions { sync_each_batch: true, ..accumulated.clone() };
+    for (options, reductions) in [(accumulated, 5), (each, 15)] {
+        let line = trace_on(HYBRID, fsdp(options), 3);
+        assert_eq!((count(&line, "reduce"), count(&line, "replicate")), (reductions, 5));
+        let last = line.rfind("use0 grads0").unwrap();
+        assert!(line.find("replicate").unwrap() > last, "before the last backward: {line}");
+    }
+}
+
+#[test]
+fn replicas_exchange_a_shard_of_each_gradient_and_no_weights() {
+    let options = options(&llama(), fsdp(ShardedOptions { grad_accum: 2, ..sharded() }), SGD);
+    let sizes = MeshSizes { dp_replicate: 4, dp_shard: 2, sp: 1, tp: 1 };
+    let layouts = flatshard::nn::Decoder::new(llama()).unwrap().layouts().to_vec();
+    let flat = flatshard::store::flat::Flat::new(&layouts, Wrap::Transformer, sizes.dp_shard);
+    let shard = flat.trained_shard() * DType::F32.size();
+    mesh_ranks(sizes, |rank| {
+        let log = Log::default();
+        let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+        let mut engine = Engine::new(rank.device, &mesh, &options)?;
+        let before = mesh.dp_replicate.stats().bytes;
+        train(&mut engine, &options.spec, 1, 2)?;
+        let across: Vec<_> = log.entries().into_iter().filter(|e| e.axis == Axis::DpReplicate && e.bytes > 0).collect();
+        let operations = across.iter().filter(|e| e.seam != Some(Seam::Alloc));
+        assert!(operations.clone().all(|e| e.seam == Some(Seam::AllReduce) && e.tag.what == "replicate"), "{across:?}");
+        assert_eq!(operations.map(|e| e.bytes).sum::<usize>(), shard);
+        // An all-reduce over n receives 2 (n - 1) / n of its length.
+        assert_eq!(mesh.dp_replicate.stats().bytes - before, (2 * 3 * shard / 4) as u64);
+        Ok(())
+    });
 }
 
 #[test]
@@ -267,9 +326,9 @@ fn the_reference_does_one_thing_at_a_time() {
 #[test]
 fn delays_at_any_seam_change_no_bit() {
     // Up to 4 ms before and after each call of the delayed seams: every rank is ahead of every other now and then.
-    let delayed = |strategy: Arc<dyn Strategy>, seams: &[Seam], accum: usize| {
+    let delayed = |sizes: MeshSizes, strategy: Arc<dyn Strategy>, seams: &[Seam], accum: usize| {
         let options = options(&llama(), strategy, SGD);
-        let results = ranks(3, |rank| {
+        let results = mesh_ranks(sizes, |rank| {
             let late = Duration::from_millis(4);
             let mesh = rank.mesh.wrap(|group| Arc::new(Delayed::new(group, 11, seams, late)));
             let mut engine = Engine::new(rank.device, &mesh, &options)?;
@@ -283,19 +342,22 @@ fn delays_at_any_seam_change_no_bit() {
     // Without gathers in backward nothing else keeps the ranks within a unit of each other.
     let whole = ShardedOptions { reshard: false, ..sharded() };
     let bucket = |stage| zero(ZeroOptions { overlap: true, ..staged(stage, DType::F32) });
-    for (strategy, accum) in [
-        (fsdp(sharded()), 1),
-        (fsdp(post), 1),
-        (fsdp(each), 2),
-        (fsdp(whole), 1),
-        (ddp(DType::F32), 2),
-        (bucket(Stage::Two), 1),
-        (bucket(Stage::Three), 2),
+    let one = MeshSizes::sharded(3);
+    for (sizes, strategy, accum) in [
+        (one, fsdp(sharded()), 1),
+        (one, fsdp(post), 1),
+        (one, fsdp(each.clone()), 2),
+        (one, fsdp(whole), 1),
+        (one, ddp(DType::F32), 2),
+        (one, bucket(Stage::Two), 1),
+        (one, bucket(Stage::Three), 2),
+        (HYBRID, fsdp(sharded()), 1),
+        (HYBRID, fsdp(each), 2),
     ] {
-        let expected = delayed(strategy.clone(), &[], accum);
+        let expected = delayed(sizes, strategy.clone(), &[], accum);
         for seam in Seam::ALL {
-            assert_same_bits(&expected, &delayed(strategy.clone(), &[seam], accum), &format!("{seam:?}"));
+            assert_same_bits(&expected, &delayed(sizes, strategy.clone(), &[seam], accum), &format!("{seam:?}"));
         }
-        assert_same_bits(&expected, &delayed(strategy, &Seam::ALL, accum), "all seams");
+        assert_same_bits(&expected, &delayed(sizes, strategy, &Seam::ALL, accum), "all seams");
     }
 }

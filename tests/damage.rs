@@ -73,8 +73,8 @@ const DAMAGES: &[Damage] = &[
     ),
     (
         "newer version",
-        |d| edit(d.join("trainer_state.json"), |b| replace(b, "\"version\": 1", "\"version\": 2")),
-        &["version 2", "reads version 1"],
+        |d| edit(d.join("trainer_state.json"), |b| replace(b, "\"version\": 2", "\"version\": 3")),
+        &["version 3", "reads version 2"],
     ),
     (
         "optimizer missing",

@@ -115,7 +115,6 @@ fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
     for (args, parts) in [
         (&["--fsdp-impl", "reference", "--auto-wrap", "size"][..], ["--auto-wrap size", "reference"]),
         (&["--fsdp-impl", "reference", "--backward-prefetch", "BACKWARD_PRE"], ["BACKWARD_PRE", "--fsdp-impl manual"]),
-        (&["--fsdp-impl", "reference", "--sharding", "HYBRID_SHARD"], ["HYBRID_SHARD", ""]),
         (&["--fsdp-impl", "reference", "--sharding", "NO_SHARD"], ["NO_SHARD", "reference"]),
         (&["--backend", "zero", "--sharding", "FULL_SHARD"], ["--sharding FULL_SHARD", "--backend zero"]),
         (&["--backend", "zero", "--forward-prefetch"], ["--forward-prefetch", "--backend zero"]),

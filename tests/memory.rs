@@ -42,6 +42,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Two replicas, each of two shards.
+const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+
 fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
     let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
     vec![
@@ -73,9 +76,9 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
     ] {
         for (strategy, accum) in strategies() {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
-            for world in [1, 3] {
-                let planned = Engine::planned(&options, &MeshSizes::sharded(world)).unwrap();
-                ranks(world, |rank| {
+            for sizes in [MeshSizes::sharded(1), MeshSizes::sharded(3), HYBRID] {
+                let planned = Engine::planned(&options, &sizes).unwrap();
+                mesh_ranks(sizes, |rank| {
                     let meter = rank.meter.clone();
                     let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                     train(&mut engine, &spec, 1, accum)?;
@@ -86,10 +89,10 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
                     assert_eq!(meter.allocations(), buffers, "a step allocates buffers");
                     for (i, &(category, name)) in CATEGORIES.iter().enumerate() {
                         assert_eq!(planned[i].0, category);
-                        let what = format!("{name} of {:?} world {world}", options.strategy.name());
+                        let what = format!("{name} of {:?} on {sizes:?}", options.strategy.name());
                         assert_eq!(meter.live(category), planned[i].1, "{what}");
                     }
-                    assert_eq!(meter.peak(), planned.iter().map(|p| p.1).sum::<usize>(), "peak, world {world}");
+                    assert_eq!(meter.peak(), planned.iter().map(|p| p.1).sum::<usize>(), "peak on {sizes:?}");
                     Ok(())
                 });
             }
@@ -163,10 +166,10 @@ fn the_formula_of_the_design() {
 }
 
 /// Heap allocations of three micro-batches, after the first step.
-fn heap(strategy: Arc<dyn Strategy>, accum: usize) -> usize {
+fn heap(sizes: MeshSizes, strategy: Arc<dyn Strategy>, accum: usize) -> usize {
     let spec = llama();
     let options = options(&spec, strategy, ADAMW);
-    let made = ranks(2, |rank| {
+    let made = mesh_ranks(sizes, |rank| {
         let index = rank.rank;
         let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
         train(&mut engine, &spec, 2, accum)?;
@@ -186,12 +189,16 @@ fn a_step_makes_no_heap_allocation() {
     // buffers, twice a product, and frees them at once (174 in a micro-batch here). Nothing else does: the number is that
     // of plain DDP for every strategy.
     let own = CpuDevice::new(Meter::default()).name().contains("bf16");
-    let replicated = [DType::F32, DType::Bf16].map(|dtype| heap(ddp(dtype), 1));
+    let two = MeshSizes::sharded(2);
+    let replicated = [DType::F32, DType::Bf16].map(|dtype| heap(two, ddp(dtype), 1));
     if own {
         assert_eq!(replicated, [0, 0]);
     }
     for (strategy, accum) in strategies() {
         let expected = replicated[(strategy.dtype() == DType::Bf16) as usize];
-        assert_eq!(heap(strategy.clone(), accum), expected, "{} {}", strategy.name(), strategy.dtype());
+        for sizes in [two, HYBRID] {
+            let what = format!("{} {} on {sizes:?}", strategy.name(), strategy.dtype());
+            assert_eq!(heap(sizes, strategy.clone(), accum), expected, "{what}");
+        }
     }
 }

@@ -106,7 +106,7 @@ fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
 fn reduced(options: &EngineOptions) -> u64 {
     let bytes = ranks(2, |rank| {
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
-        let group = engine.group().clone();
+        let group = if engine.state().0.replicated() { rank.mesh.loss } else { rank.mesh.fsdp };
         engine.evaluate(&[batch(&options.spec, 1, 0, rank.rank)])?;
         let before = group.stats().bytes;
         train(&mut engine, &options.spec, 1, 1)?;

@@ -75,15 +75,16 @@ fn recorded(
     let watched = Arc::new(Watched { inner: strategy, log: log.clone() });
     let options = options(spec, watched, ADAMW);
     let mut engine = Engine::new(device, &mesh, &options)?;
+    let group = if engine.state().0.replicated() { &mesh.loss } else { &mesh.fsdp };
     let mut before = CommStats::default();
     for number in 1..=2 {
         let batches: Vec<_> = (0..accum).map(|micro| batch(spec, number, micro, rank)).collect();
         let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
         log.clear();
-        before = engine.group().stats();
+        before = group.stats();
         engine.train_step(&batches, &Step { number, lr: 0.01, tokens: tokens.max(1) })?;
     }
-    let after = engine.group().stats();
+    let after = group.stats();
     let traffic = CommStats { bytes: after.bytes - before.bytes, ops: after.ops - before.ops, ..CommStats::default() };
     let entries = log.entries().into_iter().filter(|e| e.seam != Some(Seam::Alloc)).collect();
     Ok((entries, words(&log), traffic))

@@ -6,7 +6,7 @@ use super::source::bad;
 use super::{CHUNK, Checkpointer};
 use crate::base::{Error, Result};
 use crate::device::Device;
-use crate::nn::Lora;
+use crate::nn::{Lora, Segment};
 use crate::store::Store;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
@@ -158,14 +158,17 @@ impl Checkpointer {
         let mut chunk = vec![0f32; CHUNK / 4];
         let dev: &dyn Device = &*self.dev;
         let merged = store.for_each_piece(&mut |mut piece| {
-            for run in runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE) {
+            for run in runs(piece.layout, piece.start, piece.master.len(), Share::ALL) {
                 let Some(pair) = pairs.get(&run.segment.name) else { continue };
                 for from in (0..run.range.len()).step_by(CHUNK / 4) {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let start = run.range.start + from;
                     let values = &mut chunk[..n];
                     dev.download(piece.master.as_view().slice(start..start + n), bytemuck::cast_slice_mut(values))?;
-                    pair.add(lora.scale(), lora.rank, run.at + from, values);
+                    for (part, place) in run.segment.stretches(run.at + from..run.at + from + n) {
+                        let part = part.start - run.at - from..part.end - run.at - from;
+                        pair.add(lora.scale(), lora.rank, place, &mut values[part]);
+                    }
                     dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(start..start + n))?;
                 }
             }
@@ -184,7 +187,7 @@ impl Checkpointer {
         let segments = || self.layouts.iter().flat_map(|l| &l.segments);
         for (name, pair) in pairs {
             let (rows, columns) = (pair.b.len() / lora.rank, pair.inputs);
-            match segments().find(|s| s.name == *name).map(|s| &s.shape[..]) {
+            match segments().find(|s| s.name == *name).map(Segment::global_shape) {
                 Some(shape) if shape == [rows, columns] => {}
                 Some(shape) => {
                     return Err(bad(

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// Tensor, first element, bytes, one after the other.
+    /// Tensor, first element in this rank's part of it, bytes, one after the other.
     runs: Vec<(usize, usize, usize)>,
     lease: Option<Lease>,
 }

@@ -1,11 +1,11 @@
-//! Which byte of which file holds which element: the plan that every rank makes alike and writes its own part of. Tensors
-//! lie in the model's own global layout, so the plan knows nothing of ranks. Never touches the disk.
+//! Which byte of which file holds which element, and which of them a rank writes. The files are the same whatever the mesh:
+//! tensors lie in the model's own global layout. Never touches the disk.
 //!
 //! safetensors: 8 bytes of header length (little endian), a JSON header, the tensors without gaps. The header is padded
 //! with spaces so that the tensors start on [`DATA_ALIGN`].
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
-use crate::nn::{Layout, Segment, is_adapter};
+use crate::nn::{Layout, Segment, Tp, is_adapter};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
@@ -42,6 +42,8 @@ impl Tensor {
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
     pub list: Vec<Tensor>,
+    /// What this rank has of each.
+    parts: Vec<Segment>,
     /// Place among the model's tensors, and among those of a moment.
     by_name: HashMap<String, (usize, Option<usize>)>,
     model: usize,
@@ -61,6 +63,11 @@ impl Tensors {
     /// Whether the model's tensor `name` is one of them: a frozen one beside adapters is not.
     pub fn holds(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
+    }
+    /// Elements `range` of this rank's part of tensor `index`, as stretches that are contiguous in the tensor: each with the
+    /// place of its first element there.
+    pub fn stretches(&self, index: usize, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        self.parts[index].stretches(range)
     }
     /// How many of them are the model's.
     pub fn model(&self) -> usize {
@@ -92,7 +99,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A checkpoint: everything in f32. `layouts`: the model's, in layer order. `moments`: names of the optimizer's state
+    /// A checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order. `moments`: names of the optimizer's state
     /// ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
     pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
         Plan::new(layouts, moments, Dtype::F32, max_file_bytes)
@@ -122,6 +129,7 @@ impl Plan {
             stem,
             tensors: Tensors {
                 list: Vec::with_capacity(segments.len() + trained.len() * moments.len()),
+                parts: segments.iter().chain(moments.iter().flat_map(|_| &trained)).map(|s| (*s).clone()).collect(),
                 by_name,
                 model: segments.len(),
                 trained: trained.len(),
@@ -130,7 +138,7 @@ impl Plan {
             indices: Vec::new(),
         };
         let named = |prefix: &str, of: &[&Segment]| -> Vec<(String, Vec<usize>)> {
-            of.iter().map(|s| (format!("{prefix}{}", s.name), s.shape.clone())).collect()
+            of.iter().map(|s| (format!("{prefix}{}", s.name), s.global_shape())).collect()
         };
         plan.append(stem, named(prefix, &segments), dtype, max_file_bytes);
         if !moments.is_empty() {
@@ -213,20 +221,29 @@ pub(super) fn pretty(value: &Value) -> String {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run<'a> {
     pub segment: &'a Segment,
-    /// First element in the tensor; a multiple of [`ALIGN`].
+    /// First element in this rank's part of the tensor; a multiple of [`ALIGN`].
     pub at: usize,
     /// The elements in the piece.
     pub range: Range<usize>,
 }
 
-/// A part of what several ranks hold alike: part `index` of `of`. Ranks that hold different things have the whole.
+/// What of its pieces a rank writes, so that every element is written once.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
+    /// Part `index` of `of` of the pieces, which so many ranks hold alike: replicas.
     pub index: usize,
     pub of: usize,
+    /// Also of tensors that every rank of tp has whole: the first of them writes those.
+    pub whole: bool,
 }
 impl Share {
-    pub const WHOLE: Share = Share { index: 0, of: 1 };
+    /// Everything that a rank holds: what it reads.
+    pub const ALL: Share = Share { index: 0, of: 1, whole: true };
+
+    /// Whether any of the tensor belongs to it.
+    pub fn has(self, segment: &Segment) -> bool {
+        self.whole || matches!(segment.tp, Tp::Cut { .. })
+    }
 
     /// Of `len` elements, cut at multiples of [`ALIGN`].
     fn range(self, len: usize) -> Range<usize> {
@@ -239,26 +256,16 @@ impl Share {
 pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = Run<'_>> {
     let part = share.range(len);
     let piece = start + part.start..start + part.end;
-    layout.segments.iter().filter_map(move |segment| {
+    layout.segments.iter().filter(move |segment| share.has(segment)).filter_map(move |segment| {
         let all = segment.range();
         let (from, to) = (all.start.max(piece.start), all.end.min(piece.end));
         (from < to).then(|| Run { segment, at: from - all.start, range: from - start..to - start })
     })
 }
 
-/// Bytes of a checksum block: [`ALIGN`] f32 elements.
-const BLOCK: usize = ALIGN * 4;
-
-/// Sum of xxh3_64(block, seed = index of the block in its tensor) over 512-byte blocks, wrapping. A sum, so that ranks
-/// add up whatever the cut; seeded, so that exchanged blocks are noticed. `first`: the element that `bytes` starts with.
-pub fn checksum(bytes: &[u8], first: usize) -> u64 {
-    debug_assert_eq!(first % ALIGN, 0);
-    let blocks = bytes.chunks(BLOCK).zip((first / ALIGN) as u64..);
-    blocks.fold(0, |sum, (block, i)| sum.wrapping_add(xxhash_rust::xxh3::xxh3_64_with_seed(block, i)))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::checksum::checksum;
     use super::*;
     use crate::nn::Init;
     use safetensors::SafeTensors;
@@ -306,44 +313,52 @@ mod tests {
         assert_eq!(plan.tensors.list[plan.tensors.find(2, "norm.weight").unwrap()].name, "exp_avg_sq.norm.weight");
     }
 
-    /// Any cut in pieces and shares visits each real element once, and partial checksums add up to the whole one.
+    /// Any cut in pieces, shares and tp ranks visits each element of each tensor once, and partial checksums add up to the
+    /// whole one.
     #[test]
     fn runs_cover_each_element_once_and_checksums_add_up() {
-        let mut unit = Layout::default();
-        for layout in layouts() {
-            for segment in layout.segments {
-                unit.place(segment);
+        let value = |i: usize| i as f32;
+        let bytes = |range: Range<usize>| -> Vec<u8> { range.flat_map(|i| value(i).to_le_bytes()).collect() };
+        let shapes: [(&[usize], Option<usize>); 4] =
+            [(&[12, 30], Some(0)), (&[30], None), (&[10, 24], Some(1)), (&[520], Some(0))];
+        let unit = |index: usize, of: usize| {
+            let mut unit = Layout::default();
+            for (i, (shape, cut)) in shapes.iter().enumerate() {
+                let (mut shape, mut tp) = (shape.to_vec(), Tp::Same);
+                if let Some(dim) = *cut {
+                    shape[dim] /= of;
+                    tp = Tp::Cut { dim, index, of };
+                }
+                unit.push(format!("t{i}"), &shape, true, Init::Constant(0.0));
+                unit.segments[i].tp = tp;
             }
-        }
-        let data: Vec<f32> = (0..unit.len).map(|i| i as f32).collect();
-        let whole: Vec<u64> =
-            unit.segments.iter().map(|s| checksum(bytemuck::cast_slice(&data[s.range()]), 0)).collect();
-        for (pieces, of) in [(1, 1), (1, 3), (2, 1), (3, 2), (5, 1), (9, 1)] {
-            let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
-            let (mut seen, mut sums) = (vec![0; unit.len], vec![0u64; whole.len()]);
-            for piece in 0..pieces {
-                for index in 0..of {
-                    for run in runs(&unit, piece * len, len, Share { index, of }) {
+            unit
+        };
+        let lens = shapes.map(|(shape, _)| shape.iter().product::<usize>());
+        let whole = lens.map(|len| checksum(&bytes(0..len), 0));
+        for (pieces, of, tp) in
+            [(1, 1, 1), (1, 3, 1), (2, 1, 1), (3, 2, 1), (9, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 2), (1, 2, 4)]
+        {
+            let (mut seen, mut sums) = (lens.map(|len| vec![0; len]), [0u64; 4]);
+            for rank in 0..tp {
+                let unit = unit(rank, tp);
+                let tensors = Plan::of_masters(std::slice::from_ref(&unit), &[], u64::MAX).tensors;
+                let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
+                for (piece, index) in (0..pieces).flat_map(|piece| (0..of).map(move |index| (piece, index))) {
+                    for run in runs(&unit, piece * len, len, Share { index, of, whole: rank == 0 }) {
                         assert_eq!(run.at % ALIGN, 0);
-                        let range = run.range.start + piece * len..run.range.end + piece * len;
-                        assert_eq!(range.start, run.segment.start + run.at);
-                        seen[range.clone()].iter_mut().for_each(|n| *n += 1);
-                        let i = unit.segments.iter().position(|s| s == run.segment).unwrap();
-                        sums[i] = sums[i].wrapping_add(checksum(bytemuck::cast_slice(&data[range]), run.at));
+                        assert_eq!(run.range.start + piece * len, run.segment.start + run.at);
+                        let i = tensors.find(0, &run.segment.name).unwrap();
+                        for (part, at) in tensors.stretches(i, run.at..run.at + run.range.len()) {
+                            seen[i][at..at + part.len()].iter_mut().for_each(|n| *n += 1);
+                            sums[i] = sums[i].wrapping_add(checksum(&bytes(at..at + part.len()), at));
+                        }
                     }
                 }
             }
-            for (i, n) in seen.iter().enumerate() {
-                assert_eq!(*n, unit.segments.iter().any(|s| s.range().contains(&i)) as i32, "element {i}");
-            }
-            assert_eq!(sums, whole, "{pieces} pieces in {of} shares");
+            let what = format!("{pieces} pieces in {of} shares over tp {tp}");
+            assert!(seen.iter().flatten().all(|&n| n == 1), "{what}: {seen:?}");
+            assert_eq!(sums, whole, "{what}");
         }
-    }
-
-    #[test]
-    fn checksums_notice_exchanged_blocks() {
-        let a: Vec<u8> = (0..2 * BLOCK).map(|i| (i / BLOCK) as u8).collect();
-        let b = [&a[BLOCK..], &a[..BLOCK]].concat();
-        assert_ne!(checksum(&a, 0), checksum(&b, 0));
     }
 }

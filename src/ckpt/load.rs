@@ -1,6 +1,7 @@
 //! Reading: each rank reads the ranges of the files that its pieces need, through one small buffer, and nothing else. Never
 //! judges the files: [`super::source`] has done that before a weight changes.
-use super::layout::{Run, Share, Tensor, checksum, runs};
+use super::checksum::checksum;
+use super::layout::{Run, Share, Tensor, runs};
 use super::source::{Source, bad};
 use super::state::{Checksums, TrainerState};
 use super::{CHUNK, Checkpointer};
@@ -11,6 +12,7 @@ use crate::optim::Optimizer;
 use crate::store::Store;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -51,11 +53,9 @@ impl Checkpointer {
         checksums: Option<&Checksums>,
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
-        let sums = Reader::new(source, &*self.dev).read(store, optimizer);
-        let own = sums.as_ref().map_or(Vec::new(), Vec::clone);
+        let sums = Reader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
         let all = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
-        // What every rank read alike is not added up.
-        let total = if store.replicated() { own } else { super::total(&all, tensors) };
+        let total = super::total(&all, tensors);
         let verified =
             checksums.map_or(Ok(()), |sums| source.verify(sums, &total)).and_then(|()| store.weights_changed());
         self.exchange.agree(&*self.dev, "verify the checkpoint", verified)
@@ -69,20 +69,22 @@ struct Reader<'a> {
     /// u16, so that it is aligned for the half types.
     bytes: Vec<u16>,
     values: Vec<f32>,
-    /// Of what was read of each tensor.
+    /// What of each tensor several ranks read is counted by the first of them.
+    share: Share,
+    /// Of what was counted of each tensor.
     sums: Vec<u64>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(source: &'a Source, dev: &'a dyn Device) -> Reader<'a> {
+    fn new(source: &'a Source, dev: &'a dyn Device, share: Share) -> Reader<'a> {
         let sums = vec![0; source.tensors.list.len()];
-        Reader { source, dev, bytes: vec![0; CHUNK / 2], values: vec![0.0; CHUNK / 4], sums }
+        Reader { source, dev, bytes: vec![0; CHUNK / 2], values: vec![0.0; CHUNK / 4], share, sums }
     }
 
     /// Every run of this rank's pieces, into masters, parameters and moments. Returns the sums over what was read.
     fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<Vec<u64>> {
         store.for_each_piece(&mut |mut piece| {
-            let stored = runs(piece.layout, piece.start, piece.master.len(), Share::WHOLE);
+            let stored = runs(piece.layout, piece.start, piece.master.len(), Share::ALL);
             for run in stored.filter(|run| self.source.tensors.holds(&run.segment.name)) {
                 let master = piece.master.reborrow().slice(run.range.clone());
                 self.run(0, &run, master)?;
@@ -102,56 +104,70 @@ impl<'a> Reader<'a> {
     fn run(&mut self, group: usize, run: &Run, mut to: ViewMut) -> Result<()> {
         let index = self.source.tensors.find(group, &run.segment.name)?;
         let (tensor, len) = (&self.source.tensors.list[index], to.len());
+        let counted = self.share.index == 0 && self.share.has(run.segment);
         let twin = self.source.twin.as_ref().filter(|(of, _)| *of == index).map(|(_, twin)| twin);
         for from in (0..len).step_by(CHUNK / 4) {
             let part = to.reborrow().slice(from..len.min(from + CHUNK / 4));
-            let (at, n) = (run.at + from, part.len());
-            let bytes = read(self.source, tensor, at, n, &mut self.bytes)?;
+            let range = run.at + from..run.at + from + part.len();
+            let bytes = read(self.source, (index, tensor), range.clone(), &mut self.bytes)?;
             if tensor.dtype == Dtype::F32 {
-                self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, at));
+                for (stretch, place) in self.source.tensors.stretches(index, range.clone()).filter(|_| counted) {
+                    let bytes = &bytes[4 * (stretch.start - range.start)..4 * (stretch.end - range.start)];
+                    self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
+                }
                 self.dev.upload(bytes, part)?;
             } else {
-                widen(bytes, tensor.dtype, &mut self.values[..n]);
-                self.dev.upload(bytemuck::cast_slice(&self.values[..n]), part)?;
+                let values = &mut self.values[..range.len()];
+                widen(bytes, tensor.dtype, values);
+                self.dev.upload(bytemuck::cast_slice(values), part)?;
             }
             if let Some(twin) = twin {
-                self.same(tensor, twin, at, n)?;
+                self.same(index, tensor, twin, range)?;
             }
         }
         Ok(())
     }
 
-    /// Whether the second copy of a tied tensor says what the first one says, in `n` elements from `at` on.
-    fn same(&mut self, tensor: &Tensor, twin: &Tensor, at: usize, n: usize) -> Result<()> {
+    /// Whether the second copy of a tied tensor says what the first one says, in `range` of this rank's part of it.
+    fn same(&mut self, index: usize, tensor: &Tensor, twin: &Tensor, range: Range<usize>) -> Result<()> {
         let mut values = |tensor: &Tensor| -> Result<Vec<f32>> {
-            let mut out = vec![0.0; n];
-            widen(read(self.source, tensor, at, n, &mut self.bytes)?, tensor.dtype, &mut out);
+            let mut out = vec![0.0; range.len()];
+            widen(read(self.source, (index, tensor), range.clone(), &mut self.bytes)?, tensor.dtype, &mut out);
             Ok(out)
         };
         let (table, head) = (values(tensor)?, values(twin)?);
         match table.iter().zip(&head).position(|(a, b)| a.to_bits() != b.to_bits()) {
             None => Ok(()),
-            Some(i) => Err(bad(
-                &self.source.files[twin.file].0,
-                format!(
+            Some(i) => {
+                let mut place = self.source.tensors.stretches(index, range.start + i..range.start + i + 1);
+                let what = format!(
                     "tensor {} differs from {} at element {}, yet config.json ties the two; if the model has a head of its \
                      own, set tie_word_embeddings to false",
                     twin.name,
                     tensor.name,
-                    at + i
-                ),
-            )),
+                    place.next().map_or(0, |(_, place)| place)
+                );
+                Err(bad(&self.source.files[twin.file].0, what))
+            }
         }
     }
 }
 
-/// The bytes of `n` elements of `tensor` from element `at` on.
-fn read<'b>(source: &Source, tensor: &Tensor, at: usize, n: usize, buf: &'b mut [u16]) -> Result<&'b [u8]> {
+/// The bytes of `tensor` in `range` of this rank's part of it, one after the other; `index` is its place in the plan.
+fn read<'b>(
+    source: &Source,
+    (index, tensor): (usize, &Tensor),
+    range: Range<usize>,
+    buf: &'b mut [u16],
+) -> Result<&'b [u8]> {
     let size = tensor.dtype.bitsize() / 8;
-    let bytes = &mut bytemuck::cast_slice_mut::<u16, u8>(buf)[..n * size];
+    let bytes = &mut bytemuck::cast_slice_mut::<u16, u8>(buf)[..range.len() * size];
     let (path, file) = &source.files[tensor.file];
-    file.read_exact_at(bytes, tensor.offset + (size * at) as u64)
-        .map_err(|e| bad(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
+    for (part, place) in source.tensors.stretches(index, range.clone()) {
+        let to = &mut bytes[(part.start - range.start) * size..(part.end - range.start) * size];
+        file.read_exact_at(to, tensor.offset + (size * place) as u64)
+            .map_err(|e| bad(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
+    }
     Ok(bytes)
 }
 

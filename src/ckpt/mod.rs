@@ -11,6 +11,7 @@
 //! ```
 pub mod adapter;
 mod behind;
+mod checksum;
 mod companions;
 pub mod dirs;
 pub mod header;
@@ -33,6 +34,7 @@ pub use source::is_model;
 pub use state::TrainerState;
 
 use crate::base::{Category, DType, Error, Result};
+use crate::comm::mesh::{Coords, MeshSizes};
 use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{Buf, Device};
 use crate::nn::{Layout, Spec};
@@ -53,6 +55,9 @@ pub struct Checkpointer {
     /// Kept from one save behind training to the next.
     snapshot: behind::Snapshot,
     exchange: Exchange,
+    /// Of the mesh, and where this rank is in it.
+    sizes: MeshSizes,
+    at: Coords,
 }
 
 /// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level cache.
@@ -92,6 +97,8 @@ impl Checkpointer {
             behind: save::Behind::default(),
             snapshot: behind::Snapshot::default(),
             exchange,
+            sizes: mesh.sizes,
+            at: mesh.coords,
         })
     }
 
@@ -117,12 +124,15 @@ impl Checkpointer {
         self.exchange.group.rank()
     }
 
-    /// Which part of its pieces this rank writes: all, or an equal part of what every rank holds.
+    /// What of its pieces this rank writes. Where parameters are sharded, replicas are the ranks of dp_replicate; else all
+    /// ranks but for those of tp.
     fn share(&self, store: &dyn Store) -> Share {
-        match store.replicated() {
-            true => Share { index: self.rank(), of: self.exchange.group.size() },
-            false => Share::WHOLE,
-        }
+        let (MeshSizes { dp_replicate, dp_shard, sp, .. }, at) = (self.sizes, self.at);
+        let (index, of) = match store.replicated() {
+            true => ((at.dp_replicate * dp_shard + at.dp_shard) * sp + at.sp, dp_replicate * dp_shard * sp),
+            false => (at.dp_replicate, dp_replicate),
+        };
+        Share { index, of, whole: at.tp == 0 }
     }
 }
 

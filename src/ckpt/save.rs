@@ -233,7 +233,7 @@ fn lost() -> Error {
     Error::op("async-save", "the thread that publishes panicked")
 }
 
-/// Every run of a rank's share: (place of its tensor in the plan, first element in it, elements). In the order of the
+/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In the order of the
 /// store's pieces, and of the moments within each.
 pub(super) fn each_run(
     plan: &Plan,

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub const FILE: &str = "trainer_state.json";
 /// Of the file's form. A reader refuses any other.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Where a run stands after an optimizer step. Every random number is a function of the seed, a name and a count (see
 /// [`crate::base::rng`]), so that no generator state is kept beyond `seed`.
@@ -76,7 +76,7 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
 pub struct Checksums {
     /// xxh3_64 of each small file beside the tensors.
     pub files: BTreeMap<String, String>,
-    /// [`super::layout::checksum`] of each tensor of the model and of the optimizer.
+    /// [`super::checksum::checksum`] of each tensor of the model and of the optimizer.
     pub tensors: BTreeMap<String, String>,
 }
 

@@ -1,7 +1,8 @@
 //! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a checksum and
 //! synced. Never decides what is written, and never makes a file.
 use super::CHUNK;
-use super::layout::{Plan, checksum};
+use super::checksum::checksum;
+use super::layout::Plan;
 use crate::base::{Error, Result};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
@@ -38,16 +39,15 @@ impl Writer {
         Ok(Writer { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
     }
 
-    /// `values`: f32 elements of tensor `index` (its place in the plan) from element `at` on; at most [`CHUNK`] bytes.
+    /// `values`: f32 elements of this rank's part of tensor `index` (its place in the plan) from element `at` on; at most
+    /// [`CHUNK`] bytes.
     pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
         let tensor = &self.plan.tensors.list[index];
         let (path, file, wrote) = &mut self.files[tensor.file];
         *wrote = true;
+        let stretches = self.plan.tensors.stretches(index, at..at + values.len() / 4);
         let bytes = match tensor.dtype {
-            Dtype::F32 => {
-                self.sums[index] = self.sums[index].wrapping_add(checksum(values, at));
-                values
-            }
+            Dtype::F32 => values,
             dtype => {
                 let values: &[f32] = bytemuck::cast_slice(values);
                 self.narrow.resize(CHUNK / 4, 0);
@@ -59,8 +59,17 @@ impl Writer {
                 bytemuck::cast_slice(narrow)
             }
         };
-        let offset = tensor.offset + (tensor.dtype.bitsize() / 8 * at) as u64;
-        file.write_all_at(bytes, offset).map_err(|e| Error::io("write", &*path, e))
+        // Columns of a matrix that is cut along its second dimension are a stretch a row: some kB in models of any size.
+        let size = tensor.dtype.bitsize() / 8;
+        for (part, place) in stretches {
+            let bytes = &bytes[(part.start - at) * size..(part.end - at) * size];
+            if tensor.dtype == Dtype::F32 {
+                self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
+            }
+            let offset = tensor.offset + (size * place) as u64;
+            file.write_all_at(bytes, offset).map_err(|e| Error::io("write", &*path, e))?;
+        }
+        Ok(())
     }
 
     /// Everything is on disk. This rank's part of every tensor's checksum.

@@ -1,5 +1,5 @@
 //! The mesh: ranks arranged along axes, and the group of each axis that a rank belongs to. Never communicates.
-use super::{Axis, Collective, Member};
+use super::{Axis, Collective, CommStats, Member};
 use crate::base::{Error, Result};
 use std::sync::Arc;
 
@@ -125,6 +125,17 @@ impl Mesh {
             Axis::Dp => &self.dp,
             Axis::Loss => &self.loss,
         }
+    }
+    /// What all groups of this rank did together. Times are sums over groups: of two that are in flight at once, both count.
+    pub fn stats(&self) -> CommStats {
+        let groups =
+            [&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];
+        groups.iter().map(|group| group.stats()).fold(CommStats::default(), |sum, of| CommStats {
+            in_flight_s: sum.in_flight_s + of.in_flight_s,
+            exposed_s: sum.exposed_s + of.exposed_s,
+            bytes: sum.bytes + of.bytes,
+            ops: sum.ops + of.ops,
+        })
     }
     /// Every group in a wrapper: a recorder, delays.
     pub fn wrap(mut self, wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {

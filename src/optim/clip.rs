@@ -2,18 +2,23 @@
 //! goes into the optimizer's pass.
 //!
 //! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the pieces nor on
-//! where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same bits.
+//! where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same bits. Each
+//! element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has whole is the first
+//! one's.
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, CommUse, Reduce, Tag};
-use crate::device::{Buf, Device, LIMBS, View};
-use crate::store::Store;
+use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
+use crate::device::{Buf, Device, LIMBS, View, ViewMut};
+use crate::nn::{Segment, Tp};
+use crate::store::{Piece, Store};
 use std::sync::Arc;
 
 pub struct GradNorm {
-    group: Arc<dyn Collective>,
+    /// Ranks of fsdp own different parts of a gradient where it is sharded, ranks of tp always.
+    fsdp: Arc<dyn Collective>,
+    tp: Arc<dyn Collective>,
     /// 0: no clipping.
     max_norm: f32,
-    /// f64 (LIMBS), reduced over the group.
+    /// f64 (LIMBS), reduced over the groups.
     acc: Buf,
     /// f32 (2): clip factor, norm.
     out: Buf,
@@ -21,9 +26,10 @@ pub struct GradNorm {
 
 impl GradNorm {
     /// `max_norm` 0 measures without clipping.
-    pub fn new(dev: &dyn Device, group: Arc<dyn Collective>, max_norm: f32) -> Result<GradNorm> {
-        let acc = group.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
-        Ok(GradNorm { group, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)? })
+    pub fn new(dev: &dyn Device, mesh: &Mesh, max_norm: f32) -> Result<GradNorm> {
+        let (fsdp, tp) = (mesh.fsdp.clone(), mesh.tp.clone());
+        let acc = fsdp.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
+        Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)? })
     }
     /// Bytes that `new` allocates.
     pub fn planned() -> (Category, usize) {
@@ -34,13 +40,16 @@ impl GradNorm {
     /// of the gradient is not.
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<f32> {
         dev.zero(self.acc.view_mut())?;
-        store.for_each_piece(&mut |piece| match piece.grad {
-            Some(grad) => dev.sum_squares(grad.as_view(), self.acc.view_mut()),
-            None => Ok(()), // frozen
+        let first = self.tp.rank() == 0;
+        store.for_each_piece(&mut |piece| match first {
+            true => piece.grad.map_or(Ok(()), |grad| dev.sum_squares(grad.as_view(), self.acc.view_mut())),
+            false => sum_cut(dev, piece, self.acc.view_mut()),
         })?;
-        if !store.replicated() {
-            let ticket = self.group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
-            self.group.wait(ticket)?;
+        // Limbs add without rounding, so one sum after the other is the sum over both axes.
+        let over = [(!store.replicated(), &self.fsdp), (true, &self.tp)];
+        for (_, group) in over.into_iter().filter(|(cut, group)| *cut && group.size() > 1) {
+            let ticket = group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
+            group.wait(ticket)?;
         }
         dev.clip_scale(self.acc.view(), self.max_norm, self.out.view_mut())?;
         let mut out = [0f32; 2];
@@ -51,4 +60,17 @@ impl GradNorm {
     pub fn scale(&self) -> View<'_> {
         self.out.view().slice(0..1)
     }
+}
+
+/// Adds the squares of the tensors that tp cuts.
+fn sum_cut(dev: &dyn Device, mut piece: Piece, mut acc: ViewMut) -> Result<()> {
+    let is_cut = |segment: &Segment| matches!(segment.tp, Tp::Cut { .. });
+    let alike = piece.layout.segments.chunk_by(|a, b| is_cut(a) == is_cut(b));
+    for segments in alike.filter(|segments| is_cut(&segments[0])) {
+        let owned = piece.owned(segments[0].start..segments[segments.len() - 1].range().end);
+        if let (Some(grad), Some(owned)) = (&mut piece.grad, owned) {
+            dev.sum_squares(grad.as_view().slice(owned), acc.reborrow())?;
+        }
+    }
+    Ok(())
 }

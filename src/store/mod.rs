@@ -4,6 +4,7 @@ pub mod flat;
 pub mod init;
 mod kept;
 pub mod reference;
+mod replicas;
 pub mod replicated;
 pub mod sharded;
 mod shards;
@@ -20,6 +21,7 @@ pub use zero::{Stage, Zero, ZeroOptions};
 use crate::base::Result;
 use crate::device::ViewMut;
 use crate::nn::{Layout, ParamStore};
+use std::ops::Range;
 
 /// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer. Its end
 /// may reach into padding.
@@ -35,6 +37,14 @@ pub struct Piece<'a> {
     pub param: Option<ViewMut<'a>>,
     /// The reduced gradient of the step (f32, summed over ranks); none where the piece is frozen.
     pub grad: Option<ViewMut<'a>>,
+}
+
+impl Piece<'_> {
+    /// What of `range`, elements of the whole buffer, this piece has: counted from its own start.
+    pub fn owned(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let (from, to) = (range.start.max(self.start), range.end.min(self.start + self.master.len()));
+        (from < to).then(|| from - self.start..to - self.start)
+    }
 }
 
 /// What owns parameters. The same piece order on every call.

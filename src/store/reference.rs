@@ -18,9 +18,10 @@
 //! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
 //! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
 use super::kept::Kept;
+use super::replicas::Replicas;
 use super::{Piece, Store};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Tag};
+use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Segment, Weights};
 use std::sync::Arc;
@@ -75,6 +76,7 @@ struct Tensor {
 pub struct Reference {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
+    replicas: Replicas,
     options: ReferenceOptions,
     layouts: Vec<Layout>,
     /// By layer.
@@ -118,12 +120,9 @@ impl Lengths {
 }
 
 impl Reference {
-    pub fn new(
-        dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
-        layouts: &[Layout],
-        options: &ReferenceOptions,
-    ) -> Result<Reference> {
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ReferenceOptions) -> Result<Reference> {
+        let group = mesh.fsdp.clone();
+        let replicas = Replicas::new(mesh, layouts.iter().map(|l| l.segments.len()).sum());
         let mut indices = 0..;
         let mut tensor = |segment: &Segment| {
             let len = share(segment, group.size());
@@ -134,7 +133,7 @@ impl Reference {
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
                 kept: Kept::new(&*dev, len, options.dtype)?,
-                grad: segment.trainable.then(|| dev.alloc(DType::F32, len, Category::Grads)).transpose()?,
+                grad: segment.trainable.then(|| replicas.grad(&*dev, len)).transpose()?,
             })
         };
         let mut tensors = |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<Tensor>>>();
@@ -155,6 +154,7 @@ impl Reference {
             last: true,
             dev,
             group,
+            replicas,
         })
     }
 
@@ -286,6 +286,10 @@ impl Store for Reference {
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
+        for Tensor { index, grad, .. } in self.tensors.iter_mut().flatten() {
+            grad.as_mut().map_or(Ok(()), |grad| self.replicas.sum(*index, grad.view_mut()))?;
+            self.replicas.finish()?;
+        }
         Ok(())
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {

@@ -18,12 +18,16 @@
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
 //! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
 //! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
+//!
+//! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas (dp_replicate)
+//! once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the backward of u - 2.
 use super::flat::{Flat, Wrap};
+use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::Collective;
+use crate::comm::{Collective, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
@@ -70,31 +74,33 @@ impl ShardedOptions {
 pub struct Sharded {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
+    replicas: Replicas,
     options: ShardedOptions,
     flat: Flat,
     shards: Vec<Shards>,
     weights: WeightSlots,
     grads: GradSlots,
+    /// The unit whose reduce-scatter was the last to start, when its shard is to be summed over replicas next.
+    landing: Option<usize>,
     /// Place of the micro-batch in its step.
     first: bool,
     last: bool,
 }
 
 impl Sharded {
-    pub fn new(
-        dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
-        layouts: &[Layout],
-        options: &ShardedOptions,
-    ) -> Result<Sharded> {
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ShardedOptions) -> Result<Sharded> {
+        let group = mesh.fsdp.clone();
         let flat = Flat::new(layouts, options.wrap, group.size());
+        let replicas = Replicas::new(mesh, flat.units.len());
         let cycles = options.cycles(flat.units.len());
         Ok(Sharded {
-            shards: Shards::new(&*dev, &flat, options.dtype)?,
+            shards: Shards::new(&*dev, &flat, options.dtype, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
+            landing: None,
             dev,
             group,
+            replicas,
             options: options.clone(),
             flat,
             first: true,
@@ -123,6 +129,14 @@ impl Sharded {
 
     fn gather(&mut self, unit: usize) -> Result<()> {
         self.weights.start(&*self.group, unit, self.shards[unit].gathered())
+    }
+
+    /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's gradient
+    /// is complete, so that nothing waits for the reduce-scatter in between.
+    fn replicate(&mut self) -> Result<()> {
+        let Some(unit) = self.landing.take() else { return Ok(()) };
+        self.grads.land(&*self.group, unit)?;
+        self.shards[unit].grad().map_or(Ok(()), |grad| self.replicas.sum(unit, grad))
     }
 
     fn collect(&mut self, unit: usize) -> Result<()> {
@@ -177,13 +191,14 @@ impl ParamStore for Sharded {
             return Ok(());
         }
         self.collect(unit)?; // a unit without gradient in this micro-batch counts as zero
+        self.replicate()?;
         let accumulate = !self.options.accumulates() && !self.first;
         let shards = &mut self.shards[unit];
         shards.collecting = false;
-        match shards.grad() {
-            Some(grad) => self.grads.reduce(&*self.group, unit, grad, accumulate),
-            None => Ok(()), // frozen
-        }
+        let Some(grad) = shards.grad() else { return Ok(()) }; // frozen
+        self.grads.reduce(&*self.group, unit, grad, accumulate)?;
+        self.landing = Some(unit).filter(|_| self.last && self.replicas.any());
+        Ok(())
     }
 }
 
@@ -205,7 +220,9 @@ impl Store for Sharded {
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        self.grads.finish(&*self.group)
+        self.replicate()?;
+        self.grads.finish(&*self.group)?;
+        self.replicas.finish()
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
         Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)

@@ -3,6 +3,7 @@
 use super::Piece;
 use super::flat::{Flat, Part, Unit};
 use super::kept::Kept;
+use super::replicas::Replicas;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
@@ -22,9 +23,9 @@ struct Shard {
 
 impl Shards {
     /// Of every unit.
-    pub fn new(dev: &dyn Device, flat: &Flat, dtype: DType) -> Result<Vec<Shards>> {
+    pub fn new(dev: &dyn Device, flat: &Flat, dtype: DType, replicas: &Replicas) -> Result<Vec<Shards>> {
         let shard = |part: &Part| {
-            let grad = || dev.alloc(DType::F32, part.shard, Category::Grads);
+            let grad = || replicas.grad(dev, part.shard);
             Ok(Shard { kept: Kept::new(dev, part.shard, dtype)?, grad: part.trainable.then(grad).transpose()? })
         };
         let of =

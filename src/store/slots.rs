@@ -149,7 +149,13 @@ impl WeightSlot {
 struct GradSlot {
     /// None where all of its units are frozen.
     buf: Option<Buf>,
-    reducing: Option<Ticket>,
+    reducing: Option<Reducing>,
+}
+
+struct Reducing {
+    ticket: Ticket,
+    /// Waited for: this rank's shard is complete. Peers may still read the slot.
+    landed: bool,
 }
 
 pub(super) struct GradSlots {
@@ -195,8 +201,13 @@ impl GradSlots {
             return Err(Error::op("reduce", format!("unit {unit} is frozen")));
         };
         let full = buf.view_mut().slice(0..shard.len() * group.size());
-        slot.reducing = Some(group.reduce_scatter(Tag::new("reduce", unit), full, shard, accumulate)?);
+        let ticket = group.reduce_scatter(Tag::new("reduce", unit), full, shard, accumulate)?;
+        slot.reducing = Some(Reducing { ticket, landed: false });
         Ok(())
+    }
+    /// The reduction that was started last in the unit's slot has landed in its shard.
+    pub fn land(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
+        self.slots[flat::slot(unit, self.cycle)].land(group)
     }
     /// Every reduction has landed in its shard.
     pub fn finish(&mut self, group: &dyn Collective) -> Result<()> {
@@ -205,11 +216,17 @@ impl GradSlots {
 }
 
 impl GradSlot {
-    fn finish(&mut self, group: &dyn Collective) -> Result<()> {
-        if let Some(ticket) = self.reducing.take() {
-            group.wait(ticket)?;
-            group.wait_sent(ticket)?;
+    fn land(&mut self, group: &dyn Collective) -> Result<()> {
+        match &mut self.reducing {
+            Some(Reducing { ticket, landed }) if !*landed => {
+                *landed = true;
+                group.wait(*ticket)
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+    fn finish(&mut self, group: &dyn Collective) -> Result<()> {
+        self.land(group)?;
+        self.reducing.take().map_or(Ok(()), |reducing| group.wait_sent(reducing.ticket))
     }
 }

@@ -20,11 +20,12 @@
 //! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
 //! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
 use super::flat::{Flat, Unit, Wrap};
+use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
 use super::{Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::Collective;
+use crate::comm::{Collective, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::ops::Range;
@@ -126,6 +127,7 @@ fn learning(unit: &Unit) -> usize {
 pub struct Zero {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
+    replicas: Replicas,
     options: ZeroOptions,
     flat: Flat,
     buckets: Vec<Range<usize>>,
@@ -139,22 +141,20 @@ pub struct Zero {
 }
 
 impl Zero {
-    pub fn new(
-        dev: Arc<dyn Device>,
-        group: Arc<dyn Collective>,
-        layouts: &[Layout],
-        options: &ZeroOptions,
-    ) -> Result<Zero> {
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ZeroOptions) -> Result<Zero> {
+        let group = mesh.fsdp.clone();
         let flat = options.flat(layouts, group.size());
         let cycles = options.cycles(&flat);
+        let replicas = Replicas::new(mesh, flat.units.len());
         Ok(Zero {
             buckets: options.buckets(&flat),
             cycle: cycles.weights,
-            shards: Shards::new(&*dev, &flat, options.dtype)?,
+            shards: Shards::new(&*dev, &flat, options.dtype, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
             dev,
             group,
+            replicas,
             options: options.clone(),
             flat,
             first: true,
@@ -293,7 +293,11 @@ impl Store for Zero {
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        self.grads.finish(&*self.group)
+        self.grads.finish(&*self.group)?;
+        for (unit, shards) in self.shards.iter_mut().enumerate() {
+            shards.grad().map_or(Ok(()), |grad| self.replicas.sum(unit, grad))?;
+        }
+        self.replicas.finish()
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
         Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)

@@ -1,13 +1,15 @@
 //! One rank's engine: decoder, activations, store, optimizer, norm. Never loops over a data set and never writes files.
 //!
-//! Every rank of the group makes the same calls with as many micro-batches; what differs is what is in them.
+//! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp and
+//! tp are given the same micro-batch and take their parts of it.
 use super::Strategy;
 use super::staging::Staging;
+use super::summed::Summed;
 use crate::base::meter::CATEGORIES;
 use crate::base::rng::{Rng, philox};
 use crate::base::{Category, DType, Result};
 use crate::comm::mesh::{Coords, Mesh, MeshSizes};
-use crate::comm::{Collective, CommUse, Reduce, Tag};
+use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
 use crate::nn::{
@@ -81,14 +83,12 @@ pub struct StepReport {
 
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
-    /// The store's.
-    group: Arc<dyn Collective>,
-    /// Ranks that see different tokens.
-    loss: Arc<dyn Collective>,
+    mesh: Mesh,
     pub(super) decoder: Decoder,
     pub(super) workspace: Workspace,
     pub(super) store: Box<dyn Store>,
     optimizer: Optimizer,
+    summed: Summed,
     norm: GradNorm,
     pub(super) staging: Staging,
     /// f64 (2): what is being summed over ranks.
@@ -111,13 +111,13 @@ impl Engine {
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
-            norm: GradNorm::new(&*dev, mesh.fsdp.clone(), options.grad_clip)?,
+            summed: Summed::new(mesh, decoder.layouts())?,
+            norm: GradNorm::new(&*dev, mesh, options.grad_clip)?,
             staging: Staging::new(&*dev, options.tokens)?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
             dev,
-            group: if store.replicated() { mesh.loss.clone() } else { mesh.fsdp.clone() },
-            loss: mesh.loss.clone(),
+            mesh: mesh.clone(),
             decoder,
             store,
         })
@@ -130,6 +130,7 @@ impl Engine {
         let mut parts = strategy.planned(layouts, mesh);
         parts.extend(decoder.planned(&options.workspace()));
         parts.push(options.rule.planned(strategy.owned(layouts, mesh)));
+        parts.push(Summed::planned(layouts, mesh));
         parts.push(GradNorm::planned());
         parts.push(Staging::planned(options.tokens));
         parts.push((Category::Other, 2 * DType::F64.size()));
@@ -143,12 +144,13 @@ impl Engine {
         let loss_scale = (1.0 / tokens as f64) as f32;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
-            let dropout_key = dropout_key(self.dropout, step.number, index, self.loss.rank());
+            let dropout_key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
             let micro = Micro { loss_scale, dropout_key };
             let batch = self.staging.upload(&*self.dev, batch)?;
             self.decoder.train(&*self.dev, &mut *self.store, &batch, &mut self.workspace, &micro)?;
         }
         self.store.finish_grads()?;
+        self.summed.reduce(&*self.dev, &mut *self.store)?;
         let grad_norm = self.norm.measure(&*self.dev, &mut *self.store)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
@@ -167,13 +169,13 @@ impl Engine {
         }
         let loss = self.workspace.take_loss(&*self.dev)?;
         let tokens: u64 = batches.iter().map(MicroBatch::loss_tokens).sum();
-        let [loss, tokens] = self.sum("evaluation", [loss, tokens as f64])?;
+        let [loss, tokens] = self.sum("evaluation", [loss, self.counted(tokens)])?;
         Ok((loss, tokens as u64))
     }
 
-    /// The sum of every rank's count, exact below 2^53.
+    /// The sum of counts of ranks' micro-batches, exact below 2^53.
     pub fn global_count(&mut self, local: u64) -> Result<u64> {
-        let [count, _] = self.sum("count", [local as f64, 0.0])?;
+        let [count, _] = self.sum("count", [self.counted(local), 0.0])?;
         Ok(count as u64)
     }
 
@@ -184,25 +186,30 @@ impl Engine {
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.dev
     }
-    /// The ranks that parameters are spread over.
-    pub fn group(&self) -> &Arc<dyn Collective> {
-        &self.group
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
+    /// A count of this rank's micro-batches in a sum over `loss`, where ranks of sp hold the same ones.
+    fn counted(&self, count: u64) -> f64 {
+        if self.mesh.coords.sp == 0 { count as f64 } else { 0.0 }
+    }
+
     fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
         let mut sums = values;
         self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-        let ticket = self.loss.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
-        self.loss.wait(ticket)?;
+        let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
+        self.mesh.loss.wait(ticket)?;
         self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
         Ok(sums)
     }
 }
 
-/// Its own for each step, micro-batch and rank: no two see the same mask.
+/// Its own for each step, micro-batch and rank of `loss`: no two see the same mask, but for ranks of tp, which compute the
+/// same tokens.
 fn dropout_key(rng: Rng, step: u64, micro: usize, rank: usize) -> u64 {
     let [a, b, ..] = philox(rng.key(), [step as u32, (step >> 32) as u32, micro as u32, rank as u32]);
     a as u64 | (b as u64) << 32

@@ -4,6 +4,7 @@ mod engine;
 mod generate;
 mod reference;
 mod staging;
+mod summed;
 mod zero;
 
 pub use engine::{Engine, EngineOptions, Step, StepReport};
@@ -48,7 +49,7 @@ impl Strategy for Fsdp {
         self.0.dtype
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(Sharded::new(dev, mesh.fsdp.clone(), layouts, &self.0)?))
+        Ok(Box::new(Sharded::new(dev, mesh, layouts, &self.0)?))
     }
     fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
         Sharded::planned(layouts, &self.0, mesh.fsdp())

@@ -19,7 +19,7 @@ impl Strategy for ReferenceFsdp {
         self.0.dtype
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(Reference::new(dev, mesh.fsdp.clone(), layouts, &self.0)?))
+        Ok(Box::new(Reference::new(dev, mesh, layouts, &self.0)?))
     }
     fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
         Reference::planned(layouts, &self.0, mesh.fsdp())

@@ -23,7 +23,7 @@ impl Strategy for ZeroDp {
         self.0.dtype
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(Zero::new(dev, mesh.fsdp.clone(), layouts, &self.0)?))
+        Ok(Box::new(Zero::new(dev, mesh, layouts, &self.0)?))
     }
     fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
         Zero::planned(layouts, &self.0, mesh.fsdp())

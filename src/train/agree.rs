@@ -1,13 +1,13 @@
 //! What ranks must know of each other before a step, in one small sum. Never trains.
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, CommUse, Reduce, Tag};
+use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::{Buf, Device};
 use std::sync::Arc;
 
 /// One rank's part, or what came of all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vote {
-    /// With loss, in this step: the sum of all.
+    /// With loss, in this step's micro-batches: the sum over ranks that hold different ones.
     pub tokens: u64,
     /// A signal that asks the run to end: that of the first rank that got one.
     pub stop: Option<i32>,
@@ -21,21 +21,25 @@ pub struct Vote {
 /// places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below 2^53.
 pub struct Agreement {
     group: Arc<dyn Collective>,
+    /// Ranks of sp and tp hold the same micro-batch: the first of them counts its tokens.
+    counts: bool,
     buf: Buf,
     host: Vec<f64>,
 }
 
 impl Agreement {
-    pub fn new(group: Arc<dyn Collective>) -> Result<Agreement> {
+    pub fn new(mesh: &Mesh) -> Result<Agreement> {
+        let group = mesh.world.clone();
         let len = 2 + 2 * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
-        Ok(Agreement { group, buf, host: vec![0.0; len] })
+        let counts = mesh.coords.sp == 0 && mesh.coords.tp == 0;
+        Ok(Agreement { group, counts, buf, host: vec![0.0; len] })
     }
 
     /// Every rank calls it; all get the same.
     pub fn reach(&mut self, device: &dyn Device, mine: Vote) -> Result<Vote> {
         self.host.fill(0.0);
-        self.host[0] = mine.tokens as f64;
+        self.host[0] = if self.counts { mine.tokens as f64 } else { 0.0 };
         self.host[1] = f64::from(mine.saved);
         let at = 2 + 2 * self.group.rank();
         self.host[at] = mine.stop.unwrap_or(0) as f64;

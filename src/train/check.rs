@@ -19,12 +19,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
             "reduction in fewer bits",
             "--reduce-dtype fp32",
         ),
-        (
-            "sharding",
-            is(f.sharding == Some(ShardingName::HybridShard), "HYBRID_SHARD"),
-            "the two-level mesh",
-            "--sharding FULL_SHARD",
-        ),
         ("cpu-offload", on(f.cpu_offload), "offload", "--no-cpu-offload (CPU ranks have nothing to offload to)"),
         ("tp-size", more(s.parallel.tp_size), "tensor parallelism", "--tp-size 1"),
         ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),

@@ -1,10 +1,10 @@
 //! From settings to each part of the plan: what follows from what. Each function fills in the settings that it derives, so
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
-use super::{device, zero};
+use super::zero;
 use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
-use crate::comm::env::{self, RankEnv};
+use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::{Activation, Arch, Checkpointing, Cuts, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
@@ -38,7 +38,7 @@ pub fn planned(
     let (layouts, moments) = (decoder.layouts(), engine.rule.state());
     let (category, mut bytes) = Checkpointer::planned(layouts, moments);
     if behind {
-        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world());
+        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
     }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
     if device == DeviceName::Cuda {
@@ -54,60 +54,6 @@ pub fn strategy(s: &mut Settings, default: StrategyName) -> StrategyName {
     let name = if s.fsdp.sharding == Some(ShardingName::NoShard) { StrategyName::Ddp } else { asked };
     s.run.strategy = Some(name);
     name
-}
-
-/// How many ranks there are and how they are arranged; also how many are on this host.
-pub fn mesh(
-    s: &mut Settings,
-    strategy: StrategyName,
-    device: DeviceName,
-    launched: Option<&RankEnv>,
-) -> Result<(MeshSizes, usize)> {
-    let nodes = set(&s.run.num_nodes, "run.num_nodes")?;
-    let (world, nproc) = match launched {
-        Some(env) => {
-            if let Some(n) = s.run.nproc_per_node.filter(|&n| n != env.local_world) {
-                return Err(Error::input(format!(
-                    "nproc_per_node {n}, but the launcher started {} ranks on this host: leave the flag out, or start {n}",
-                    env.local_world
-                )));
-            }
-            (env.world, env.local_world)
-        }
-        None => {
-            let nproc = match s.run.nproc_per_node {
-                Some(n) => n,
-                None => device::ranks(device, set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?)?,
-            };
-            if nodes > 1 && device == DeviceName::Cuda {
-                return Err(Error::input(format!(
-                    "a job of {nodes} hosts is started by torchrun, srun or mpirun on each of them (torchrun --nnodes {nodes} \
-                     --nproc-per-node {nproc} --no-python ...); started plainly, this binary starts ranks on this host only"
-                )));
-            }
-            (nproc * nodes, nproc)
-        }
-    };
-    if world != nproc && device != DeviceName::Cuda {
-        return Err(Error::input(format!(
-            "the job has {world} ranks, {nproc} of them on this host, but CPU ranks meet in this host's memory only: use \
-             --num-nodes 1 (--devices N for the number of ranks)"
-        )));
-    }
-    let (tp, sp) = (set(&s.parallel.tp_size, "tp_size")?, set(&s.parallel.ring_attn_size, "ring_attn_size")?);
-    let replicate = s.parallel.dp_replicate_size.filter(|&n| n > 1);
-    let mesh = match (strategy, replicate) {
-        (StrategyName::Ddp, n) => MeshSizes { dp_replicate: n.unwrap_or(world / (sp * tp)), dp_shard: 1, sp, tp },
-        (_, None) => MeshSizes { dp_replicate: 1, dp_shard: world / (sp * tp), sp, tp },
-        (_, Some(n)) => {
-            return Err(Error::input(format!(
-                "--dp-replicate-size {n} needs the two-level mesh, which this build does not have; use --dp-replicate-size 1"
-            )));
-        }
-    };
-    mesh.check(world)?;
-    s.run.nproc_per_node = Some(nproc);
-    Ok((mesh, nproc))
 }
 
 /// The one that was asked for, or that of the model directory, or bytes.
@@ -197,7 +143,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         (_, Some(BackendName::Zero), _) => Arc::new(ZeroDp(zero::options(s, dtype, spec.dim)?)),
         (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceFsdp(ReferenceOptions {
             dtype,
-            reshard: f.sharding == Some(ShardingName::FullShard),
+            reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
         })),
@@ -208,7 +154,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
                 WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
                 WrapName::None => Wrap::None,
             },
-            reshard: f.sharding == Some(ShardingName::FullShard),
+            reshard: f.sharding != Some(ShardingName::ShardGradOp),
             forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
             backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
                 PrefetchName::BackwardPre => BackwardPrefetch::Pre,

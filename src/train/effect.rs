@@ -83,9 +83,9 @@ fn nothing(key: &str, value: &Value, engine: Engine, has: Engine) -> Error {
     ))
 }
 
-/// What only the manual engine can do yet.
-pub fn engines(s: &Settings, replicas: usize) -> Result<()> {
-    use super::settings::{BackendName, FsdpImpl, ShardingName, StrategyName};
+/// What only the manual engine can do.
+pub fn engines(s: &Settings) -> Result<()> {
+    use super::settings::{BackendName, FsdpImpl, StrategyName};
     let other = match (s.fsdp.backend, s.fsdp.fsdp_impl) {
         (Some(BackendName::Zero), _) => Zero,
         (_, Some(FsdpImpl::Reference)) => Reference,
@@ -94,10 +94,6 @@ pub fn engines(s: &Settings, replicas: usize) -> Result<()> {
     let refused = |what: String, instead: &str| Err(Error::input(format!("{what} and {}: {instead}", other.flags())));
     if s.run.strategy == Some(StrategyName::Ddp) {
         return refused("every rank is to keep all weights (ddp, NO_SHARD)".into(), "use run_fsdp, or leave one out");
-    }
-    if s.fsdp.sharding == Some(ShardingName::HybridShard) || replicas > 1 {
-        let what = format!("--sharding HYBRID_SHARD or --dp-replicate-size {replicas}");
-        return refused(what, "only --fsdp-impl manual keeps replicas of its shards");
     }
     Ok(())
 }

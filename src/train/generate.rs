@@ -4,7 +4,7 @@ use super::derive::{self, set};
 use super::device::{self, Seat};
 use super::launch::{self, Launch};
 use super::settings::{Settings, StrategyName};
-use super::{batch, effect, restart};
+use super::{batch, effect, mesh, restart};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -66,8 +66,8 @@ impl Request {
         s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
         let device = device::choose(set(&s.run.device, "run.device")?);
         let strategy = derive::strategy(&mut s, default);
-        let (mesh, nproc) = derive::mesh(&mut s, strategy, device, launched)?;
-        effect::engines(&s, mesh.dp_replicate)?;
+        let (mesh, nproc) = mesh::sizes(&mut s, strategy, device, launched)?;
+        effect::engines(&s)?;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;

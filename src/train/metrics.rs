@@ -8,8 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of the group
-/// over which parameters are spread.
+/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all groups
+/// that it belongs to.
 #[derive(Serialize, Clone, Debug)]
 pub struct StepRecord {
     /// From 1.
@@ -31,7 +31,7 @@ pub struct StepRecord {
     pub tokens_per_sec: f64,
     /// From the end of the last step to the end of this one; evaluation and checkpoints are not in it.
     pub step_time_s: f64,
-    /// While at least one collective was in flight.
+    /// While at least one collective of a group was in flight, summed over groups.
     pub comm_time_s: f64,
     /// That the computing thread spent in collectives: copies, reductions, waits.
     pub exposed_comm_s: f64,

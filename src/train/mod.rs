@@ -15,6 +15,7 @@ mod generate;
 pub mod launch;
 pub mod memory;
 mod merge;
+mod mesh;
 pub mod metrics;
 pub mod names;
 pub mod outline;

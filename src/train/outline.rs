@@ -1,7 +1,7 @@
 //! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any device. Needs
 //! no data, starts nothing and writes nothing: what a planner asks.
 use super::settings::{DeviceName, Settings, StrategyName};
-use super::{check, derive};
+use super::{check, derive, mesh};
 use crate::base::{Category, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
@@ -46,7 +46,7 @@ impl Outline {
             restart: None,
         };
         s.run.nproc_per_node = None; // the launcher's
-        let (mesh, _) = derive::mesh(&mut s, strategy, device, Some(&launched))?;
+        let (mesh, _) = mesh::sizes(&mut s, strategy, device, Some(&launched))?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let engine = derive::engine(&s, strategy, spec)?;

@@ -2,7 +2,7 @@
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::restart::{self, Restarts};
 use super::settings::*;
-use super::{batch, check, derive, device, effect, memory, stages};
+use super::{batch, check, derive, device, effect, memory, mesh, stages};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -64,8 +64,8 @@ impl Plan {
         device::check_comm(device, derive::set(&s.run.comm, "run.comm")?)?;
         check::graphs(&s, device)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
-        let (mesh, nproc) = derive::mesh(&mut s, strategy_name, device, launched)?;
-        effect::engines(&s, mesh.dp_replicate)?;
+        let (mesh, nproc) = mesh::sizes(&mut s, strategy_name, device, launched)?;
+        effect::engines(&s)?;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;

@@ -2,6 +2,7 @@
 //! reports. Never decides anything.
 use super::metrics::StepRecord;
 use super::plan::Plan;
+use super::settings::ShardingName;
 use crate::base::meter::CATEGORIES;
 use crate::base::{DType, Result};
 use crate::nn::Checkpointing;
@@ -22,7 +23,11 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         "zero_1" => "optimizer states partitioned".to_string(),
         "zero_2" => "optimizer states and gradients partitioned".to_string(),
         "zero_3" => "optimizer states, gradients and parameters partitioned".to_string(),
-        _ => format!("{}, unit: {}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap)),
+        _ => {
+            let alone = s.fsdp.sharding == Some(ShardingName::HybridShard) && plan.mesh.dp_replicate == 1;
+            let note = if alone { "; one host is one replica: --dp-replicate-size N makes more" } else { "" };
+            format!("{}, unit: {}{note}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap))
+        }
     };
     let parts = plan.planned.iter().filter(|p| p.1 > 0).map(|(category, bytes)| {
         let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);

@@ -170,11 +170,11 @@ impl<'a> Trainer<'a> {
             false => Progress::silent(),
         };
         Ok(Trainer {
-            agreement: Agreement::new(mesh.world.clone())?,
+            agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
             data: StepData::default(),
             held_out_data: StepData::default(),
-            comm: engine.group().stats(),
+            comm: mesh.stats(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
             skipped_in_a_row: 0,
@@ -253,7 +253,7 @@ impl<'a> Trainer<'a> {
 
     /// What was done since the last step belongs to no step.
     fn restart_clock(&mut self) {
-        self.comm = self.engine.group().stats();
+        self.comm = self.mesh.stats();
         self.clock = Instant::now();
     }
 
@@ -284,7 +284,7 @@ impl<'a> Trainer<'a> {
         }
         self.skipped_in_a_row = if report.skipped { self.skipped_in_a_row + 1 } else { 0 };
 
-        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.engine.group().stats());
+        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
         self.clock = Instant::now();
         let StepData { samples, tokens, .. } = self.data;
         let tokens_per_sec = tokens as f64 / step_time_s;

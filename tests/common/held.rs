@@ -1,12 +1,13 @@
 //! What a rank holds for checkpoints, filled with numbers that name, group and index decide: any reader can tell whether
 //! an element came back right, whoever wrote it.
 #![allow(dead_code)] // each test binary uses its part
-use super::{Rank, fsdp, ranks, sharded};
+use super::{Rank, fsdp, mesh_ranks, ranks, sharded};
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Elem, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
+use flatshard::comm::MeshSizes;
 use flatshard::device::{Device, View, ViewMut};
-use flatshard::nn::{Decoder, Spec};
+use flatshard::nn::{Decoder, Layout, Segment, Spec, Tp};
 use flatshard::optim::{Optimizer, Rule};
 use flatshard::store::Store;
 use flatshard::strategy::Strategy;
@@ -50,12 +51,11 @@ pub fn state(step: u64) -> TrainerState {
 impl Held {
     /// Zeros everywhere. Files of at most `max_file_bytes`.
     pub fn new(rank: &Rank, spec: &Spec, strategy: &dyn Strategy, rule: Rule, max_file_bytes: u64) -> Result<Held> {
-        let decoder = Decoder::new(spec.clone())?;
         let (dev, mesh) = (rank.device.clone(), &rank.mesh);
-        let mut store = strategy.store(dev.clone(), mesh, decoder.layouts())?;
+        let layouts = parted(Decoder::new(spec.clone())?.layouts(), mesh.coords.tp, mesh.sizes.tp);
+        let mut store = strategy.store(dev.clone(), mesh, &layouts)?;
         let optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
-        let ckpt =
-            Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, decoder.layouts(), rule.state())?;
+        let ckpt = Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, &layouts, rule.state())?;
         Ok(Held { dev, store, optimizer, ckpt })
     }
 
@@ -111,7 +111,7 @@ impl Held {
         Ok(zero)
     }
 
-    /// Every (group, tensor, first element, elements) that this rank holds; "" is the model's group.
+    /// Every (group, tensor, first element in the whole tensor, elements) that this rank holds; "" is the model's group.
     fn each(&mut self, f: &mut dyn FnMut(&str, &str, usize, ViewMut) -> Result<()>) -> Result<()> {
         let optimizer = &mut self.optimizer;
         self.store.for_each_piece(&mut |mut piece| {
@@ -121,15 +121,40 @@ impl Held {
                 if from >= to {
                     continue;
                 }
-                let (at, range) = (from - s.start, from - piece.start..to - piece.start);
-                f("", &s.name, at, piece.master.reborrow().slice(range.clone()))?;
-                for (moment, state) in optimizer.state(piece.unit) {
-                    f(moment, &s.name, at, state.slice(range.clone()))?;
+                for (part, at) in s.stretches(from - s.start..to - s.start) {
+                    let first = s.start + part.start - piece.start;
+                    let range = first..first + part.len();
+                    f("", &s.name, at, piece.master.reborrow().slice(range.clone()))?;
+                    for (moment, state) in optimizer.state(piece.unit) {
+                        f(moment, &s.name, at, state.slice(range.clone()))?;
+                    }
                 }
             }
             Ok(())
         })
     }
+}
+
+/// Layouts as a rank of tp has them: matrices that can be are cut in turn by rows and by columns, the rest is whole.
+pub fn parted(layouts: &[Layout], index: usize, of: usize) -> Vec<Layout> {
+    let mut dims = [0, 1].into_iter().cycle();
+    let mut part = |segment: &Segment| {
+        let mut segment = segment.clone();
+        let dim = dims.next().filter(|_| of > 1 && segment.shape.len() == 2);
+        if let Some(dim) = dim.filter(|&dim| segment.shape[dim].is_multiple_of(of)) {
+            segment.shape[dim] /= of;
+            segment.tp = Tp::Cut { dim, index, of };
+        }
+        segment
+    };
+    let mut placed = |layout: &Layout| {
+        let mut parts = Layout::default();
+        for segment in &layout.segments {
+            parts.place(part(segment));
+        }
+        parts
+    };
+    layouts.iter().map(|layout| placed(layout)).collect()
 }
 
 fn download<T: Elem + Default>(dev: &dyn Device, view: View) -> Result<Vec<T>> {
@@ -148,7 +173,18 @@ pub fn plain() -> Arc<dyn Strategy> {
 }
 
 pub fn saved(world: usize, spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule, max: u64, dir: &Path, step: u64) {
-    ranks(world, |rank| {
+    saved_on(MeshSizes::sharded(world), spec, strategy, rule, max, dir, step);
+}
+pub fn saved_on(
+    sizes: MeshSizes,
+    spec: &Spec,
+    strategy: &Arc<dyn Strategy>,
+    rule: Rule,
+    max: u64,
+    dir: &Path,
+    step: u64,
+) {
+    mesh_ranks(sizes, |rank| {
         let mut held = Held::new(&rank, spec, &**strategy, rule, max)?.fill()?;
         held.optimizer.resume(step + 1000);
         held.ckpt.save(dir, 9, &mut *held.store, &mut held.optimizer, &state(step))

@@ -178,8 +178,23 @@ pub fn try_ranks_on<T: Send>(
     device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
     f: impl Fn(Rank) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
+    try_mesh_on(MeshSizes::sharded(world), device, f)
+}
+
+/// As [`ranks`], arranged otherwise.
+pub fn mesh_ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
+    let results = try_mesh_on(sizes, |_, meter| Ok(Arc::new(CpuDevice::new(meter))), f);
+    results.into_iter().map(|result| result.unwrap_or_else(|e| panic!("{sizes:?}: {e}"))).collect()
+}
+
+fn try_mesh_on<T: Send>(
+    sizes: MeshSizes,
+    device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
+    f: impl Fn(Rank) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let world = sizes.world();
     let meters: Vec<Meter> = (0..world).map(|_| Meter::default()).collect();
-    let meshes = shm::threads(MeshSizes::sharded(world), &meters).unwrap();
+    let meshes = shm::threads(sizes, &meters).unwrap();
     let start = |(mesh, meter): (Mesh, Meter)| {
         let (rank, member) = (mesh.rank(), mesh.member.clone());
         let result = device(rank, meter.clone()).and_then(|device| f(Rank { rank, world, meter, device, mesh }));
@@ -194,11 +209,25 @@ pub fn try_ranks_on<T: Send>(
     })
 }
 
+/// Every way to arrange so many ranks.
+pub fn factorizations(world: usize) -> Vec<MeshSizes> {
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    let mut all = Vec::new();
+    for dp_replicate in divisors(world) {
+        for dp_shard in divisors(world / dp_replicate) {
+            for sp in divisors(world / dp_replicate / dp_shard) {
+                all.push(MeshSizes { dp_replicate, dp_shard, sp, tp: world / dp_replicate / dp_shard / sp });
+            }
+        }
+    }
+    all
+}
+
 /// `steps` steps with `accum` micro-batches each.
 pub fn train(engine: &mut Engine, spec: &Spec, steps: u64, accum: usize) -> Result<Vec<StepReport>> {
     (1..=steps)
         .map(|number| {
-            let rank = engine.group().rank();
+            let rank = engine.mesh().dp.rank();
             let batches: Vec<_> = (0..accum).map(|micro| batch(spec, number, micro, rank)).collect();
             step(engine, &batches, number)
         })
@@ -211,7 +240,7 @@ pub fn step(engine: &mut Engine, batches: &[MicroBatch], number: u64) -> Result<
     engine.train_step(batches, &Step { number, lr: 0.01 * number as f32, tokens })
 }
 
-/// A rank's part of each tensor: (name, first element, values).
+/// A rank's part of each tensor: (name, first element in the whole tensor, values).
 pub type Fragments = Vec<(String, usize, Vec<f32>)>;
 
 /// The master weights that this rank owns.
@@ -226,9 +255,11 @@ pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
             let owned = piece.start..piece.start + values.len();
             let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             if from < to {
-                let range = from - owned.start..to - owned.start;
-                padding[range.clone()].fill(false);
-                fragments.push((segment.name.clone(), from - segment.start, values[range].to_vec()));
+                padding[from - owned.start..to - owned.start].fill(false);
+                for (part, place) in segment.stretches(from - segment.start..to - segment.start) {
+                    let at = segment.start + part.start - owned.start;
+                    fragments.push((segment.name.clone(), place, values[at..at + part.len()].to_vec()));
+                }
             }
         }
         let stained = values.iter().zip(padding).any(|(&x, padding)| padding && x.to_bits() != 0);
@@ -269,7 +300,10 @@ pub struct Outcome {
 
 /// Trains on `world` ranks and returns what all of them agree on.
 pub fn outcome(world: usize, options: &EngineOptions, steps: u64, accum: usize) -> Outcome {
-    let results = ranks(world, |rank| {
+    outcome_on(MeshSizes::sharded(world), options, steps, accum)
+}
+pub fn outcome_on(sizes: MeshSizes, options: &EngineOptions, steps: u64, accum: usize) -> Outcome {
+    let results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let reports = train(&mut engine, &options.spec, steps, accum)?;
         Ok((reports, fragments(&mut engine)?))

@@ -1,0 +1,40 @@
+//! HYBRID_SHARD: ranks of dp_replicate own the same shards, and sum their gradients when those have been reduced over the
+//! ranks of one replica. Never decides when, and never cuts anything.
+use crate::base::{Category, DType, Result};
+use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
+use crate::device::{Buf, Device, ViewMut};
+use std::sync::Arc;
+
+pub(super) struct Replicas {
+    group: Arc<dyn Collective>,
+    flying: Vec<Ticket>,
+}
+
+impl Replicas {
+    /// Of a store of so many units.
+    pub fn new(mesh: &Mesh, units: usize) -> Replicas {
+        Replicas { group: mesh.dp_replicate.clone(), flying: Vec::with_capacity(units) }
+    }
+    /// There are others.
+    pub fn any(&self) -> bool {
+        self.group.size() > 1
+    }
+    /// A shard's gradient, f32, which the others read in place.
+    pub fn grad(&self, dev: &dyn Device, len: usize) -> Result<Buf> {
+        match self.any() {
+            true => self.group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads),
+            false => dev.alloc(DType::F32, len, Category::Grads),
+        }
+    }
+    /// Starts the sum of a unit's reduced gradient.
+    pub fn sum(&mut self, unit: usize, grad: ViewMut) -> Result<()> {
+        if self.any() {
+            self.flying.push(self.group.all_reduce(Tag::new("replicate", unit), grad, Reduce::Sum)?);
+        }
+        Ok(())
+    }
+    /// All that were started are done.
+    pub fn finish(&mut self) -> Result<()> {
+        self.flying.drain(..).try_for_each(|ticket| self.group.wait(ticket))
+    }
+}
