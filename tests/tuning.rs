@@ -1,12 +1,13 @@
 //! Freezing and parameter groups from outside: what is frozen costs nothing and stays, and what learns cannot tell.
 mod common;
 
+use common::stores::zero;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType};
 use flatshard::comm::MeshSizes;
 use flatshard::nn::{Decoder, Lora, Spec, Tuning};
-use flatshard::store::{ShardedOptions, Wrap};
+use flatshard::store::{ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Engine, EngineOptions, StepReport, Strategy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -134,6 +135,28 @@ fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
         let saved = reduced(&all) - reduced(&some);
         let expected = (4 * (total - learning) / share) as u64;
         assert!(saved >= expected && saved <= expected + 4 * 1024, "saved {saved} bytes, expected {expected}");
+    }
+}
+
+#[test]
+fn frozen_weights_that_stay_are_gathered_once() {
+    // Of two ranks each receives half of what learns, in the gather and in the reduction, and a few kilobytes of sums.
+    let spec = Spec { dim: 64, ff: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
+    let tuning = freeze(&["embed_tokens", "lm_head", "norm", "mlp", r"layers\.[02]\."]);
+    let learning = 2 * 4 * 64 * 64;
+    let kept = fsdp(ShardedOptions { reshard: false, ..sharded() });
+    let stages = [Stage::One, Stage::Two, Stage::Three].map(|stage| zero(ZeroOptions::new(stage, DType::F32)));
+    for strategy in [vec![kept], stages.to_vec()].concat() {
+        let options = EngineOptions { tuning: tuning.clone(), ..options(&spec, strategy, ADAMW) };
+        let bytes = ranks(2, |rank| {
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+            train(&mut engine, &spec, 2, 1)?;
+            let before = rank.mesh.fsdp.stats().bytes;
+            train(&mut engine, &spec, 1, 1)?;
+            Ok(rank.mesh.fsdp.stats().bytes - before)
+        });
+        let expected = 4 * learning..4 * learning + 4 * 1024;
+        assert!(expected.contains(&bytes[0]), "{}: {} bytes, expected {expected:?}", options.strategy.name(), bytes[0]);
     }
 }
 

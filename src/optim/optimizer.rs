@@ -107,6 +107,6 @@ impl Optimizer {
             Ok(())
         })?;
         self.step = step;
-        store.weights_changed()
+        store.weights_updated()
     }
 }

@@ -61,4 +61,8 @@ pub trait Store: ParamStore {
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
     /// Masters (and params) have changed: what is gathered is stale.
     fn weights_changed(&mut self) -> Result<()>;
+    /// The same, but for frozen ones: the optimizer has updated what learns.
+    fn weights_updated(&mut self) -> Result<()> {
+        self.weights_changed()
+    }
 }

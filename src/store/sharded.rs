@@ -230,4 +230,7 @@ impl Store for Sharded {
     fn weights_changed(&mut self) -> Result<()> {
         self.weights.clear(&*self.group)
     }
+    fn weights_updated(&mut self) -> Result<()> {
+        self.weights.clear_trained(&*self.group)
+    }
 }

@@ -46,11 +46,30 @@ pub(super) fn gathered_apart(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: 
 struct Held {
     unit: usize,
     /// Of its trainable and of its frozen tensors.
-    tickets: [Option<Ticket>; 2],
-    /// Waited for: readable by compute.
-    ready: bool,
+    gathers: [Option<Gather>; 2],
     /// Between acquire and release: must not be replaced.
     open: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Gather {
+    ticket: Ticket,
+    /// Waited for: readable by compute.
+    ready: bool,
+}
+
+impl Gather {
+    fn wait(&mut self, group: &dyn Collective) -> Result<()> {
+        match std::mem::replace(&mut self.ready, true) {
+            true => Ok(()),
+            false => group.wait(self.ticket),
+        }
+    }
+    /// Gives the buffer back; one that was started ahead and then not needed is waited for.
+    fn end(mut self, group: &dyn Collective) -> Result<()> {
+        self.wait(group)?;
+        group.release(self.ticket)
+    }
 }
 
 struct WeightSlot {
@@ -79,31 +98,28 @@ impl WeightSlots {
     pub fn start(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.held {
-            Some(held) if held.unit == unit => return Ok(()),
+            Some(held) if held.unit == unit => {}
             Some(held) if held.open => {
                 let what = format!("unit {unit} needs the slot of unit {}, which was not released", held.unit);
                 return Err(Error::op("gather", what));
             }
             _ => slot.clear(group)?,
         }
-        let mut tickets = [None, None];
-        for ((buf, shard), ticket) in slot.bufs.iter_mut().zip(shards).zip(&mut tickets) {
-            let (Some(buf), Some(shard)) = (buf, shard) else { continue };
+        let WeightSlot { bufs, held } = slot;
+        let held = held.get_or_insert(Held { unit, gathers: [None, None], open: false });
+        for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut held.gathers) {
+            let (Some(buf), Some(shard), None) = (buf, shard, &gather) else { continue };
             let full = buf.view_mut().slice(0..shard.len() * group.size());
-            *ticket = Some(group.all_gather(Tag::new("gather", unit), shard, full)?);
+            let ticket = group.all_gather(Tag::new("gather", unit), shard, full)?;
+            *gather = Some(Gather { ticket, ready: false });
         }
-        slot.held = Some(Held { unit, tickets, ready: false, open: false });
         Ok(())
     }
     /// Makes a started unit readable and keeps it until [`WeightSlots::close`].
     pub fn open(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         let held = self.held(unit)?;
-        if !held.ready {
-            held.tickets.iter().flatten().try_for_each(|&ticket| group.wait(ticket))?;
-            held.ready = true;
-        }
         held.open = true;
-        Ok(())
+        held.gathers.iter_mut().flatten().try_for_each(|gather| gather.wait(group))
     }
     pub fn is_open(&self, unit: usize) -> bool {
         let held = &self.slots[flat::slot(unit, self.cycle)].held;
@@ -126,6 +142,14 @@ impl WeightSlots {
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
         self.slots.iter_mut().try_for_each(|slot| slot.clear(group))
     }
+    /// Forgets what learns: the optimizer has updated it. Frozen tensors stay where they are.
+    pub fn clear_trained(&mut self, group: &dyn Collective) -> Result<()> {
+        for held in self.slots.iter_mut().filter_map(|slot| slot.held.as_mut()) {
+            held.open = false;
+            held.gathers[0].take().map_or(Ok(()), |gather| gather.end(group))?;
+        }
+        Ok(())
+    }
     fn held(&mut self, unit: usize) -> Result<&mut Held> {
         let held = self.slots[flat::slot(unit, self.cycle)].held.as_mut().filter(|h| h.unit == unit);
         held.ok_or_else(|| Error::op("weights", format!("unit {unit} was never gathered")))
@@ -134,15 +158,8 @@ impl WeightSlots {
 
 impl WeightSlot {
     fn clear(&mut self, group: &dyn Collective) -> Result<()> {
-        if let Some(held) = self.held.take() {
-            for &ticket in held.tickets.iter().flatten() {
-                if !held.ready {
-                    group.wait(ticket)?; // started ahead, then not needed
-                }
-                group.release(ticket)?;
-            }
-        }
-        Ok(())
+        let gathers = self.held.take().into_iter().flat_map(|held| held.gathers).flatten();
+        gathers.into_iter().try_for_each(|gather| gather.end(group))
     }
 }
 

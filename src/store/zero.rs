@@ -306,4 +306,8 @@ impl Store for Zero {
         self.weights.clear(&*self.group)?;
         if self.partitions_weights() { Ok(()) } else { self.gather_all() }
     }
+    fn weights_updated(&mut self) -> Result<()> {
+        self.weights.clear_trained(&*self.group)?;
+        if self.partitions_weights() { Ok(()) } else { self.gather_all() }
+    }
 }

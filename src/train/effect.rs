@@ -32,7 +32,7 @@ impl Engine {
 }
 
 /// Keys of the section fsdp that not every engine has; and what others do anyway, if they do.
-const KEYS: [(&str, &[Engine], Option<&str>); 10] = [
+const KEYS: [(&str, &[Engine], Option<&str>); 12] = [
     ("fsdp_impl", &[Manual, Reference], None),
     ("sharding", &[Manual, Reference], None),
     ("auto_wrap", &[Manual], None),
@@ -40,6 +40,8 @@ const KEYS: [(&str, &[Engine], Option<&str>); 10] = [
     ("backward_prefetch", &[Manual], Some("\"NONE\"")),
     ("forward_prefetch", &[Manual], Some("false")),
     ("limit_all_gathers", &[Manual, Reference], None),
+    ("limit_all_gathers", &[Manual, Zero], Some("true")),
+    ("cpu_offload", &[Manual], Some("false")),
     ("sync_each_batch", &[Manual, Reference], None),
     ("zero_stage", &[Zero], None),
     ("deepspeed", &[Zero], None),

@@ -94,4 +94,7 @@ impl Store for WatchedStore {
     fn weights_changed(&mut self) -> Result<()> {
         self.inner.weights_changed()
     }
+    fn weights_updated(&mut self) -> Result<()> {
+        self.inner.weights_updated()
+    }
 }

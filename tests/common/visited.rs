@@ -47,4 +47,7 @@ impl Store for Visited {
     fn weights_changed(&mut self) -> Result<()> {
         self.store.weights_changed()
     }
+    fn weights_updated(&mut self) -> Result<()> {
+        self.store.weights_updated()
+    }
 }
