@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // the communication floor: shared memory
 pub mod delayed;
 pub mod env;
+pub mod flight;
 pub mod mesh;
 pub mod nccl;
 pub mod operands;
@@ -22,6 +23,8 @@ pub use mesh::{Mesh, MeshSizes};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduce {
@@ -116,12 +119,31 @@ pub struct CommStats {
     pub ops: u64,
 }
 
+/// How long a call may block; changed while others wait by it.
+#[derive(Debug)]
+struct Patience(AtomicU64);
+impl Patience {
+    fn new(timeout: Duration) -> Patience {
+        let patience = Patience(AtomicU64::new(0));
+        patience.set(timeout);
+        patience
+    }
+    fn set(&self, timeout: Duration) {
+        self.0.store(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+    fn get(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// One rank's membership in the world: where its groups come from, and how ranks learn that one of them failed.
 pub trait Member: Send + Sync {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
     /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
     fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>>;
+    /// From now on a call may block so long before it fails: longer while ranks start than in a step.
+    fn set_timeout(&self, timeout: Duration);
     /// This rank failed: calls of the others into any group end with "rank N failed".
     fn abort(&self);
     /// The first rank that aborted, as far as this one knows.
@@ -136,6 +158,9 @@ impl<M: Member + ?Sized> Member for Box<M> {
     }
     fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
         (**self).group(axis, ranks)
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        (**self).set_timeout(timeout);
     }
     fn abort(&self) {
         (**self).abort();

@@ -32,6 +32,20 @@ impl Seam {
         Seam::Release,
         Seam::WaitSent,
     ];
+    pub fn name(self) -> &'static str {
+        match self {
+            Seam::Alloc => "alloc",
+            Seam::AllGather => "all_gather",
+            Seam::ReduceScatter => "reduce_scatter",
+            Seam::AllReduce => "all_reduce",
+            Seam::Broadcast => "broadcast",
+            Seam::SendRecv => "send_recv",
+            Seam::Barrier => "barrier",
+            Seam::Wait => "wait",
+            Seam::Release => "release",
+            Seam::WaitSent => "wait_sent",
+        }
+    }
 }
 
 /// What an operation is called with: its tag, and the bytes of the full buffer (gather, reduce-scatter), of the buffer, or

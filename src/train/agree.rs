@@ -1,5 +1,5 @@
 //! What ranks must know of each other before a step, in one small sum. Never trains.
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::{Buf, Device};
 use std::sync::Arc;
@@ -15,10 +15,15 @@ pub struct Vote {
     pub held_bytes: u64,
     /// A save behind training is written: by all ranks.
     pub saved: bool,
+    /// Of the collectives that were started so far ([`crate::comm::flight`]): the same on all ranks, or the run is lost.
+    pub schedule: u64,
 }
 
-/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none) and its bytes. Every rank writes its own
-/// places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below 2^53.
+/// Words of a rank in the sum.
+const OF_A_RANK: usize = 3;
+
+/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none), its bytes and its schedule. Every rank
+/// writes its own places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below 2^53.
 pub struct Agreement {
     group: Arc<dyn Collective>,
     /// Ranks of sp and tp hold the same micro-batch: the first of them counts its tokens.
@@ -30,7 +35,7 @@ pub struct Agreement {
 impl Agreement {
     pub fn new(mesh: &Mesh) -> Result<Agreement> {
         let group = mesh.world.clone();
-        let len = 2 + 2 * group.size();
+        let len = 2 + OF_A_RANK * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
         let counts = mesh.coords.sp == 0 && mesh.coords.tp == 0;
         Ok(Agreement { group, counts, buf, host: vec![0.0; len] })
@@ -41,18 +46,26 @@ impl Agreement {
         self.host.fill(0.0);
         self.host[0] = if self.counts { mine.tokens as f64 } else { 0.0 };
         self.host[1] = f64::from(mine.saved);
-        let at = 2 + 2 * self.group.rank();
+        let at = 2 + OF_A_RANK * self.group.rank();
         self.host[at] = mine.stop.unwrap_or(0) as f64;
         self.host[at + 1] = mine.held_bytes as f64;
+        self.host[at + 2] = (mine.schedule >> 11) as f64; // the 53 bits that are exact
         device.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())?;
         let ticket = self.group.all_reduce(Tag::new("agreement", 0), self.buf.view_mut(), Reduce::Sum)?;
         self.group.wait(ticket)?;
         device.download(self.buf.view(), bytemuck::cast_slice_mut(&mut self.host))?;
-        let ranks = self.host[2..].chunks_exact(2);
+        let ranks = self.host[2..].chunks_exact(OF_A_RANK);
+        if let Some(other) = ranks.clone().position(|rank| rank[2] != self.host[4]) {
+            return Err(Error::Run(format!(
+                "rank {other} has started other collectives than rank 0: the ranks run different programs, or decided \
+                 differently in the step before"
+            )));
+        }
         Ok(Vote {
             tokens: self.host[0] as u64,
             saved: self.host[1] as usize == self.group.size(),
             stop: ranks.clone().map(|r| r[0] as i32).find(|&signal| signal != 0),
+            schedule: mine.schedule,
             held_bytes: ranks.map(|r| r[1] as u64).max().unwrap_or(0),
         })
     }

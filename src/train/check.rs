@@ -64,6 +64,7 @@ pub fn numbers(s: &Settings) -> Result<()> {
     whole("max_steps", s.run.max_steps)?;
     whole("epochs", s.run.epochs)?;
     real("monitor_interval", s.faults.monitor_interval, |x| x > 0.0 && x <= 3600.0, "above 0, at most 3600 seconds")?;
+    real("init_timeout", s.faults.init_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")?;
     whole("ranks_per_gpu", n(s.run.ranks_per_gpu))?;
     whole("log_every", s.run.log_every)?;
     whole("batch_size", n(s.batch.batch_size))?;

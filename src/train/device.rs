@@ -21,7 +21,8 @@ pub struct Wanted {
     pub tf32: bool,
     /// Bytes of a rank, as far as they are known before it starts.
     pub planned: usize,
-    pub comm_timeout: Duration,
+    /// Longest wait for other ranks.
+    pub timeout: Duration,
 }
 
 /// Where a rank computes, and how it reaches the others.
@@ -72,7 +73,7 @@ pub fn prepare(plan: &Plan) -> Result<()> {
 
 /// The device of this rank, and its membership. Returns when all ranks are there.
 pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
-    let timeout = wanted.comm_timeout;
+    let timeout = wanted.timeout;
     let device: Arc<dyn Device> = match wanted.device {
         DeviceName::Auto | DeviceName::Cpu => Arc::new(CpuDevice::new(meter.clone())),
         DeviceName::Sim => Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone())?),

@@ -99,7 +99,7 @@ impl Request {
                 ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
                 tf32: set(&s.precision.tf32, "precision.tf32")?,
                 planned: 0,
-                comm_timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
+                timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
             },
             mesh,
             nproc,

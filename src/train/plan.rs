@@ -180,8 +180,9 @@ impl Plan {
 
     /// What each rank asks of the machine.
     pub fn wanted(&self) -> device::Wanted {
-        let Plan { device, ranks_per_gpu, tf32, comm_timeout, .. } = *self;
-        device::Wanted { device, ranks_per_gpu, tf32, planned: self.planned_total(), comm_timeout }
+        let Plan { device, ranks_per_gpu, tf32, .. } = *self;
+        let timeout = self.restarts.init_timeout;
+        device::Wanted { device, ranks_per_gpu, tf32, planned: self.planned_total(), timeout }
     }
 
     /// Once on a host, before any rank starts: the run fits in memory. On the `first` host the directory of checkpoints is

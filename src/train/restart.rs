@@ -9,11 +9,12 @@ use super::settings::{Faults, Settings};
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::env::{RankEnv, Restart};
+use crate::comm::flight;
 use crate::comm::mesh::MeshSizes;
 use serde_json::json;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 /// When a run ends early and what follows a failure.
 #[derive(Clone, Debug)]
@@ -22,6 +23,10 @@ pub struct Restarts {
     /// Ranks of the job, where that may change.
     pub elastic: Option<RangeInclusive<usize>>,
     pub monitor_interval: Duration,
+    /// Until the first step is done.
+    pub init_timeout: Duration,
+    /// Where ranks of a failed run write their last collectives.
+    pub traces: Option<PathBuf>,
     pub time_limit: Option<Duration>,
     /// That end the run after the step at hand.
     pub signals: Vec<i32>,
@@ -59,6 +64,8 @@ impl Restarts {
             max,
             elastic,
             monitor_interval: Duration::from_secs_f64(set(&f.monitor_interval, "faults.monitor_interval")?),
+            init_timeout: Duration::from_secs_f64(set(&f.init_timeout, "faults.init_timeout")?),
+            traces: traces(s),
             time_limit: f.time_limit.as_deref().map(duration).transpose()?,
             signals: signals(f)?,
         })
@@ -67,6 +74,13 @@ impl Restarts {
 
 pub fn signals(f: &Faults) -> Result<Vec<i32>> {
     set(&f.signals, "faults.signals")?.iter().map(|name| launch::signal(name)).collect()
+}
+
+/// The place that was given, or one beside what the run writes.
+fn traces(s: &Settings) -> Option<PathBuf> {
+    let beside = || s.run.metrics_path.as_ref().and_then(|path| path.parent());
+    let near = || s.checkpoint.ckpt_dir.as_deref().or_else(beside).map(|dir| dir.join("comm_traces"));
+    s.faults.save_traces_folder.clone().or_else(near)
 }
 
 /// "MIN:MAX", or one number for both.
@@ -115,7 +129,7 @@ fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Opt
 
 /// Runs all ranks to their end, again after a failure while there are restarts left.
 pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
-    let Restarts { max, elastic, monitor_interval, time_limit, signals } = &plan.restarts;
+    let Restarts { max, elastic, monitor_interval, time_limit, signals, traces, .. } = &plan.restarts;
     let metrics = plan.settings.run.metrics_path.as_deref();
     let global_batch = plan.loader(0)?.global_batch() as usize;
     let newest =
@@ -133,7 +147,9 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
             signals,
             deadline,
         };
+        let started = SystemTime::now();
         let Err(e) = launch::run(&launch) else { return Ok(()) };
+        let e = explained(e, traces.as_deref(), nproc, started);
         let ended = matches!(e, Error::Input(_) | Error::Signal(_)) || attempt == *max;
         if ended {
             metrics::record_failure(metrics, &e);
@@ -152,6 +168,17 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
             "restart",
             json!({"attempt": attempt, "world_size": nproc, "from": from, "message": e.to_string()}),
         );
+    }
+}
+
+/// With what the ranks' flight recorders say together, where they have left any since `started`.
+fn explained(e: Error, traces: Option<&Path>, world: usize, started: SystemTime) -> Error {
+    match (e, traces) {
+        (Error::Run(text), Some(dir)) => match flight::verdict(dir, world, started) {
+            Some(verdict) => Error::Run(format!("{text}. Collectives ({}): {verdict}", dir.display())),
+            None => Error::Run(text),
+        },
+        (e, _) => e,
     }
 }
 

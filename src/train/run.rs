@@ -14,6 +14,7 @@ use crate::base::{Error, Meter, Result};
 use crate::ckpt::{Checkpointer, Companions, Saved};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
+use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
 use crate::data::{Loader, Prefetch, StepData};
 use crate::device::Device;
@@ -44,15 +45,16 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
     };
     let meter = Meter::default();
     let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
-    let mesh = Mesh::new(member, plan.mesh)?;
+    let flight = Flight::default();
+    let mesh = flight.watch(Mesh::new(member, plan.mesh)?);
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh),
-        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, stops).and_then(|mut trainer| trainer.run()),
+        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, &flight, stops).and_then(|mut trainer| trainer.run()),
     };
     if let Err(e) = &result {
-        let stopped = matches!(e, Error::Signal(_));
-        if !stopped {
+        if !matches!(e, Error::Signal(_)) {
             mesh.member.abort();
+            leave_traces(plan, &flight, env.rank, e);
         }
         // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
         if env.rank == 0 && env.parent_pid.is_none() {
@@ -60,6 +62,13 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
         }
     }
     result
+}
+
+/// What this rank's recorder holds, where the run keeps such things. A run that fails for a full disk fails for that.
+fn leave_traces(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
+    if let Some(dir) = &plan.restarts.traces {
+        let _ = flight.dump(dir, rank, e);
+    }
 }
 
 /// What asks a run to end after the step at hand.
@@ -78,6 +87,7 @@ impl Stops {
 struct Trainer<'a> {
     plan: &'a Plan,
     mesh: &'a Mesh,
+    flight: &'a Flight,
     engine: Engine,
     checkpointer: Checkpointer,
     agreement: Agreement,
@@ -115,6 +125,7 @@ impl<'a> Trainer<'a> {
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
+        flight: &'a Flight,
         stops: Stops,
     ) -> Result<Trainer<'a>> {
         let mut engine = Engine::new(device.clone(), mesh, &plan.engine)?;
@@ -182,6 +193,7 @@ impl<'a> Trainer<'a> {
             clock: Instant::now(),
             plan,
             mesh,
+            flight,
             engine,
             checkpointer,
             held_out,
@@ -266,7 +278,8 @@ impl<'a> Trainer<'a> {
 
         let stop = self.stops.pending();
         let tokens = self.data.loss_tokens();
-        let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved: self.checkpointer.ended() };
+        let (schedule, saved) = (self.flight.schedule(), self.checkpointer.ended());
+        let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved, schedule };
         let all = self.agreement.reach(&**self.engine.device(), mine)?;
         if all.stop.is_some() {
             return Ok(all.stop);
@@ -320,6 +333,7 @@ impl<'a> Trainer<'a> {
         if report.skipped {
             self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
         }
+        self.mesh.member.set_timeout(self.plan.comm_timeout); // no rank is starting any more
         self.done = number;
         self.samples = self.data.position;
         self.trained_tokens += all.tokens;

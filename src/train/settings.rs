@@ -94,7 +94,7 @@ pub struct Run {
     /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow
     #[arg(long, value_name = "N")]
     pub ranks_per_gpu: Option<usize>,
-    /// Longest wait of a rank for its peers before the run fails
+    /// Longest wait of a rank for its peers in a step before the run fails
     #[arg(long, value_name = "SECONDS")]
     pub comm_timeout: Option<f64>,
     /// Accepted where nothing is left to compile: kernels are compiled before the first step

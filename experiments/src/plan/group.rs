@@ -49,6 +49,7 @@ impl Planned {
 }
 
 impl Member for Planned {
+    fn set_timeout(&self, _: std::time::Duration) {}
     fn rank(&self) -> usize {
         0
     }

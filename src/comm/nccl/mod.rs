@@ -22,7 +22,7 @@ mod watch;
 
 use super::env::RankEnv;
 use super::solo::Solo;
-use super::{Axis, Collective, Member, shm};
+use super::{Axis, Collective, Member, Patience, shm};
 use crate::base::{Error, Meter, Result};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
@@ -146,6 +146,14 @@ impl Member for World {
         let group = Arc::new(group);
         engine.watch.add(&group);
         Ok(group)
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        if let Some(host) = &self.host {
+            host.set_timeout(timeout);
+        }
+        if let Some(engine) = &self.engine {
+            engine.watch.set_timeout(timeout);
+        }
     }
     /// On one host the others learn it at once; elsewhere they see this rank's connections end, or wait out their timeout.
     fn abort(&self) {

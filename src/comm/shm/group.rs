@@ -207,7 +207,7 @@ impl Group {
             }
             seat.progress_others(self);
             let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + seat.timeout);
+            let deadline = *deadline.get_or_insert(now + seat.timeout.get());
             if now >= deadline {
                 return Err(self.timed_out(inner, until, op, tag));
             }
@@ -256,7 +256,7 @@ impl Group {
             missing.iter().map(|&r| format!("rank {}: {what}{}", hub.ranks[r], hub.lanes.last(r))).collect();
         let text = format!(
             "no answer within {:?} from rank{} {} ({})",
-            hub.seat.timeout,
+            hub.seat.timeout.get(),
             if names.len() == 1 { "" } else { "s" },
             names.join(", "),
             details.join("; ")

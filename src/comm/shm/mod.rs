@@ -104,6 +104,9 @@ impl Member for World {
     fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
         Ok(World::group(self, axis, ranks)?)
     }
+    fn set_timeout(&self, timeout: Duration) {
+        self.seat.timeout.set(timeout);
+    }
     fn abort(&self) {
         World::abort(self);
     }

@@ -9,6 +9,7 @@ use super::arena::{Arena, Mapping};
 use super::buffer::Shared;
 use super::group::Group;
 use crate::base::{Error, Meter, Result};
+use crate::comm::Patience;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -34,7 +35,7 @@ pub(super) struct Seat {
     pub rank: usize,
     pub arena: Arc<Arena>,
     pub meter: Meter,
-    pub timeout: Duration,
+    pub timeout: Patience,
     words: Mapping,
     /// Spin rounds before sleeping: grows where spinning was enough, shrinks where it was not.
     spin: AtomicU32,
@@ -68,7 +69,7 @@ impl Seat {
             rank,
             arena,
             meter,
-            timeout,
+            timeout: Patience::new(timeout),
             words,
             spin: AtomicU32::new(SPIN_MIN),
             spin_max,

@@ -1,5 +1,6 @@
 //! Settings of what happens when something goes wrong, or when time is up. Never acts on them.
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
@@ -18,6 +19,13 @@ pub struct Faults {
     /// Ends the run as SIGTERM does: saved, after the step at hand, with status 143 [default: none]
     #[arg(long, value_name = "SECONDS|H:M:S")]
     pub time_limit: Option<String>,
+    /// Longest wait of a rank for its peers until the first step is done; comm-timeout is that of the steps after it
+    #[arg(long, value_name = "SECONDS")]
+    pub init_timeout: Option<f64>,
+    /// Where ranks of a failed run leave their last collectives, and where they are compared [default: comm_traces in
+    /// ckpt-dir, or beside the metrics file]
+    #[arg(long, value_name = "DIR")]
+    pub save_traces_folder: Option<PathBuf>,
     /// Signals that end the run after the step at hand, saved, with status 128 + n
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub signals: Option<Vec<String>>,

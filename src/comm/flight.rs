@@ -1,0 +1,232 @@
+//! The flight recorder: the last operations that a rank started, in a fixed ring, always on; and a hash of all of them, by
+//! which ranks find out early that they run different programs. Never allocates while it records, and never changes what a
+//! call does.
+use super::seam::{Hook, Hooked, Seam, Started};
+use super::{Axis, Collective, Mesh, Tag, Ticket};
+use crate::base::{Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
+
+/// Operations that are kept, as in PyTorch's recorder by default (TORCH_NCCL_TRACE_BUFFER_SIZE).
+pub const KEPT: usize = 2000;
+
+/// An operation that was started.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Counts from 1, over all groups of the rank.
+    seq: u64,
+    seam: Seam,
+    axis: Axis,
+    tag: Tag,
+    bytes: usize,
+    ticket: Option<Ticket>,
+    /// Seconds since the recorder was made; when the call returned, and when a wait for it did.
+    started: f64,
+    returned: Option<f64>,
+    waited: Option<f64>,
+}
+
+struct Ring {
+    entries: Vec<Entry>,
+    /// Started so far: entry `seq` is at `(seq - 1) % KEPT`.
+    count: u64,
+    /// FNV-1a over axis, operation, tag and bytes of each, but for those along sp and tp: ranks with other samples have other
+    /// numbers of rows there, and of chunks of logits.
+    hash: u64,
+}
+
+/// One rank's recorder. Clones share the ring.
+#[derive(Clone)]
+pub struct Flight {
+    ring: Arc<Mutex<Ring>>,
+    origin: Instant,
+}
+
+impl Default for Flight {
+    fn default() -> Flight {
+        let ring = Ring { entries: Vec::with_capacity(KEPT), count: 0, hash: 0xcbf2_9ce4_8422_2325 };
+        Flight { ring: Arc::new(Mutex::new(ring)), origin: Instant::now() }
+    }
+}
+
+/// An operation as it is written to a file.
+#[derive(Serialize, serde::Deserialize, Clone, PartialEq, Debug)]
+pub struct Op {
+    pub seq: u64,
+    pub op: String,
+    pub axis: String,
+    pub what: String,
+    pub unit: usize,
+    pub bytes: usize,
+    pub started_s: f64,
+    /// None: the call had not returned.
+    pub returned_s: Option<f64>,
+    /// None: nobody had waited for it, or the wait had not returned.
+    pub waited_s: Option<f64>,
+}
+
+impl Op {
+    fn same(&self, other: &Op) -> bool {
+        (self.seq, &self.op, &self.axis, &self.what, self.unit)
+            == (other.seq, &other.op, &other.axis, &other.what, other.unit)
+    }
+}
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "operation {}, {} on {} ({} {})", self.seq, self.op, self.axis, self.what, self.unit)
+    }
+}
+
+/// A rank's file.
+#[derive(Serialize, serde::Deserialize, Clone, PartialEq, Debug)]
+pub struct Dump {
+    pub rank: usize,
+    /// What ended the run, as this rank saw it.
+    pub error: String,
+    pub ops: Vec<Op>,
+}
+
+impl Flight {
+    /// Every group of the mesh, recorded.
+    pub fn watch(&self, mesh: Mesh) -> Mesh {
+        mesh.wrap(|group| {
+            let hook = Recording { axis: group.axis(), flight: self.clone() };
+            Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
+        })
+    }
+    /// Of everything that was started so far, other than along sp and tp.
+    pub fn schedule(&self) -> u64 {
+        self.lock().hash
+    }
+    /// The kept operations, oldest first.
+    pub fn ops(&self) -> Vec<Op> {
+        let ring = self.lock();
+        let oldest = (ring.count as usize).checked_sub(KEPT).map_or(0, |_| ring.count as usize % KEPT);
+        let (new, old) = ring.entries.split_at(oldest);
+        let op = |e: &Entry| Op {
+            seq: e.seq,
+            op: e.seam.name().into(),
+            axis: e.axis.name().into(),
+            what: e.tag.what.into(),
+            unit: e.tag.unit,
+            bytes: e.bytes,
+            started_s: e.started,
+            returned_s: e.returned,
+            waited_s: e.waited,
+        };
+        old.iter().chain(new).map(op).collect()
+    }
+    /// Writes the ring to `dir/rank-3.json`.
+    pub fn dump(&self, dir: &Path, rank: usize, error: &Error) -> Result<PathBuf> {
+        let path = path(dir, rank);
+        let dump = Dump { rank, error: error.to_string(), ops: self.ops() };
+        let text = serde_json::to_string(&dump).map_err(|e| Error::op("flight recorder", e.to_string()))?;
+        std::fs::create_dir_all(dir)
+            .and_then(|()| std::fs::write(&path, text))
+            .map_err(|e| Error::io("write", &path, e))?;
+        Ok(path)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn now(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+}
+
+fn path(dir: &Path, rank: usize) -> PathBuf {
+    dir.join(format!("rank-{rank}.json"))
+}
+
+impl Ring {
+    fn push(&mut self, entry: Entry) {
+        let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, entry.bytes as u64];
+        let bytes = words.iter().flat_map(|w| w.to_le_bytes()).chain(entry.tag.what.bytes());
+        let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp));
+        self.hash = bytes.fold(self.hash, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3));
+        match self.entries.len() {
+            KEPT => self.entries[self.count as usize % KEPT] = entry,
+            _ => self.entries.push(entry),
+        }
+        self.count += 1;
+    }
+    /// The newest entry that `is` holds for.
+    fn newest(&mut self, is: impl Fn(&Entry) -> bool) -> Option<&mut Entry> {
+        let end = self.count as usize % KEPT.min(self.entries.len().max(1));
+        let (new, old) = self.entries.split_at_mut(end);
+        new.iter_mut().rev().chain(old.iter_mut().rev()).find(|e| is(e))
+    }
+}
+
+/// What is recorded of one group.
+pub struct Recording {
+    axis: Axis,
+    flight: Flight,
+}
+
+impl Hook for Recording {
+    /// Before the call, so that one that never returns is there.
+    fn before(&self, seam: Seam, Started { tag, bytes }: Started) {
+        let started = self.flight.now();
+        let mut ring = self.flight.lock();
+        let (seq, axis) = (ring.count + 1, self.axis);
+        ring.push(Entry { seq, seam, axis, tag, bytes, ticket: None, started, returned: None, waited: None });
+    }
+    fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
+        let now = self.flight.now();
+        let axis = self.axis;
+        let mut ring = self.flight.lock();
+        if let Some(entry) = ring.newest(|e| (e.axis, e.seam, e.tag) == (axis, seam, started.tag)) {
+            (entry.ticket, entry.returned) = (ticket, Some(now));
+        }
+    }
+    fn before_wait(&self, _: Seam, _: Ticket) {}
+    fn after_wait(&self, seam: Seam, ticket: Ticket) {
+        if seam != Seam::Wait {
+            return;
+        }
+        let now = self.flight.now();
+        let axis = self.axis;
+        let mut ring = self.flight.lock();
+        if let Some(entry) = ring.newest(|e| e.axis == axis && e.ticket == Some(ticket)) {
+            entry.waited = Some(now);
+        }
+    }
+}
+
+/// What the files of a failed run's ranks say together: who left none, who is behind whom, and where ranks first differ. Files
+/// from before `since` are another run's.
+pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
+    let read = |rank| {
+        let path = path(dir, rank);
+        let fresh = std::fs::metadata(&path).and_then(|m| m.modified()).is_ok_and(|at| at >= since);
+        fresh.then(|| std::fs::read(&path).ok()).flatten().and_then(|text| serde_json::from_slice::<Dump>(&text).ok())
+    };
+    let dumps: BTreeMap<usize, Dump> = (0..world).filter_map(|rank| Some((rank, read(rank)?))).collect();
+    let (&first, reference) = dumps.iter().max_by_key(|(_, dump)| dump.ops.last().map(|op| op.seq))?;
+    let mut told = Vec::new();
+    let silent: Vec<String> = (0..world).filter(|rank| !dumps.contains_key(rank)).map(|r| r.to_string()).collect();
+    if !silent.is_empty() {
+        told.push(format!("no record of rank {}", silent.join(", ")));
+    }
+    for (rank, dump) in dumps.iter().filter(|(rank, _)| **rank != first) {
+        let pair =
+            |op: &Op| reference.ops.iter().find(|other| other.seq == op.seq).map(|other| (op.clone(), other.clone()));
+        let differs = dump.ops.iter().filter_map(pair).find(|(mine, theirs)| !mine.same(theirs));
+        match (differs, dump.ops.last(), reference.ops.last()) {
+            (Some((mine, theirs)), ..) => {
+                told.push(format!("rank {rank} first differs at {mine}, where rank {first} has {theirs}"))
+            }
+            (None, Some(last), Some(furthest)) if last.seq < furthest.seq => {
+                told.push(format!("rank {rank} is behind: its last is {last}, rank {first} is at {furthest}"))
+            }
+            _ => {}
+        }
+    }
+    let at = reference.ops.last().map(|op| format!("rank {first} came furthest, to {op}"))?;
+    Some(std::iter::once(at).chain(told).collect::<Vec<_>>().join("; "))
+}
