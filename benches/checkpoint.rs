@@ -11,7 +11,7 @@ use flatshard::comm::shm;
 use flatshard::device::{Device, cpu::CpuDevice};
 use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::{Optimizer, Rule};
-use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap, initialize};
+use flatshard::store::{BackwardPrefetch, Offload, ShardedOptions, Wrap, initialize};
 use flatshard::strategy::{Fsdp, Strategy};
 use serde_json::Map;
 use std::fs::File;
@@ -70,6 +70,8 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
         backward_prefetch: BackwardPrefetch::Pre,
         grad_accum: 1,
         sync_each_batch: false,
+        limit_all_gathers: true,
+        offload: Offload::Nothing,
     };
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut store = Fsdp(options).store(dev.clone(), &mesh, decoder.layouts())?;

@@ -10,7 +10,7 @@ use flatshard::base::DType;
 use flatshard::base::rng::Rng;
 use flatshard::data::MicroBatch;
 use flatshard::nn::Spec;
-use flatshard::store::{ReplicatedOptions, ShardedOptions};
+use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Step, Strategy};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,8 +58,11 @@ fn step(c: &mut Criterion) {
     group.throughput(Throughput::Elements((WORLD * SHAPE.0 * SHAPE.1) as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
     for dtype in [DType::F32, DType::Bf16] {
-        let ddp: Arc<dyn Strategy> =
-            Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET }));
+        let ddp: Arc<dyn Strategy> = Arc::new(Ddp(ReplicatedOptions {
+            dtype,
+            bucket_bytes: ReplicatedOptions::BUCKET,
+            offload: Offload::Nothing,
+        }));
         let full = ShardedOptions { dtype, ..sharded() };
         let whole = ShardedOptions { reshard: false, ..full.clone() };
         for (name, strategy) in [("ddp", ddp), ("full_shard", fsdp(full)), ("shard_grad_op", fsdp(whole))] {

@@ -9,7 +9,7 @@ use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use flatshard::nn::{Checkpointing, Spec};
-use flatshard::store::ShardedOptions;
+use flatshard::store::{Offload, ShardedOptions};
 use flatshard::strategy::{Engine, EngineOptions};
 use held::state;
 use std::collections::BTreeMap;
@@ -92,11 +92,14 @@ fn ten_steps_are_five_a_checkpoint_and_five() {
     let bf16 = ShardedOptions { dtype: DType::Bf16, grad_accum: ACCUM, ..sharded() };
     let f32 = ShardedOptions { dtype: DType::F32, ..bf16.clone() };
     let keep = ShardedOptions { reshard: false, ..bf16.clone() };
+    let host = |offload, dtype| ShardedOptions { offload, dtype, ..bf16.clone() };
     let runs = [
         ("fsdp f32", 2, llama(), fsdp(f32.clone()), ADAMW),
         ("fsdp f32 on 4, dropout", 4, gpt(), fsdp(f32), ADAMW),
-        ("fsdp bf16", 2, gpt(), fsdp(bf16), ADAMW),
+        ("fsdp bf16", 2, gpt(), fsdp(bf16.clone()), ADAMW),
         ("fsdp bf16, SHARD_GRAD_OP, sgd", 4, llama(), fsdp(keep), SGD),
+        ("fsdp f32, optimizer offloaded", 2, llama(), fsdp(host(Offload::Optimizer, DType::F32)), ADAMW),
+        ("fsdp bf16, all offloaded", 2, gpt(), fsdp(host(Offload::Parameters, DType::Bf16)), ADAMW),
         ("ddp f32", 2, gpt(), ddp(DType::F32), ADAMW),
         ("ddp bf16, sgd", 1, llama(), ddp(DType::Bf16), SGD),
     ];

@@ -1,4 +1,5 @@
-//! Bytes held, by category, with their peak: what a memory plan is checked against. Never allocates buffers itself.
+//! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory has a
+//! category of its own and is in no total. Never allocates buffers itself.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,8 +20,10 @@ pub enum Category {
     Scratch,
     /// Batches, tables and other small things.
     Other,
+    /// Whatever of the above is offloaded: in host memory, where all else is the device's.
+    Host,
 }
-pub const CATEGORIES: [(Category, &str); 7] = [
+pub const CATEGORIES: [(Category, &str); 8] = [
     (Category::Params, "params"),
     (Category::Grads, "grads"),
     (Category::Optimizer, "optimizer"),
@@ -28,6 +31,7 @@ pub const CATEGORIES: [(Category, &str); 7] = [
     (Category::Saved, "saved"),
     (Category::Scratch, "scratch"),
     (Category::Other, "other"),
+    (Category::Host, "host"),
 ];
 
 #[derive(Default, Debug)]
@@ -76,14 +80,17 @@ impl Meter {
         let c = &self.0;
         c.live[category as usize].fetch_add(bytes, Relaxed);
         c.allocations.fetch_add(1, Relaxed);
-        let total = c.total.fetch_add(bytes, Relaxed) + bytes;
-        c.peak.fetch_max(total, Relaxed);
+        if category != Category::Host {
+            let total = c.total.fetch_add(bytes, Relaxed) + bytes;
+            c.peak.fetch_max(total, Relaxed);
+        }
         *c.held().entry((category as usize, bytes)).or_default() += 1;
         Lease { counts: c.clone(), category, bytes }
     }
     pub fn live(&self, category: Category) -> usize {
         self.0.live[category as usize].load(Relaxed)
     }
+    /// On the device, as is the peak.
     pub fn total(&self) -> usize {
         self.0.total.load(Relaxed)
     }
@@ -109,7 +116,9 @@ impl Meter {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.counts.live[self.category as usize].fetch_sub(self.bytes, Relaxed);
-        self.counts.total.fetch_sub(self.bytes, Relaxed);
+        if self.category != Category::Host {
+            self.counts.total.fetch_sub(self.bytes, Relaxed);
+        }
         let (mut held, key) = (self.counts.held(), (self.category as usize, self.bytes));
         if let Some(count) = held.get_mut(&key) {
             *count -= 1;

@@ -9,6 +9,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Host,
+    /// The host, and a device that reaches it there ([`super::Device::alloc_host`]): what is offloaded.
+    Mapped,
     /// A GPU alone: the host copies by [`super::Device::upload`] and [`super::Device::download`].
     Device,
 }
@@ -87,7 +89,7 @@ fn check<T: Elem>(op: &'static str, dtype: DType) -> Result<()> {
 }
 fn reachable(op: &'static str, place: Place) -> Result<()> {
     match place {
-        Place::Host => Ok(()),
+        Place::Host | Place::Mapped => Ok(()),
         Place::Device => Err(Error::op(op, "the host cannot read memory of the GPU: it is to be downloaded")),
     }
 }
@@ -150,6 +152,17 @@ impl<'a> View<'a> {
         reachable(op, self.raw.place)?;
         // SAFETY: as in `host`; a byte may have any bits.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes()) })
+    }
+    /// The range as a buffer of its own, which keeps the memory alive.
+    ///
+    /// # Safety
+    /// For as long as it lives, nobody writes to the range while it is read, nor touches it while it is written.
+    pub(super) unsafe fn alias(&self) -> Buf {
+        let mut raw = self.raw.clone();
+        // SAFETY: within the buffer, by construction of the view.
+        raw.ptr = unsafe { raw.ptr.add(self.start * raw.dtype.size()) };
+        raw.len = self.len;
+        Buf(raw)
     }
     /// What keeps the memory alive: a collective in flight holds one of these.
     pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {

@@ -4,11 +4,13 @@
 pub mod buf;
 pub mod cpu;
 pub mod gpu;
+pub mod host;
 pub mod mapped;
 pub mod ops;
 pub mod unbacked;
 
-pub use buf::{Buf, View, ViewMut};
+pub use buf::{Buf, Place, View, ViewMut};
+pub use host::HostUpdate;
 pub use ops::{
     AdamW, Attention, Columns, CrossEntropy, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
 };
@@ -35,6 +37,12 @@ pub trait Device: Send + Sync {
     fn meter(&self) -> &Meter;
     /// Zeroed, 4096-byte aligned (huge pages are asked for where they help).
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
+    /// Zeroed host memory that this device reaches as it does its own, but for the speed, and so does the host: where offloaded
+    /// buffers are. Counted as [`Category::Host`]. Before the host reads what the device wrote there, or writes what it may
+    /// still read: [`Device::synchronize`].
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf>;
+    /// Waits until the device has done all that it was given.
+    fn synchronize(&self) -> Result<()>;
     /// Host bytes into `dst`; lengths in bytes are equal.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     /// Waits for the compute stream, then copies to the host.

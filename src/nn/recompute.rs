@@ -10,6 +10,7 @@
 //! selective   2   C      19 C^2    the input; attention's outputs
 //! full        1   C      23 C^2    the input
 //! ```
+use super::spec::Spec;
 use super::workspace::{AttentionSaved, Saved, Tensor, table};
 use crate::base::Result;
 
@@ -22,6 +23,20 @@ pub enum Checkpointing {
     Selective,
     /// Its input only.
     Full,
+}
+
+impl Checkpointing {
+    /// FLOPs of the matrix products that backward computes again, a token: of all blocks but the last, whose are still there.
+    /// Attention is computed again by [`Checkpointing::Full`] alone.
+    pub fn products_again(self, spec: &Spec) -> u64 {
+        if self == Checkpointing::Off {
+            return 0;
+        }
+        let attention = spec.qkv() + spec.heads * spec.head_dim;
+        // The last product of a block is read by a norm behind it, or by nothing.
+        let feed_forward = spec.ff * (1 + spec.gated() as usize + spec.post_norms as usize);
+        (2 * spec.dim * (attention + feed_forward) * (spec.layers - 1)) as u64
+    }
 }
 
 table! {

@@ -16,6 +16,8 @@ pub struct Tuning {
     pub lr_scale: Vec<(String, f32)>,
     /// Adapters learn, and nothing else.
     pub lora: Option<Lora>,
+    /// Every tensor decays: a unit is to be one tensor to the optimizer.
+    pub uniform: bool,
 }
 
 impl Tuning {
@@ -35,6 +37,9 @@ impl Tuning {
                 return Err(Error::input(format!("lr_scale of {pattern:?} is {scale}: it must be 0 or more")));
             }
             each("lr_scale", pattern, layouts, |segment| segment.lr_scale = *scale)?;
+        }
+        if self.uniform {
+            layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|segment| segment.decay = true);
         }
         if !layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable) {
             return Err(Error::input("freeze leaves no tensor that learns: take out a pattern"));

@@ -5,11 +5,12 @@
 //! where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same bits. Each
 //! element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has whole is the first
 //! one's.
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, DType, Meter, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
-use crate::device::{Buf, Device, LIMBS, View, ViewMut};
+use crate::device::cpu::CpuDevice;
+use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
 use crate::nn::{Segment, Tp};
-use crate::store::{Piece, Store};
+use crate::store::{Offload, Piece, Store};
 use std::sync::Arc;
 
 pub struct GradNorm {
@@ -22,29 +23,40 @@ pub struct GradNorm {
     acc: Buf,
     /// f32 (2): clip factor, norm.
     out: Buf,
+    /// Where gradients are offloaded, who sums their squares, and what into: the host reads its memory faster than a device
+    /// does through a bus, and adds to the same bits.
+    host: Option<(CpuDevice, Buf)>,
 }
 
 impl GradNorm {
     /// `max_norm` 0 measures without clipping.
-    pub fn new(dev: &dyn Device, mesh: &Mesh, max_norm: f32) -> Result<GradNorm> {
+    pub fn new(dev: &dyn Device, mesh: &Mesh, max_norm: f32, offload: Offload) -> Result<GradNorm> {
         let (fsdp, tp) = (mesh.fsdp.clone(), mesh.tp.clone());
         let acc = fsdp.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
-        Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)? })
+        let own = (offload >= Offload::Gradients).then(|| dev.alloc_host(DType::F64, LIMBS)).transpose()?;
+        let host = own.filter(|own| own.view().place() == Place::Mapped);
+        let host = host.map(|own| (CpuDevice::new(Meter::default()), own));
+        Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)?, host })
     }
     /// Bytes that `new` allocates.
-    pub fn planned() -> (Category, usize) {
-        (Category::Other, LIMBS * DType::F64.size() + 2 * DType::F32.size())
+    pub fn planned(offload: Offload) -> [(Category, usize); 2] {
+        let acc = LIMBS * DType::F64.size();
+        let host = if offload >= Offload::Gradients { acc } else { 0 };
+        [(Category::Other, acc + 2 * DType::F32.size()), (Category::Host, host)]
     }
 
     /// The norm of the whole reduced gradient before clipping: the same bits on every rank. Not finite where any element
     /// of the gradient is not.
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<f32> {
-        dev.zero(self.acc.view_mut())?;
         let first = self.tp.rank() == 0;
-        store.for_each_piece(&mut |piece| match first {
-            true => piece.grad.map_or(Ok(()), |grad| dev.sum_squares(grad.as_view(), self.acc.view_mut())),
-            false => sum_cut(dev, piece, self.acc.view_mut()),
-        })?;
+        match &mut self.host {
+            None => sum(dev, store, first, &mut self.acc)?,
+            Some((cpu, own)) => {
+                dev.synchronize()?; // every reduction has landed
+                sum(cpu, store, first, own)?;
+                dev.copy(own.view(), self.acc.view_mut())?;
+            }
+        }
         // Limbs add without rounding, so one sum after the other is the sum over both axes.
         let over = [(!store.replicated(), &self.fsdp), (true, &self.tp)];
         for (_, group) in over.into_iter().filter(|(cut, group)| *cut && group.size() > 1) {
@@ -60,6 +72,15 @@ impl GradNorm {
     pub fn scale(&self) -> View<'_> {
         self.out.view().slice(0..1)
     }
+}
+
+/// Assigns the sum over this rank's pieces; of ranks of tp, the `first` counts what all of them have.
+fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> Result<()> {
+    dev.zero(acc.view_mut())?;
+    store.for_each_piece(&mut |piece| match first {
+        true => piece.grad.map_or(Ok(()), |grad| dev.sum_squares(grad.as_view(), acc.view_mut())),
+        false => sum_cut(dev, piece, acc.view_mut()),
+    })
 }
 
 /// Adds the squares of the tensors that tp cuts.

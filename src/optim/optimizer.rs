@@ -1,9 +1,10 @@
 //! AdamW and SGD over the pieces of a store, one fused pass a piece. Never reduces, clips or schedules: gradient, scale
 //! and learning rate come in finished.
 use crate::base::{Category, DType, Error, Result};
-use crate::device::{self, Buf, Device, View, ViewMut};
-use crate::store::Store;
+use crate::device::host::Staged;
+use crate::device::{self, Buf, Device, HostUpdate, Place, View, ViewMut};
 use crate::store::flat::{self, Run};
+use crate::store::{Offload, Store};
 
 /// The update and its constants.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,6 +28,12 @@ impl Rule {
     pub fn planned(&self, owned: usize) -> (Category, usize) {
         (Category::Optimizer, self.state().len() * owned * DType::F32.size())
     }
+    /// The same where that is offloaded, and what the update takes there.
+    pub fn planned_host(&self, owned: usize, offload: Offload, dtype: DType) -> (Category, usize) {
+        let weights = (offload < Offload::Parameters).then_some(dtype);
+        let staged = Staged { owned, grads: offload < Offload::Gradients, weights };
+        (Category::Host, self.planned(owned).1 + staged.planned())
+    }
 }
 
 /// Of a unit's trainable piece; empty where all of it is frozen.
@@ -42,22 +49,37 @@ pub struct Optimizer {
     rule: Rule,
     units: Vec<Unit>,
     step: u64,
+    /// Where masters and state are offloaded.
+    host: Option<HostUpdate>,
 }
 
 impl Optimizer {
-    /// Allocates zeroed state beside every trainable piece of `store`.
+    /// Allocates zeroed state beside every trainable piece of `store`: where its masters are.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
         let mut units: Vec<Unit> = (0..store.units()).map(|_| Unit::default()).collect();
+        let mut staged: Option<Staged> = None;
+        let on_device = |place: Place| place != Place::Mapped;
         store.for_each_piece(&mut |piece| {
-            if piece.grad.is_some() {
+            if let Some(grad) = &piece.grad {
                 let len = piece.master.len();
-                let state = rule.state().iter().map(|_| dev.alloc(DType::F32, len, Category::Optimizer));
+                let host = !on_device(piece.master.place());
+                if host {
+                    let staged = staged.get_or_insert(Staged { owned: 0, grads: false, weights: None });
+                    staged.owned += len;
+                    staged.grads |= on_device(grad.place());
+                    staged.weights = piece.param.as_ref().filter(|p| on_device(p.place())).map(ViewMut::dtype);
+                }
+                let state = rule.state().iter().map(|_| match host {
+                    true => dev.alloc_host(DType::F32, len),
+                    false => dev.alloc(DType::F32, len, Category::Optimizer),
+                });
                 let runs = flat::runs(piece.layout, piece.start..piece.start + len);
                 units[piece.unit] = Unit { state: state.collect::<Result<_>>()?, runs };
             }
             Ok(())
         })?;
-        Ok(Optimizer { rule, units, step: 0 })
+        let host = staged.map(|staged| HostUpdate::new(dev, &staged)).transpose()?;
+        Ok(Optimizer { rule, units, step: 0, host })
     }
     pub fn rule(&self) -> Rule {
         self.rule
@@ -96,16 +118,25 @@ impl Optimizer {
                             return Err(Error::op("adamw", "two moments are needed"));
                         };
                         let h = device::AdamW { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
-                        dev.adamw(&h, scale, g, m, v, p, out)?;
+                        match &mut self.host {
+                            None => dev.adamw(&h, scale, g, m, v, p, out)?,
+                            Some(host) => host.adamw(dev, &h, scale, g, m, v, p, out)?,
+                        }
                     }
                     Rule::Sgd { momentum, weight_decay } => {
                         let h = device::Sgd { lr, momentum, weight_decay: decay(weight_decay) };
-                        dev.sgd(&h, scale, g, state.next(), p, out)?;
+                        match &mut self.host {
+                            None => dev.sgd(&h, scale, g, state.next(), p, out)?,
+                            Some(host) => host.sgd(dev, &h, scale, g, state.next(), p, out)?,
+                        }
                     }
                 }
             }
             Ok(())
         })?;
+        if let Some(host) = &mut self.host {
+            host.finish(dev)?;
+        }
         self.step = step;
         store.weights_updated()
     }

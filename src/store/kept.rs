@@ -1,28 +1,32 @@
 //! What a rank keeps of a part for good: f32 masters with the copy that layers compute in. And how a layer sees its unit's two
 //! parts. Never communicates.
+use super::offload::Offload;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Device, View};
 use crate::nn::{Layout, Weights};
 
 pub(super) struct Kept {
     pub master: Buf,
-    /// The copy in the compute dtype, where that is not f32.
+    /// The copy in the compute dtype, where that is not f32 or the master is not where it is gathered from.
     pub param: Option<Buf>,
 }
 
 impl Kept {
     /// Of `len` elements.
-    pub fn new(dev: &dyn Device, len: usize, dtype: DType) -> Result<Kept> {
-        let copy = |dtype| dev.alloc(dtype, len, Category::Params);
+    pub fn new(dev: &dyn Device, len: usize, dtype: DType, offload: Offload) -> Result<Kept> {
+        let copy = || offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params);
         Ok(Kept {
-            master: dev.alloc(DType::F32, len, Category::Params)?,
-            param: (dtype != DType::F32).then(|| copy(dtype)).transpose()?,
+            master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?,
+            param: offload.copies(dtype).then(copy).transpose()?,
         })
     }
-    /// Bytes that [`Kept::new`] allocates.
-    pub fn planned(len: usize, dtype: DType) -> (Category, usize) {
-        let copy = if dtype == DType::F32 { 0 } else { dtype.size() };
-        (Category::Params, len * (DType::F32.size() + copy))
+    /// Bytes that [`Kept::new`] allocates: masters, copies.
+    pub fn planned(len: usize, dtype: DType, offload: Offload) -> [(Category, usize); 2] {
+        let copy = if offload.copies(dtype) { dtype.size() } else { 0 };
+        [
+            (offload.category(Offload::Optimizer, Category::Params), len * DType::F32.size()),
+            (offload.category(Offload::Parameters, Category::Params), len * copy),
+        ]
     }
     /// What is computed with, or gathered to be.
     pub fn compute(&self) -> View<'_> {

@@ -3,6 +3,7 @@
 pub mod flat;
 pub mod init;
 mod kept;
+pub mod offload;
 pub mod reference;
 mod replicas;
 pub mod replicated;
@@ -13,6 +14,7 @@ pub mod zero;
 
 pub use flat::Wrap;
 pub use init::initialize;
+pub use offload::Offload;
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};

@@ -19,7 +19,7 @@
 //! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
 use super::kept::Kept;
 use super::replicas::Replicas;
-use super::{Piece, Store};
+use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
@@ -36,6 +36,7 @@ pub struct ReferenceOptions {
     pub grad_accum: usize,
     /// Reduce every micro-batch, rather than accumulate full gradients and reduce once.
     pub sync_each_batch: bool,
+    pub offload: Offload,
 }
 
 impl ReferenceOptions {
@@ -132,8 +133,8 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, options.dtype)?,
-                grad: segment.trainable.then(|| replicas.grad(&*dev, len)).transpose()?,
+                kept: Kept::new(&*dev, len, options.dtype, options.offload)?,
+                grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };
         let mut tensors = |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<Tensor>>>();
@@ -162,9 +163,13 @@ impl Reference {
     pub fn planned(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Vec<(Category, usize)> {
         let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, ranks);
         let all: usize = layouts.iter().flat_map(|l| &l.segments).map(|s| share(s, ranks)).sum();
+        let offload = options.offload;
+        let [masters, copies] = Kept::planned(all, options.dtype, offload);
+        let grads_in = offload.category(Offload::Gradients, Category::Grads);
         vec![
-            Kept::planned(all, options.dtype),
-            (Category::Grads, Reference::owned(layouts, ranks) * DType::F32.size()),
+            masters,
+            copies,
+            (grads_in, Reference::owned(layouts, ranks) * DType::F32.size()),
             (Category::Slots, weights.iter().sum::<usize>() * options.dtype.size()),
             (Category::Slots, (grads.iter().sum::<usize>() + reduced) * DType::F32.size()),
             (Category::Slots, CommUse::Gathered.counted(gathered * options.dtype.size(), ranks)),

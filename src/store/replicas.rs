@@ -1,5 +1,6 @@
 //! HYBRID_SHARD: ranks of dp_replicate own the same shards, and sum their gradients when those have been reduced over the
 //! ranks of one replica. Never decides when, and never cuts anything.
+use super::Offload;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device, ViewMut};
@@ -19,11 +20,11 @@ impl Replicas {
     pub fn any(&self) -> bool {
         self.group.size() > 1
     }
-    /// A shard's gradient, f32, which the others read in place.
-    pub fn grad(&self, dev: &dyn Device, len: usize) -> Result<Buf> {
-        match self.any() {
+    /// A shard's gradient, f32, which the others read in place unless it is offloaded.
+    pub fn grad(&self, dev: &dyn Device, offload: Offload, len: usize) -> Result<Buf> {
+        match self.any() && offload < Offload::Gradients {
             true => self.group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads),
-            false => dev.alloc(DType::F32, len, Category::Grads),
+            false => offload.alloc(Offload::Gradients, dev, DType::F32, len, Category::Grads),
         }
     }
     /// Starts the sum of a unit's reduced gradient.

@@ -8,7 +8,7 @@
 //! parameters cost their params only.
 use super::flat::{Flat, Part, Unit, Wrap};
 use super::kept::{self, Kept};
-use super::{Piece, Store};
+use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
@@ -21,6 +21,8 @@ pub struct ReplicatedOptions {
     pub dtype: DType,
     /// Gradients reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
     pub bucket_bytes: usize,
+    /// [`Offload::Optimizer`] at most: layers compute with these weights, and peers reduce these gradients.
+    pub offload: Offload,
 }
 
 impl ReplicatedOptions {
@@ -57,7 +59,7 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype);
+        let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype, options.offload);
         let grad = |part: &Part| group.alloc(DType::F32, part.padded, CommUse::Reduced, Category::Grads);
         let bucket = |unit: &Unit| {
             Ok(Bucket {
@@ -75,7 +77,8 @@ impl Replicated {
     pub fn planned(layouts: &[Layout], options: &ReplicatedOptions) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts);
         let grads = (Category::Grads, flat.trained_shard() * DType::F32.size());
-        vec![Kept::planned(flat.shard(), options.dtype), grads]
+        let [masters, copies] = Kept::planned(flat.shard(), options.dtype, options.offload);
+        vec![masters, copies, grads]
     }
 
     /// Elements that a rank owns and trains: all that are not frozen, padding included.

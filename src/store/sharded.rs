@@ -16,7 +16,7 @@
 //!
 //! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
-//! are ever in flight, which is what `limit_all_gathers` asks of PyTorch's; here it holds by construction. Backward of u
+//! are ever in flight (`limit_all_gathers`); without that limit three units are gathered ahead, in four slots. Backward of u
 //! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
 //!
 //! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas (dp_replicate)
@@ -25,7 +25,7 @@ use super::flat::{Flat, Wrap};
 use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
-use super::{Piece, Store};
+use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, Mesh};
 use crate::device::Device;
@@ -58,12 +58,23 @@ pub struct ShardedOptions {
     /// Reduce-scatter every micro-batch through two slots, rather than accumulate full gradients and reduce once:
     /// `grad_accum` times the traffic for 4 (P - R - 2U) bytes less.
     pub sync_each_batch: bool,
+    /// Gathers run one unit ahead, two in flight at most. Otherwise [`AHEAD`] units, with a weight slot for each and one more.
+    pub limit_all_gathers: bool,
+    pub offload: Offload,
 }
 
+/// Units that gathers run ahead without a limit: that hides one which takes longer than a unit computes, for twice the slots.
+pub const AHEAD: usize = 3;
+
 impl ShardedOptions {
-    /// Slots that the units other than the root take turns in: two (current and next), or one each.
+    /// Units whose gathers start before the current one is used.
+    fn ahead(&self) -> usize {
+        if self.limit_all_gathers { 1 } else { AHEAD }
+    }
+    /// Slots that the units other than the root take turns in: the current one and those ahead, or one each.
     fn cycles(&self, units: usize) -> Cycles {
-        Cycles { weights: if self.reshard { 2 } else { units }, grads: if self.accumulates() { units } else { 2 } }
+        let weights = if self.reshard { 1 + self.ahead() } else { units };
+        Cycles { weights, grads: if self.accumulates() { units } else { 2 } }
     }
     /// Full gradients are summed over micro-batches before the one reduction of the step.
     fn accumulates(&self) -> bool {
@@ -94,7 +105,7 @@ impl Sharded {
         let replicas = Replicas::new(mesh, flat.units.len());
         let cycles = options.cycles(flat.units.len());
         Ok(Sharded {
-            shards: Shards::new(&*dev, &flat, options.dtype, &replicas)?,
+            shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
             landing: None,
@@ -112,8 +123,8 @@ impl Sharded {
     pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = Flat::new(layouts, options.wrap, ranks);
         let cycles = options.cycles(flat.units.len());
-        let [params, grads] = Shards::planned(&flat, options.dtype);
-        [vec![params, grads], slots::planned(&flat, &cycles, options.dtype, ranks)].concat()
+        let shards = Shards::planned(&flat, options.dtype, options.offload);
+        [shards, slots::planned(&flat, &cycles, options.dtype, ranks)].concat()
     }
 
     /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
@@ -129,6 +140,16 @@ impl Sharded {
 
     fn gather(&mut self, unit: usize) -> Result<()> {
         self.weights.start(&*self.group, unit, self.shards[unit].gathered())
+    }
+
+    /// Starts to gather what this pass uses next.
+    fn gather_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
+        for _ in 0..self.options.ahead() {
+            let Some(next) = self.flat.next(unit, pass) else { break };
+            self.gather(next)?;
+            unit = next;
+        }
+        Ok(())
     }
 
     /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's gradient
@@ -154,8 +175,8 @@ impl ParamStore for Sharded {
                 Pass::Backward => self.options.backward_prefetch == BackwardPrefetch::Pre,
                 Pass::Forward | Pass::Evaluate => self.options.forward_prefetch,
             };
-            if let Some(next) = self.flat.next(unit, pass).filter(|_| ahead) {
-                self.gather(next)?;
+            if ahead {
+                self.gather_ahead(unit, pass)?;
             }
             self.weights.open(&*self.group, unit)?;
         }
@@ -168,11 +189,9 @@ impl ParamStore for Sharded {
             return Ok(()); // not open: below the lowest layer that learns, backward acquires nothing
         }
         self.weights.close(unit)?;
-        match self.flat.next(unit, pass) {
-            Some(next) if pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post => {
-                self.gather(next)
-            }
-            _ => Ok(()),
+        match pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post {
+            true => self.gather_ahead(unit, pass),
+            false => Ok(()),
         }
     }
 

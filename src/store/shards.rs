@@ -1,9 +1,9 @@
 //! What a rank owns of each unit where units are cut over the ranks: masters, their copy, and the reduced gradient, a shard a
 //! part. Never communicates.
-use super::Piece;
 use super::flat::{Flat, Part, Unit};
 use super::kept::Kept;
 use super::replicas::Replicas;
+use super::{Offload, Piece};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
@@ -23,18 +23,27 @@ struct Shard {
 
 impl Shards {
     /// Of every unit.
-    pub fn new(dev: &dyn Device, flat: &Flat, dtype: DType, replicas: &Replicas) -> Result<Vec<Shards>> {
+    pub fn new(
+        dev: &dyn Device,
+        flat: &Flat,
+        dtype: DType,
+        offload: Offload,
+        replicas: &Replicas,
+    ) -> Result<Vec<Shards>> {
         let shard = |part: &Part| {
-            let grad = || replicas.grad(dev, part.shard);
-            Ok(Shard { kept: Kept::new(dev, part.shard, dtype)?, grad: part.trainable.then(grad).transpose()? })
+            let grad = || replicas.grad(dev, offload, part.shard);
+            let kept = Kept::new(dev, part.shard, dtype, offload)?;
+            Ok(Shard { kept, grad: part.trainable.then(grad).transpose()? })
         };
         let of =
             |unit: &Unit| Ok(Shards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false });
         flat.units.iter().map(of).collect()
     }
     /// Bytes that [`Shards::new`] allocates.
-    pub fn planned(flat: &Flat, dtype: DType) -> [(Category, usize); 2] {
-        [Kept::planned(flat.shard(), dtype), (Category::Grads, flat.trained_shard() * DType::F32.size())]
+    pub fn planned(flat: &Flat, dtype: DType, offload: Offload) -> Vec<(Category, usize)> {
+        let grads = offload.category(Offload::Gradients, Category::Grads);
+        [Kept::planned(flat.shard(), dtype, offload).to_vec(), vec![(grads, flat.trained_shard() * DType::F32.size())]]
+            .concat()
     }
     /// What is gathered: of the trainable part, of the frozen one.
     pub fn gathered(&self) -> [Option<View<'_>>; 2] {

@@ -23,7 +23,7 @@ use super::flat::{Flat, Unit, Wrap};
 use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
-use super::{Piece, Store};
+use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, Mesh};
 use crate::device::Device;
@@ -59,6 +59,7 @@ pub struct ZeroOptions {
     pub max_live: usize,
     /// Stage 3: weights stay for the backward pass where no more than so many are used before (`stage3_max_reuse_distance`).
     pub max_reuse: usize,
+    pub offload: Offload,
 }
 
 impl ZeroOptions {
@@ -73,6 +74,7 @@ impl ZeroOptions {
             prefetch: 50_000_000,
             max_live: 1_000_000_000,
             max_reuse: 1_000_000_000,
+            offload: Offload::Nothing,
         }
     }
     fn flat(&self, layouts: &[Layout], ranks: usize) -> Flat {
@@ -149,7 +151,7 @@ impl Zero {
         Ok(Zero {
             buckets: options.buckets(&flat),
             cycle: cycles.weights,
-            shards: Shards::new(&*dev, &flat, options.dtype, &replicas)?,
+            shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
             grads: GradSlots::new(&*group, &flat, cycles.grads)?,
             dev,
@@ -165,8 +167,8 @@ impl Zero {
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts, ranks);
-        let [params, grads] = Shards::planned(&flat, options.dtype);
-        [vec![params, grads], slots::planned(&flat, &options.cycles(&flat), options.dtype, ranks)].concat()
+        let shards = Shards::planned(&flat, options.dtype, options.offload);
+        [shards, slots::planned(&flat, &options.cycles(&flat), options.dtype, ranks)].concat()
     }
 
     /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.

@@ -16,7 +16,7 @@ use crate::nn::{
     Checkpointing, Cuts, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
 };
 use crate::optim::{GradNorm, Optimizer, Rule};
-use crate::store::{Store, initialize};
+use crate::store::{Offload, Store, initialize};
 use std::sync::Arc;
 
 #[derive(Clone)]
@@ -112,7 +112,7 @@ impl Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
             summed: Summed::new(mesh, decoder.layouts())?,
-            norm: GradNorm::new(&*dev, mesh, options.grad_clip)?,
+            norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             staging: Staging::new(&*dev, options.tokens)?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
@@ -129,9 +129,13 @@ impl Engine {
         let (strategy, layouts) = (&options.strategy, decoder.layouts());
         let mut parts = strategy.planned(layouts, mesh);
         parts.extend(decoder.planned(&options.workspace()));
-        parts.push(options.rule.planned(strategy.owned(layouts, mesh)));
+        let owned = strategy.owned(layouts, mesh);
+        parts.push(match strategy.offload() {
+            Offload::Nothing => options.rule.planned(owned),
+            offload => options.rule.planned_host(owned, offload, strategy.dtype()),
+        });
         parts.push(Summed::planned(layouts, mesh));
-        parts.push(GradNorm::planned());
+        parts.extend(GradNorm::planned(strategy.offload()));
         parts.push(Staging::planned(options.tokens));
         parts.push((Category::Other, 2 * DType::F64.size()));
         let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();

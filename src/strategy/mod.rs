@@ -16,7 +16,7 @@ use crate::base::{Category, DType, Result};
 use crate::comm::{Mesh, MeshSizes};
 use crate::device::Device;
 use crate::nn::Layout;
-use crate::store::{Replicated, ReplicatedOptions, Sharded, ShardedOptions, Store};
+use crate::store::{Offload, Replicated, ReplicatedOptions, Sharded, ShardedOptions, Store};
 use std::sync::Arc;
 
 /// How parameters, gradients and optimizer state are spread over the ranks of a mesh.
@@ -24,6 +24,8 @@ pub trait Strategy: Send + Sync {
     fn name(&self) -> &'static str;
     /// The compute dtype.
     fn dtype(&self) -> DType;
+    /// What is in host memory.
+    fn offload(&self) -> Offload;
     /// Allocates everything that holds parameters and gradients. Every rank of the mesh calls it alike. `layouts`: this rank's
     /// part of the tensors.
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>>;
@@ -47,6 +49,9 @@ impl Strategy for Fsdp {
     }
     fn dtype(&self) -> DType {
         self.0.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.0.offload
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(Sharded::new(dev, mesh, layouts, &self.0)?))
@@ -72,6 +77,9 @@ impl Strategy for Ddp {
     }
     fn dtype(&self) -> DType {
         self.0.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.0.offload
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, &self.0)?))

@@ -4,7 +4,7 @@ use crate::base::{Category, DType, Result};
 use crate::comm::{Mesh, MeshSizes};
 use crate::device::Device;
 use crate::nn::Layout;
-use crate::store::{Reference, ReferenceOptions, Store};
+use crate::store::{Offload, Reference, ReferenceOptions, Store};
 use std::sync::Arc;
 
 /// A tensor at a time: FULL_SHARD or SHARD_GRAD_OP.
@@ -17,6 +17,9 @@ impl Strategy for ReferenceFsdp {
     }
     fn dtype(&self) -> DType {
         self.0.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.0.offload
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(Reference::new(dev, mesh, layouts, &self.0)?))

@@ -82,7 +82,7 @@ mod tests {
     use crate::device::cpu::CpuDevice;
     use crate::nn::Init;
     use crate::optim::GradNorm;
-    use crate::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
+    use crate::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
     use crate::strategy::{Ddp, Fsdp, Strategy};
 
     /// Two layers with a tensor of each kind; shards of two ranks begin inside tensors.
@@ -122,8 +122,10 @@ mod tests {
             backward_prefetch: BackwardPrefetch::Pre,
             grad_accum: 1,
             sync_each_batch: false,
+            limit_all_gathers: true,
+            offload: Offload::Nothing,
         });
-        let replicated = Ddp(ReplicatedOptions { dtype: DType::F32, bucket_bytes: 1 });
+        let replicated = Ddp(ReplicatedOptions { dtype: DType::F32, bucket_bytes: 1, offload: Offload::Nothing });
         let mut squares = 0.0;
         for segment in layouts(0, 2).iter().flat_map(|l| &l.segments) {
             for i in 0..segment.len() {
@@ -144,7 +146,7 @@ mod tests {
                     let layouts = layouts(tp, 2);
                     let mut store = strategy.store(dev.clone(), &mesh, &layouts)?;
                     let mut summed = Summed::new(&mesh, &layouts)?;
-                    let mut norm = GradNorm::new(&*dev, &mesh, 0.0)?;
+                    let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
                     assert_eq!(Summed::planned(&layouts, &sizes), (Category::Grads, 4 * 2 * (130 + 200)));
                     assert_eq!(summed.buf.as_ref().map(Buf::len), Some(2 * (130 + 200)));
                     // Every segment's part of each piece: what is to be there before, or what is there after.

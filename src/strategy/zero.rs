@@ -4,7 +4,7 @@ use crate::base::{Category, DType, Result};
 use crate::comm::{Mesh, MeshSizes};
 use crate::device::Device;
 use crate::nn::Layout;
-use crate::store::{Stage, Store, Zero, ZeroOptions};
+use crate::store::{Offload, Stage, Store, Zero, ZeroOptions};
 use std::sync::Arc;
 
 /// ZeRO-DP: stage 1, 2 or 3.
@@ -21,6 +21,9 @@ impl Strategy for ZeroDp {
     }
     fn dtype(&self) -> DType {
         self.0.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.0.offload
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(Zero::new(dev, mesh, layouts, &self.0)?))

@@ -10,7 +10,7 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
     let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
     let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
-    let (f, p) = (&s.fsdp, &s.precision);
+    let p = &s.precision;
     let unbuilt = [
         ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
         (
@@ -19,7 +19,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
             "reduction in fewer bits",
             "--reduce-dtype fp32",
         ),
-        ("cpu-offload", on(f.cpu_offload), "offload", "--no-cpu-offload (CPU ranks have nothing to offload to)"),
         ("tp-size", more(s.parallel.tp_size), "tensor parallelism", "--tp-size 1"),
         ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),
         ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),

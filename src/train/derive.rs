@@ -1,7 +1,7 @@
 //! From settings to each part of the plan: what follows from what. Each function fills in the settings that it derives, so
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
-use super::zero;
+use super::{knobs, zero};
 use crate::base::{Category, DType, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env;
@@ -9,6 +9,7 @@ use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::{Activation, Arch, Checkpointing, Cuts, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
+use crate::store::ZeroOptions;
 use crate::store::flat::Wrap;
 use crate::store::reference::ReferenceOptions;
 use crate::store::replicated::ReplicatedOptions;
@@ -132,28 +133,30 @@ fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spe
     })
 }
 
-pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<EngineOptions> {
+pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Spec) -> Result<EngineOptions> {
     let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
     let dtype = match set(&s.precision.precision, "precision")? {
         PrecisionName::Bf16 => DType::Bf16,
         _ => DType::F32,
     };
+    let offload = knobs::offload(f, device);
     let strategy: Arc<dyn Strategy> = match (strategy, f.backend, f.fsdp_impl) {
-        (StrategyName::Ddp, ..) => Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET })),
-        (_, Some(BackendName::Zero), _) => Arc::new(ZeroDp(zero::options(s, dtype, spec.dim)?)),
+        (StrategyName::Ddp, ..) => {
+            Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload }))
+        }
+        (_, Some(BackendName::Zero), _) => {
+            Arc::new(ZeroDp(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }))
+        }
         (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceFsdp(ReferenceOptions {
             dtype,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+            offload,
         })),
         _ => Arc::new(Fsdp(ShardedOptions {
             dtype,
-            wrap: match set(&f.auto_wrap, "fsdp.auto_wrap")? {
-                WrapName::Transformer => Wrap::Transformer,
-                WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
-                WrapName::None => Wrap::None,
-            },
+            wrap: wrap(f)?,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
             backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
@@ -163,6 +166,8 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
             },
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+            limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
+            offload,
         })),
     };
     let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
@@ -181,7 +186,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
     Ok(EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
         spec,
-        tuning: tuning(&s.tune, lora(&s.lora)?)?,
+        tuning: Tuning { uniform: f.use_orig_params == Some(false), ..tuning(&s.tune, lora(&s.lora)?)? },
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
@@ -194,6 +199,15 @@ pub fn engine(s: &Settings, strategy: StrategyName, spec: Spec) -> Result<Engine
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
         cuts: Cuts::ALL,
         ring: RingImpl::Ring,
+    })
+}
+
+/// What one unit is.
+pub fn wrap(f: &super::settings::Fsdp) -> Result<Wrap> {
+    Ok(match set(&f.auto_wrap, "fsdp.auto_wrap")? {
+        WrapName::Transformer => Wrap::Transformer,
+        WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
+        WrapName::None => Wrap::None,
     })
 }
 
@@ -225,6 +239,7 @@ fn tuning(t: &Tune, lora: Option<Lora>) -> Result<Tuning> {
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scale.iter().flatten().map(scale).collect::<Result<_>>()?,
         lora,
+        uniform: false,
     })
 }
 

@@ -32,16 +32,15 @@ impl Engine {
 }
 
 /// Keys of the section fsdp that not every engine has; and what others do anyway, if they do.
-const KEYS: [(&str, &[Engine], Option<&str>); 12] = [
+const KEYS: [(&str, &[Engine], Option<&str>); 11] = [
     ("fsdp_impl", &[Manual, Reference], None),
     ("sharding", &[Manual, Reference], None),
     ("auto_wrap", &[Manual], None),
     ("wrap_min_params", &[Manual], None),
     ("backward_prefetch", &[Manual], Some("\"NONE\"")),
     ("forward_prefetch", &[Manual], Some("false")),
-    ("limit_all_gathers", &[Manual, Reference], None),
-    ("limit_all_gathers", &[Manual, Zero], Some("true")),
-    ("cpu_offload", &[Manual], Some("false")),
+    ("limit_all_gathers", &[Manual], Some("true")),
+    ("use_orig_params", &[Manual], Some("true")),
     ("sync_each_batch", &[Manual, Reference], None),
     ("zero_stage", &[Zero], None),
     ("deepspeed", &[Zero], None),

@@ -103,7 +103,7 @@ impl Request {
             },
             mesh,
             nproc,
-            strategy: derive::engine(&s, strategy, spec.clone())?.strategy,
+            strategy: derive::engine(&s, strategy, device, spec.clone())?.strategy,
             stop: stop_tokens(&model, &tokenizer)?,
             spec,
             model,

@@ -12,6 +12,7 @@ mod derive;
 mod device;
 mod effect;
 mod generate;
+mod knobs;
 pub mod launch;
 pub mod memory;
 mod merge;

@@ -2,7 +2,7 @@
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::restart::{self, Restarts};
 use super::settings::*;
-use super::{batch, check, derive, device, effect, memory, mesh, stages};
+use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -63,14 +63,18 @@ impl Plan {
         let strategy_name = derive::strategy(&mut s, default);
         device::check_comm(device, derive::set(&s.run.comm, "run.comm")?)?;
         check::graphs(&s, device)?;
+        knobs::check(&s, strategy_name)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
         let (mesh, nproc) = mesh::sizes(&mut s, strategy_name, device, launched)?;
         effect::engines(&s)?;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
-        let engine = derive::engine(&s, strategy_name, spec)?;
+        let engine = derive::engine(&s, strategy_name, device, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
+        if engine.tuning.uniform {
+            knobs::uniform(decoder.layouts(), derive::wrap(&s.fsdp)?)?;
+        }
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
@@ -126,8 +130,9 @@ impl Plan {
     pub fn tokens_per_step(&self) -> Result<u64> {
         Ok(self.loader(0)?.global_batch() * self.dataset.max_len() as u64)
     }
+    /// Bytes of a rank on its device.
     pub fn planned_total(&self) -> usize {
-        self.planned.iter().map(|p| p.1).sum()
+        self.planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
     }
 
     pub fn is_sharded(&self) -> bool {
@@ -196,7 +201,8 @@ impl Plan {
     }
 
     fn check_memory(&self) -> Result<()> {
-        let (rank, available) = (self.planned_total(), memory::available());
+        // The device's memory is the host's, too.
+        let (rank, available) = (self.planned.iter().map(|p| p.1).sum::<usize>(), memory::available());
         let needed = rank * self.nproc;
         if available.is_some_and(|available| needed > available) {
             let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;

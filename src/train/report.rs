@@ -2,10 +2,11 @@
 //! reports. Never decides anything.
 use super::metrics::StepRecord;
 use super::plan::Plan;
-use super::settings::ShardingName;
+use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
-use crate::base::{DType, Result};
+use crate::base::{Category, DType, Result};
 use crate::nn::Checkpointing;
+use crate::store::Offload;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -29,7 +30,7 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
             format!("{}, unit: {}{note}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap))
         }
     };
-    let parts = plan.planned.iter().filter(|p| p.1 > 0).map(|(category, bytes)| {
+    let parts = plan.planned.iter().filter(|p| p.1 > 0 && p.0 != Category::Host).map(|(category, bytes)| {
         let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
         format!("{name} {}", mib(*bytes as u64))
     });
@@ -92,12 +93,28 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
         format!("data     {}", plan.dataset.report()),
     ]);
+    lines.extend(offloaded(plan));
     if let Some((dir, then)) = &plan.resume {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
     }
     Ok(lines.join("\n"))
+}
+
+/// What `--cpu-offload` comes to.
+fn offloaded(plan: &Plan) -> Option<String> {
+    let what = match plan.settings.fsdp.cpu_offload? {
+        OffloadName::Off => return None,
+        _ if plan.engine.strategy.offload() == Offload::Nothing => {
+            return Some("offload  nothing to do: CPU ranks hold everything in host memory".into());
+        }
+        OffloadName::Optimizer => "masters and optimizer state",
+        OffloadName::Gradients => "masters, optimizer state and gradients",
+        OffloadName::Parameters => "parameters, gradients and optimizer state",
+    };
+    let host = plan.planned.iter().find(|p| p.0 == Category::Host).map_or(0, |p| p.1);
+    Some(format!("offload  {what} in host memory, {} a rank; updates run there", mib(host as u64)))
 }
 
 /// A name as files spell it.

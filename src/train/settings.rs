@@ -312,18 +312,18 @@ pub struct Fsdp {
     /// Forward asks for the next unit before it computes this one
     #[arg(long)]
     pub forward_prefetch: Option<bool>,
-    /// Accepted: at most two units are ever gathered at a time
+    /// Gather one unit ahead, two at a time; off: three ahead, in twice the slots
     #[arg(long)]
     pub limit_all_gathers: Option<bool>,
-    /// Accepted: tensors keep their names in flat units
+    /// Each tensor has its own decay, rate and freezing; off: a unit is one tensor to the optimizer, norms decay too
     #[arg(long)]
     pub use_orig_params: Option<bool>,
     /// Recompute blocks in backward: all but their inputs, or (selective) all but those and attention's outputs
     #[arg(long)]
     pub activation_checkpoint: Option<CheckpointName>,
-    /// Parameters and optimizer in host memory while the device does not use them
+    /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run there
     #[arg(long)]
-    pub cpu_offload: Option<bool>,
+    pub cpu_offload: Option<OffloadName>,
     /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)
     #[arg(long)]
     pub sync_each_batch: Option<bool>,

@@ -12,7 +12,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
-use flatshard::store::{BackwardPrefetch, ReplicatedOptions, ShardedOptions, Wrap};
+use flatshard::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,6 +90,8 @@ pub fn sharded() -> ShardedOptions {
         backward_prefetch: BackwardPrefetch::Pre,
         grad_accum: 1,
         sync_each_batch: false,
+        limit_all_gathers: true,
+        offload: Offload::Nothing,
     }
 }
 pub fn fsdp(options: ShardedOptions) -> Arc<dyn Strategy> {
@@ -97,7 +99,7 @@ pub fn fsdp(options: ShardedOptions) -> Arc<dyn Strategy> {
 }
 /// Buckets of so few bytes that there are several.
 pub fn ddp(dtype: DType) -> Arc<dyn Strategy> {
-    Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: 30_000 }))
+    Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: 30_000, offload: Offload::Nothing }))
 }
 
 /// Rows of 12 tokens.

@@ -5,7 +5,7 @@ use flatshard::comm::seam::Seam;
 use flatshard::comm::{Mesh, MeshSizes, Tag};
 use flatshard::device::Device;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
-use flatshard::store::{Piece, Store};
+use flatshard::store::{Offload, Piece, Store};
 use flatshard::strategy::Strategy;
 use std::sync::Arc;
 
@@ -30,6 +30,9 @@ impl Strategy for Watched {
     }
     fn dtype(&self) -> DType {
         self.inner.dtype()
+    }
+    fn offload(&self) -> Offload {
+        self.inner.offload()
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(WatchedStore { inner: self.inner.store(dev, mesh, layouts)?, log: self.log.clone() }))

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test binary uses its part
 use super::{ddp, fsdp, sharded};
 use flatshard::base::DType;
-use flatshard::store::{ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
+use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
 use flatshard::strategy::{ReferenceFsdp, Strategy, ZeroDp};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {
     Arc::new(ReferenceFsdp(options))
 }
 pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
-    ReferenceOptions { dtype, reshard: true, grad_accum, sync_each_batch: false }
+    ReferenceOptions { dtype, reshard: true, grad_accum, sync_each_batch: false, offload: Offload::Nothing }
 }
 pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
     Arc::new(ZeroDp(options))

@@ -80,6 +80,12 @@ impl<W: Watch> Device for Watched<W> {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         self.watch.alloc(dtype, len, category)
     }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
+        self.watch.alloc(dtype, len, Category::Host)
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if dst.dtype() == DType::U32 {
             let words = src.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));

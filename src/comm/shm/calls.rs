@@ -54,7 +54,7 @@ impl Group {
     }
     /// Ranks copy with the host's instructions; GPU memory needs a group of its own.
     fn check_host(&self, kind: Kind, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
-        match places.iter().all(|&place| place == device::buf::Place::Host) {
+        match places.iter().all(|&place| place != device::buf::Place::Device) {
             true => Ok(()),
             false => Err(self.refuse(kind, tag, "the shared-memory group cannot reach memory of the GPU".into())),
         }

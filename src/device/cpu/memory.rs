@@ -27,6 +27,10 @@ impl Drop for Pages {
 
 /// Zeroed and page-aligned. An empty buffer takes one page, so that it has an address.
 pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+    alloc_at(Place::Host, dtype, len, lease)
+}
+/// The same, for an offloaded buffer say.
+pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let bytes = (len * dtype.size()).max(1);
     let failed = |e| Error::op("alloc", format!("{bytes} bytes for {len} elements of {dtype}: {e}"));
     // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -41,5 +45,5 @@ pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     }
     let pages = Pages { at, bytes, _lease: lease };
     // SAFETY: page alignment fits every dtype; `pages` unmaps when the last holder of the Buf is gone.
-    Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Host, Arc::new(pages)) })
+    Ok(unsafe { Buf::from_raw(at, dtype, len, place, Arc::new(pages)) })
 }

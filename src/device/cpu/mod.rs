@@ -18,6 +18,7 @@ pub mod simd;
 mod tile;
 
 use self::simd::Level;
+use super::buf::Place;
 use super::{
     AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
     View, ViewMut, VocabPart,
@@ -119,6 +120,12 @@ impl Device for CpuDevice {
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         memory::alloc(dtype, len, self.meter.lease(category, len * dtype.size()))
+    }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
+        memory::alloc_at(Place::Mapped, dtype, len, self.meter.lease(Category::Host, len * dtype.size()))
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
     }
     fn upload(&self, src: &[u8], mut dst: ViewMut) -> Result<()> {
         lengths("upload", &[("source (bytes)", src.len(), dst.bytes())])?;

@@ -28,10 +28,12 @@ pub trait Driver: Send + Sync {
 
     /// Zeroed, aligned to 256 bytes at least. The lease goes back when the buffer's last holder is gone.
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf>;
+    /// Zeroed host memory that launches and copies reach too: pinned, and mapped into the GPU's address space.
+    fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf>;
     /// Lengths in bytes are equal; the launch layer has checked it, here and below.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
-    /// Alike in dtype and length.
+    /// Alike in dtype and length. Either may be of [`Driver::alloc_host`].
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
     fn zero(&self, x: ViewMut) -> Result<()>;
 

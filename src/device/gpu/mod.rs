@@ -122,6 +122,12 @@ impl Device for GpuDevice {
             bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype}: more than addresses")))?;
         self.driver.alloc(dtype, len, category, self.meter.lease(category, bytes))
     }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
+        self.driver.alloc_host(dtype, len, self.meter.lease(Category::Host, len * dtype.size()))
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if src.len() != dst.bytes() {
             return Err(Error::op("upload", format!("{} bytes into {}", src.len(), dst.bytes())));

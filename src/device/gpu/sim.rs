@@ -9,6 +9,7 @@ use super::driver::{Arg, Driver, Kernel, Map, Shape};
 use super::kernels::{self, TEXTS};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
+use crate::device::buf::Place;
 use crate::device::cpu::{gemm, memory};
 use crate::device::{Buf, Gemm, View, ViewMut};
 use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, TensorMap, parse};
@@ -99,6 +100,9 @@ impl Driver for Sim {
     }
     fn alloc(&self, dtype: DType, len: usize, _: Category, lease: Lease) -> Result<Buf> {
         memory::alloc(dtype, len, lease)
+    }
+    fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+        memory::alloc_at(Place::Mapped, dtype, len, lease)
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         dst.host_bytes_mut("upload")?.copy_from_slice(src);

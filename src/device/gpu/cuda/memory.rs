@@ -47,6 +47,43 @@ pub(super) fn alloc(stream: &CudaStream, dtype: DType, len: usize, lease: Lease)
     Ok(unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, owner) })
 }
 
+/// Host memory of a page-locked allocation; freed with its last holder.
+struct Pinned {
+    memory: NonNull<u8>,
+    context: Arc<CudaContext>,
+    _lease: Lease,
+}
+// SAFETY: pinned host memory, freed once; the driver takes it from any thread.
+unsafe impl Send for Pinned {}
+// SAFETY: reached only through the `Buf` that owns it.
+unsafe impl Sync for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated in `alloc_host`, freed once; the driver waits for work that uses it.
+            let _ = unsafe { result::free_host(self.memory.as_ptr().cast::<c_void>()) };
+        }
+    }
+}
+
+/// Zeroed, pinned and mapped: with unified addressing (every 64-bit platform that has CUDA) the device reaches it at the address
+/// that the host knows.
+pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: Lease) -> DriverResult<Buf> {
+    let bytes = (len * dtype.size()).max(1);
+    let context = stream.context();
+    context.bind_to_thread()?;
+    // SAFETY: written before it is read.
+    let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE) }?;
+    let memory =
+        NonNull::new(memory.cast::<u8>()).ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+    // SAFETY: just allocated with that many bytes.
+    unsafe { memory.write_bytes(0, bytes) };
+    let owner = Arc::new(Pinned { memory, context: context.clone(), _lease: lease });
+    // SAFETY: pinned memory is aligned to a page, and `owner` keeps it.
+    Ok(unsafe { Buf::from_raw(memory, dtype, len, Place::Mapped, owner) })
+}
+
 /// Pinned pieces that take turns. A piece is free when its event has passed.
 pub(super) struct Staging {
     pieces: Vec<Piece>,

@@ -31,6 +31,7 @@ use super::element;
 use super::kernels::TEXTS;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
+use crate::device::buf::Place;
 use crate::device::{Buf, Gemm, View, ViewMut};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
@@ -361,10 +362,26 @@ impl Driver for Cuda {
             self.failed(&op, e)
         })
     }
+    fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+        memory::alloc_host(&self.compute, dtype, len, lease).map_err(|e| {
+            let op = format!("alloc of {} of pinned host memory", gib(len * dtype.size()));
+            self.failed(&op, e)
+        })
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        if dst.place() == Place::Mapped {
+            self.synchronize()?; // what was enqueued may read it
+            dst.host_bytes_mut("upload")?.copy_from_slice(src);
+            return Ok(());
+        }
         lock(&self.staging).upload(src, address(dst.as_view())).map_err(|e| self.failed("upload", e))
     }
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
+        if src.place() == Place::Mapped {
+            self.synchronize()?; // what was enqueued may write it
+            dst.copy_from_slice(src.host_bytes("download")?);
+            return Ok(());
+        }
         lock(&self.staging).download(address(src), dst).map_err(|e| self.failed("download", e))?;
         self.unbroken()
     }
@@ -374,11 +391,11 @@ impl Driver for Cuda {
         }
         let failed = |e| self.failed("copy", e);
         self.context.bind_to_thread().map_err(failed)?;
-        // SAFETY: both hold `src.bytes()` bytes of this device (checked by the launch layer).
-        let copied = unsafe {
-            result::memcpy_dtod_async(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream())
-        };
-        copied.map_err(failed)
+        // SAFETY: both hold `src.bytes()` bytes (checked by the launch layer), of this device or mapped into its address space:
+        // the driver tells by the address which.
+        let copied =
+            unsafe { sys::cuMemcpyAsync(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream()) };
+        copied.result().map_err(failed)
     }
     fn zero(&self, x: ViewMut) -> Result<()> {
         if x.is_empty() {

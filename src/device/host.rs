@@ -1,0 +1,319 @@
+//! The optimizer's update in host memory, by a thread of its own, while the device copies. For what is offloaded: masters and
+//! moments are there, the gradient and the weights in the compute dtype there too or on the device. Never allocates after it is
+//! made.
+//!
+//! [Note: turns] A range is updated in chunks, which take turns in two places of staging memory:
+//!
+//! ```text
+//! device   g0 down   g1 down   w0 up, g2 down   w1 up, g3 down   ...   w up
+//! host               update 0  update 1         update 2         ...
+//! ```
+//!
+//! So the copies of one chunk run while another is updated. An update is element by element: its bits are those of one pass.
+use super::cpu::CpuDevice;
+use super::{ALIGN, AdamW, Buf, Device, Place, Sgd, View, ViewMut};
+use crate::base::{DType, Error, Meter, Result};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+const OP: &str = "host update";
+/// Elements of a chunk at most: 1 MiB of gradient, which a bus of 25 GB/s brings in 40 us, several times what starting the copy
+/// takes.
+const CHUNK: usize = 1 << 18;
+/// So many chunks at least to all that a rank owns, so that little of it is at the ends, where nothing overlaps.
+const CHUNKS: usize = 8;
+
+/// What of an update's operands is on the device and has to be copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Staged {
+    /// Elements that a rank owns.
+    pub owned: usize,
+    pub grads: bool,
+    /// The dtype of the weights that are computed with.
+    pub weights: Option<DType>,
+}
+
+impl Staged {
+    fn chunk(&self) -> usize {
+        self.owned.div_ceil(CHUNKS).next_multiple_of(ALIGN).clamp(ALIGN, CHUNK)
+    }
+    /// Bytes of host memory that [`HostUpdate::new`] allocates.
+    pub fn planned(&self) -> usize {
+        let grads = if self.grads { DType::F32.size() } else { 0 };
+        2 * self.chunk() * (grads + self.weights.map_or(0, DType::size)) + DType::F32.size()
+    }
+}
+
+/// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in use.
+pub struct HostUpdate {
+    worker: Worker,
+    chunk: usize,
+    places: [Turn; 2],
+    /// Chunks given so far; chunk i uses place i % 2.
+    given: usize,
+    /// f32 (1): the clip scale.
+    scale: Buf,
+    begun: bool,
+}
+
+/// A place of staging memory, and the chunk that has it.
+struct Turn {
+    grad: Option<Buf>,
+    weights: Option<Buf>,
+    pending: Option<Pending>,
+}
+struct Pending {
+    ticket: u64,
+    /// Where on the device the weights go that the update makes.
+    to: Option<Buf>,
+}
+
+impl HostUpdate {
+    pub fn new(dev: &dyn Device, staged: &Staged) -> Result<HostUpdate> {
+        let chunk = staged.chunk();
+        let place = || {
+            Ok(Turn {
+                grad: staged.grads.then(|| dev.alloc_host(DType::F32, chunk)).transpose()?,
+                weights: staged.weights.map(|dtype| dev.alloc_host(dtype, chunk)).transpose()?,
+                pending: None,
+            })
+        };
+        Ok(HostUpdate {
+            worker: Worker::start()?,
+            chunk,
+            places: [place()?, place()?],
+            given: 0,
+            scale: dev.alloc_host(DType::F32, 1)?,
+            begun: false,
+        })
+    }
+
+    /// As [`Device::adamw`], with the operands where they are.
+    #[allow(clippy::too_many_arguments)]
+    pub fn adamw(
+        &mut self,
+        dev: &dyn Device,
+        h: &AdamW,
+        scale: View,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()> {
+        self.update(dev, Rule::AdamW(*h), scale, g, [Some(m), Some(v)], p, out)
+    }
+    /// As [`Device::sgd`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn sgd(
+        &mut self,
+        dev: &dyn Device,
+        h: &Sgd,
+        scale: View,
+        g: View,
+        m: Option<ViewMut>,
+        p: ViewMut,
+        out: Option<ViewMut>,
+    ) -> Result<()> {
+        self.update(dev, Rule::Sgd(*h), scale, g, [m, None], p, out)
+    }
+
+    #[allow(clippy::too_many_arguments)] // an operation's operands
+    fn update(
+        &mut self,
+        dev: &dyn Device,
+        rule: Rule,
+        scale: View,
+        g: View,
+        mut state: [Option<ViewMut>; 2],
+        mut p: ViewMut,
+        mut out: Option<ViewMut>,
+    ) -> Result<()> {
+        if !self.begun {
+            self.begun = true;
+            dev.copy(scale.slice(0..1), self.scale.view_mut())?;
+            dev.synchronize()?;
+        }
+        let n = g.len();
+        for from in (0..n).step_by(self.chunk) {
+            let range = from..n.min(from + self.chunk);
+            let cut = |x: &mut ViewMut| alias(x.reborrow().slice(range.clone()).as_view());
+            let state = state.each_mut().map(|s| s.as_mut().map(cut));
+            self.give(dev, rule, g.slice(range.clone()), state, cut(&mut p), out.as_mut().map(cut))?;
+        }
+        Ok(())
+    }
+
+    /// One chunk: its gradient comes down, the thread has it, and the weights of the chunk before it go up.
+    fn give(
+        &mut self,
+        dev: &dyn Device,
+        rule: Rule,
+        g: View,
+        state: [Option<Buf>; 2],
+        p: Buf,
+        out: Option<Buf>,
+    ) -> Result<()> {
+        let (place, n) = (self.given % 2, g.len());
+        let Turn { grad, weights, pending } = &mut self.places[place];
+        let g = match grad {
+            Some(grad) if g.place() != Place::Mapped => {
+                dev.copy(g, grad.view_mut().slice(0..n))?;
+                alias(grad.view().slice(0..n))
+            }
+            _ => alias(g),
+        };
+        let (out, to) = match (out, weights) {
+            (Some(out), Some(weights)) if out.view().place() != Place::Mapped => {
+                (Some(alias(weights.view().slice(0..n))), Some(out))
+            }
+            (out, _) => (out, None),
+        };
+        // The gradient is there, and what this place held before is on the device.
+        dev.synchronize()?;
+        let scale = alias(self.scale.view());
+        *pending = Some(Pending { ticket: self.worker.give(Task { rule, scale, g, state, p, out })?, to });
+        self.given += 1;
+        self.take(dev, 1 - place)
+    }
+
+    /// Waits for the chunk that has `place` and sends its weights up.
+    fn take(&mut self, dev: &dyn Device, place: usize) -> Result<()> {
+        let Turn { weights, pending, .. } = &mut self.places[place];
+        let Some(Pending { ticket, to }) = pending.take() else { return Ok(()) };
+        self.worker.wait(ticket)?;
+        match (to, weights) {
+            (Some(mut to), Some(weights)) => dev.copy(weights.view().slice(0..to.len()), to.view_mut()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything is updated; on a GPU the last weights are on their way, in the order of its stream.
+    pub fn finish(&mut self, dev: &dyn Device) -> Result<()> {
+        self.begun = false;
+        let next = self.given % 2;
+        self.take(dev, next)?;
+        self.take(dev, 1 - next)
+    }
+}
+
+/// A range in use by the thread.
+fn alias(view: View) -> Buf {
+    // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in turns.
+    unsafe { view.alias() }
+}
+
+#[derive(Clone, Copy)]
+enum Rule {
+    AdamW(AdamW),
+    Sgd(Sgd),
+}
+
+struct Task {
+    rule: Rule,
+    scale: Buf,
+    g: Buf,
+    state: [Option<Buf>; 2],
+    p: Buf,
+    out: Option<Buf>,
+}
+
+impl Task {
+    fn run(mut self, cpu: &CpuDevice) -> Result<()> {
+        let (scale, g, p) = (self.scale.view(), self.g.view(), self.p.view_mut());
+        let (out, [m, v]) = (self.out.as_mut().map(Buf::view_mut), self.state.each_mut());
+        let (m, v) = (m.as_mut().map(Buf::view_mut), v.as_mut().map(Buf::view_mut));
+        match (self.rule, m, v) {
+            (Rule::AdamW(h), Some(m), Some(v)) => cpu.adamw(&h, scale, g, m, v, p, out),
+            (Rule::AdamW(_), ..) => Err(Error::op(OP, "two moments are needed")),
+            (Rule::Sgd(h), m, _) => cpu.sgd(&h, scale, g, m, p, out),
+        }
+    }
+}
+
+/// The thread and what it has to do, in order.
+struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+#[derive(Default)]
+struct State {
+    tasks: VecDeque<Task>,
+    given: u64,
+    done: u64,
+    failed: Option<Error>,
+    over: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The thread's life.
+    fn work(&self) {
+        let cpu = CpuDevice::new(Meter::default());
+        let mut state = self.lock();
+        loop {
+            if let Some(task) = state.tasks.pop_front() {
+                drop(state);
+                let run = catch_unwind(AssertUnwindSafe(|| task.run(&cpu)));
+                state = self.lock();
+                if let Err(e) = run.unwrap_or_else(|_| Err(Error::op(OP, "panicked"))) {
+                    state.failed.get_or_insert(e);
+                }
+                state.done += 1;
+                self.changed.notify_all();
+            } else if state.over {
+                return;
+            } else {
+                state = self.wait(state);
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn start() -> Result<Worker> {
+        let tasks = VecDeque::with_capacity(2); // one a place
+        let shared = Arc::new(Shared { state: Mutex::new(State { tasks, ..State::default() }), ..Shared::default() });
+        let own = shared.clone();
+        let thread = std::thread::Builder::new().name("update".into()).spawn(move || own.work());
+        let thread = thread.map_err(|e| Error::op(OP, format!("cannot start its thread: {e}")))?;
+        Ok(Worker { shared, thread: Some(thread) })
+    }
+    fn give(&self, task: Task) -> Result<u64> {
+        let mut state = self.shared.lock();
+        state.tasks.push_back(task);
+        state.given += 1;
+        self.shared.changed.notify_all();
+        Ok(state.given)
+    }
+    /// Until the task of `ticket` and all before it are done.
+    fn wait(&self, ticket: u64) -> Result<()> {
+        let mut state = self.shared.lock();
+        while state.done < ticket {
+            state = self.shared.wait(state);
+        }
+        state.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.lock().over = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it cannot panic: a task that does is caught
+        }
+    }
+}
