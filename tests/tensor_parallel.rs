@@ -9,7 +9,10 @@ use flatshard::base::{DType, Meter};
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{MeshSizes, shm};
+use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::sim::Sim;
 use flatshard::nn::{
     Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Micro, Rotary, Segment, Slice, Spec, Split, Tp,
     Tuning, WorkspaceOptions,
@@ -76,6 +79,8 @@ struct Run {
     checkpoint: Checkpointing,
     dtype: DType,
     lengths: Vec<usize>,
+    /// On the simulated GPU.
+    sim: bool,
     /// Weights move by so much along a fixed direction.
     nudge: f32,
 }
@@ -91,6 +96,7 @@ impl Run {
             checkpoint: Checkpointing::Off,
             dtype: DType::F32,
             lengths: LENGTHS.to_vec(),
+            sim: false,
             nudge: 0.0,
         }
     }
@@ -143,14 +149,18 @@ fn made(run: &Run) -> Made {
                     let tp = Slice { index: mesh.coords.tp, of: run.tp };
                     let (sequence_parallel, cuts) = (run.sequence_parallel, run.cuts);
                     let split = Split { tp, sequence_parallel, cuts, ..Split::NONE };
-                    let dev = CpuDevice::new(meter.clone());
+                    let dev: Box<dyn Device> = match run.sim {
+                        true => Box::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone()).unwrap()),
+                        false => Box::new(CpuDevice::new(meter.clone())),
+                    };
+                    let dev = &*dev;
                     let decoder = Decoder::split(run.spec.clone(), &run.tuning, &split).unwrap();
                     let tokens = run.lengths.iter().sum::<usize>() + 1;
                     let options =
                         WorkspaceOptions { tokens, dtype: run.dtype, checkpoint: run.checkpoint, train: true };
                     let held = |meter: &Meter| CATEGORIES.map(|(category, _)| meter.live(category));
                     let before = held(meter);
-                    let mut ws = decoder.workspace(&dev, &Groups::of(&mesh), &options).unwrap();
+                    let mut ws = decoder.workspace(dev, &Groups::of(&mesh), &options).unwrap();
                     let there = held(meter).iter().zip(before).map(|(now, before)| now - before).collect();
                     let parts = decoder.planned(&options);
                     let planned = CATEGORIES
@@ -164,21 +174,21 @@ fn made(run: &Run) -> Made {
                         .map(|s| (s.name.clone(), places(s)))
                         .collect();
                     let value = |s: &Segment, i: usize| weight(s, places[&s.name][i], run.nudge);
-                    let mut store = Plain::new(&dev, &decoder, run.dtype, value);
-                    let docs = Docs::random(&dev, 5, run.spec.vocab, &run.lengths, 6);
+                    let mut store = Plain::new(dev, &decoder, run.dtype, value);
+                    let docs = Docs::random(dev, 5, run.spec.vocab, &run.lengths, 6);
                     log.clear();
-                    decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
                     let entries = log.entries();
-                    let loss = ws.take_loss(&dev).unwrap();
-                    decoder.evaluate(&dev, &mut store, &docs.batch(), &mut ws).unwrap();
-                    let again = ws.take_loss(&dev).unwrap();
+                    let loss = ws.take_loss(dev).unwrap();
+                    decoder.evaluate(dev, &mut store, &docs.batch(), &mut ws).unwrap();
+                    let again = ws.take_loss(dev).unwrap();
                     assert!(
                         run.spec.dropout > 0.0 || (loss - again).abs() < 1e-6 * loss,
                         "{loss} evaluates to {again}"
                     );
                     let mut logits = vec![0.0; run.spec.vocab];
                     let last = tokens - 2;
-                    decoder.next_token_logits(&dev, &mut store, &docs.batch(), &mut ws, last, &mut logits).unwrap();
+                    decoder.next_token_logits(dev, &mut store, &docs.batch(), &mut ws, last, &mut logits).unwrap();
                     let grads: Vec<(Segment, Vec<f32>)> = store
                         .segments()
                         .filter(|(_, s)| s.trainable)
@@ -367,6 +377,16 @@ fn rounding_to_bf16_costs_no_more_than_on_one_rank() {
             let (one, many) = (distance(&all(&alone), &all(&exact)), distance(&all(&cut), &all(&exact)));
             assert!(many < 1.5 * one, "over {tp}, sequence {sequence}: off by {many:e}, on one rank by {one:e}");
         }
+    }
+}
+
+#[test]
+fn the_simulated_gpu_comes_to_the_same() {
+    let run = Run { lengths: vec![5, 8], ..Run::alone(gemma3()) };
+    let alone = made(&run);
+    for sequence in [false, true] {
+        let what = format!("simulated, sequence parallel {sequence}");
+        same(&alone, &made(&Run { sim: true, ..run.over(2, sequence) }), 2e-5, &what);
     }
 }
 

@@ -5,11 +5,14 @@ mod read;
 
 use super::layout::pretty;
 use crate::base::{Error, Result};
+use crate::nn::parallel::plan::TpPlan;
 use crate::nn::{Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
 
 pub const FILE: &str = "config.json";
+/// How ranks share modules, in [`FILE`].
+const TP_PLAN: &str = "base_model_tp_plan";
 
 /// The model that `dir` holds.
 pub fn read(dir: &Path) -> Result<Spec> {
@@ -19,6 +22,20 @@ pub fn read(dir: &Path) -> Result<Spec> {
         bad(format!("{e}; a Hugging Face model directory holds {FILE} and model.safetensors or its parts"))
     })?;
     parse(&text).map_err(|e| bad(e.to_string()))
+}
+
+/// The tensor-parallel plan that the model's own file brings, if it does: that of the model behind the head, whose own place in
+/// the plan is its class's.
+pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
+    let path = dir.join(FILE);
+    let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+    let text = fs::read(&path).map_err(|e| bad(e.to_string()))?;
+    let map: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+    let Some(plan) = map.get(TP_PLAN).filter(|plan| !plan.is_null()) else { return Ok(None) };
+    let mut plan: TpPlan = serde_json::from_value(plan.clone())
+        .map_err(|e| bad(format!("{TP_PLAN} must be an object of module names and styles ({e})")))?;
+    plan.entry("lm_head".into()).or_insert_with(|| "colwise_gather_output".into());
+    Ok(Some(plan))
 }
 
 /// The model that the text of a `config.json` describes.

@@ -82,6 +82,10 @@ impl Decoder {
     pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
         Workspace::plan(&self.spec, &self.split, self.rank, options).planned()
     }
+    /// Bytes beyond those of [`Decoder::planned`] where ranks do not share what is gathered: on GPUs.
+    pub fn gathered_apart(&self, options: &WorkspaceOptions) -> usize {
+        Workspace::plan(&self.spec, &self.split, self.rank, options).gathered_apart()
+    }
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;

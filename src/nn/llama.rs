@@ -15,7 +15,7 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
     let mut names = Names { prefix: "model.".into(), layout: Layout::default(), spec, split };
     let table = |names: &mut Names, name: &str, over: Slice| Words {
-        weight: names.cut(name, &[vocab, dim], 0, over, NORMAL),
+        weight: names.cut(name, WEIGHT, &[vocab, dim], 0, over, NORMAL),
         over,
     };
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
@@ -44,8 +44,8 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
     for (name, (all, own, shared)) in [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)] {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
         let mut segment = |suffix: &str, shape: &[usize], init| match shared {
-            None => names.cut_of(name, suffix, shape, 0, by_heads, init),
-            Some(_) => names.summed(name, suffix, shape, init),
+            None => names.cut(name, suffix, shape, 0, by_heads, init),
+            Some(_) => names.push(name, suffix, shape, Tp::Summed, init),
         };
         let weight = segment(WEIGHT, &[all * head_dim, dim], NORMAL);
         if spec.qkv_bias {
@@ -104,29 +104,23 @@ impl Names<'_> {
         segment
     }
     /// A part along `dim` of a tensor of `shape`.
-    fn cut_of(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
+    fn cut(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
         let Slice { index, of } = over;
         let mut part = shape.to_vec();
         part[dim] /= of;
         let tp = if of > 1 { Tp::Cut { dim, index, of } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
     }
-    fn cut(&mut self, name: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
-        self.cut_of(name, WEIGHT, shape, dim, over, init)
-    }
-    fn summed(&mut self, name: &str, suffix: &str, shape: &[usize], init: Init) -> usize {
-        self.push(name, suffix, shape, Tp::Summed, init)
-    }
     /// From the model's width to a part of `outputs`.
     fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
         let dim = self.spec.dim;
-        let linear = Linear::new(self.cut(name, &[outputs, dim], 0, over, NORMAL), outputs / over.of, dim);
-        if bias { linear.bias(self.cut_of(name, BIAS, &[outputs], 0, over, ZEROS)) } else { linear }
+        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, NORMAL), outputs / over.of, dim);
+        if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, ZEROS)) } else { linear }
     }
     /// From a part of `inputs` to the model's width: summed, then the bias, which every rank has.
     fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
         let (dim, init) = (self.spec.dim, self.spec.residual_init());
-        let linear = Linear::new(self.cut(name, &[dim, inputs], 1, over, init), dim, inputs / over.of);
+        let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, inputs / over.of);
         if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, ZEROS)) } else { linear }
     }
     /// The weights of a norm: they start so that it multiplies by 1.

@@ -44,6 +44,10 @@ impl Shape {
         let bytes = self.rows * self.width * self.dtype.size();
         self.shared.map_or(bytes, |(usage, ranks)| usage.counted(bytes, ranks))
     }
+    /// Bytes that are there beyond [`Shape::bytes`] where each rank has its own.
+    fn apart(&self) -> usize {
+        Shape { shared: None, ..*self }.bytes() - self.bytes()
+    }
     fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let (len, category) = (self.rows * self.width, self.category);
         let buf = match self.shared {
@@ -317,6 +321,16 @@ impl Workspace<Shape, ()> {
         };
         self.map((), &mut count).ok(); // counting cannot fail
         bytes.to_vec()
+    }
+
+    pub(super) fn gathered_apart(&self) -> usize {
+        let mut bytes = 0;
+        let mut count = |shape: &Shape| {
+            bytes += shape.apart();
+            Ok(())
+        };
+        self.map((), &mut count).ok(); // counting cannot fail
+        bytes
     }
 
     pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {

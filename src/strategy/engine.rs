@@ -47,6 +47,10 @@ impl EngineOptions {
         let dtype = self.strategy.dtype();
         WorkspaceOptions { tokens: self.tokens, dtype, checkpoint: self.checkpoint, train: true }
     }
+    /// Bytes of activations that a rank holds beyond [`Engine::planned`] where ranks do not share what is gathered: on GPUs.
+    pub fn gathered_apart(&self, mesh: &MeshSizes) -> Result<usize> {
+        Ok(self.decoder(mesh, &mesh.coords(0))?.gathered_apart(&self.workspace()))
+    }
     /// The part of the model that the rank at `at` computes.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         let split = Split {

@@ -8,7 +8,6 @@ use std::path::Path;
 /// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
 pub fn unbuilt(s: &Settings) -> Result<()> {
     let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
-    let on = |x: Option<bool>| x.filter(|&x| x).map(|_| "on".to_string());
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
     let p = &s.precision;
     let unbuilt = [
@@ -19,10 +18,7 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
             "reduction in fewer bits",
             "--reduce-dtype fp32",
         ),
-        ("tp-size", more(s.parallel.tp_size), "tensor parallelism", "--tp-size 1"),
-        ("use-hf-tp-plan", on(s.parallel.use_hf_tp_plan), "tensor parallelism", "--no-use-hf-tp-plan"),
         ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),
-        ("sequence-parallel", on(s.parallel.sequence_parallel), "tensor parallelism", "--no-sequence-parallel"),
     ];
     match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
         None => Ok(()),

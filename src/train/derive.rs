@@ -30,13 +30,13 @@ pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
 /// training, that is a copy of what the rank saves.
 pub fn planned(
     engine: &EngineOptions,
-    decoder: &Decoder,
     mesh: &MeshSizes,
     behind: bool,
     device: DeviceName,
 ) -> Result<Vec<(Category, usize)>> {
     let mut planned = Engine::planned(engine, mesh)?;
-    let (layouts, moments) = (decoder.layouts(), engine.rule.state());
+    let part = engine.decoder(mesh, &mesh.coords(0))?;
+    let (layouts, moments) = (part.layouts(), engine.rule.state());
     let (category, mut bytes) = Checkpointer::planned(layouts, moments);
     if behind {
         bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
@@ -45,6 +45,8 @@ pub fn planned(
     if device == DeviceName::Cuda {
         let apart = engine.strategy.gathered_apart(layouts, mesh);
         planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
+        let apart = engine.gathered_apart(mesh)?;
+        planned.iter_mut().filter(|p| p.0 == Category::Scratch).for_each(|p| p.1 += apart);
     }
     Ok(planned)
 }

@@ -27,6 +27,7 @@ mod restart;
 mod run;
 pub mod settings;
 mod stages;
+mod tensor;
 mod zero;
 
 pub use settings::StrategyName;

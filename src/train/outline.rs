@@ -1,7 +1,7 @@
 //! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any device. Needs
 //! no data, starts nothing and writes nothing: what a planner asks.
 use super::settings::{DeviceName, Settings, StrategyName};
-use super::{check, derive, knobs, mesh};
+use super::{check, derive, knobs, mesh, tensor};
 use crate::base::{Category, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
@@ -50,10 +50,10 @@ impl Outline {
         let (mesh, _) = mesh::sizes(&mut s, strategy, device, Some(&launched))?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
-        let engine = derive::engine(&s, strategy, device, spec)?;
-        let decoder = engine.decoder(&mesh, &mesh.coords(0))?;
+        let mut engine = derive::engine(&s, strategy, device, spec)?;
+        tensor::settle(&s, &mesh, &mut engine)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
+        let planned = derive::planned(&engine, &mesh, save.behind, device)?;
         let work = [
             derive::set(&s.data.max_len, "data.max_len")?,
             derive::set(&s.batch.batch_size, "batch.batch_size")?,

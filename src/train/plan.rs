@@ -2,7 +2,7 @@
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::restart::{self, Restarts};
 use super::settings::*;
-use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages};
+use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -70,7 +70,8 @@ impl Plan {
         batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
-        let engine = derive::engine(&s, strategy_name, device, spec)?;
+        let mut engine = derive::engine(&s, strategy_name, device, spec)?;
+        tensor::settle(&s, &mesh, &mut engine)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
             knobs::uniform(decoder.layouts(), derive::wrap(&s.fsdp)?)?;
@@ -78,7 +79,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &decoder, &mesh, save.behind, device)?;
+        let planned = derive::planned(&engine, &mesh, save.behind, device)?;
         let restarts = Restarts::new(&s, nproc, launched)?;
         let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.

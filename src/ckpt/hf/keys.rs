@@ -13,6 +13,8 @@ const HARMLESS: &[&str] = &[
     "attn_implementation",
     "attn_pdrop",
     "bad_words_ids",
+    "base_model_pp_plan",
+    "base_model_tp_plan",
     "begin_suppress_tokens",
     "bos_token_id",
     "cache_implementation",

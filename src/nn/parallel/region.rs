@@ -5,6 +5,8 @@
 //! Without sequence parallelism whole rows are there already and a sum is an all-reduce: two a block and direction. With it
 //! (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models") a rank has its part of the rows
 //! outside: whole is an all-gather, a sum a reduce-scatter. A gathered input is not kept: the weight gradient gathers it again.
+//! A block that is computed again for its backward pass repeats what leads to what is kept: the first branch's sum (both where a
+//! branch ends in a norm), and with sequence parallelism the gathers in front of both.
 use crate::base::Result;
 use crate::comm::{Reduce, Tag, Ticket};
 use crate::device::{View, ViewMut};
