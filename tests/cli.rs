@@ -338,11 +338,7 @@ fn places_that_cannot_be_written() {
 
 #[test]
 fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
-    let lacking: [&[&str]; 3] = [
-        &["--precision", "fp16"],
-        &["--reduce-dtype", "bf16"],
-        &["--ring-attn-size", "2"],
-    ];
+    let lacking: [&[&str]; 3] = [&["--precision", "fp16"], &["--reduce-dtype", "bf16"], &["--ring-attn-size", "2"]];
     for args in lacking {
         let args = tiny(args);
         let message = refused(&args.iter().map(String::as_str).collect::<Vec<_>>());

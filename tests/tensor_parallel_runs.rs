@@ -82,7 +82,8 @@ fn the_plan_of_a_model_directory_is_followed_or_refused() {
         "layers.*.self_attn.v_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
     });
     let wrong = json!({"layers.*.mlp.down_proj": "rowwise"});
-    for (plan, refused) in [(Value::Null, None), (attention, None), (wrong, Some("gate_proj before it is not colwise"))] {
+    for (plan, refused) in [(Value::Null, None), (attention, None), (wrong, Some("gate_proj before it is not colwise"))]
+    {
         map.insert("base_model_tp_plan".into(), plan.clone());
         fs::write(&config, serde_json::to_string(&map).unwrap()).unwrap();
         fs::remove_file(&cut).ok();

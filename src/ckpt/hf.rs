@@ -30,7 +30,8 @@ pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
     let text = fs::read(&path).map_err(|e| bad(e.to_string()))?;
-    let map: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+    let map: Map<String, Value> =
+        serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
     let Some(plan) = map.get(TP_PLAN).filter(|plan| !plan.is_null()) else { return Ok(None) };
     let mut plan: TpPlan = serde_json::from_value(plan.clone())
         .map_err(|e| bad(format!("{TP_PLAN} must be an object of module names and styles ({e})")))?;
