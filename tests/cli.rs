@@ -70,7 +70,7 @@ const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metri
      backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype tp-size [no-]use-hf-tp-plan \
-     ring-attn-size [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]async-save max-shard-size save-dtype \
+     ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]async-save max-shard-size save-dtype \
      max-new-tokens temperature top-k top-p generate config \
      model-config fsdp-config print-config";
 
@@ -338,7 +338,7 @@ fn places_that_cannot_be_written() {
 
 #[test]
 fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
-    let lacking: [&[&str]; 3] = [&["--precision", "fp16"], &["--reduce-dtype", "bf16"], &["--ring-attn-size", "2"]];
+    let lacking: [&[&str]; 2] = [&["--precision", "fp16"], &["--reduce-dtype", "bf16"]];
     for args in lacking {
         let args = tiny(args);
         let message = refused(&args.iter().map(String::as_str).collect::<Vec<_>>());

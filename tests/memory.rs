@@ -8,7 +8,7 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::MeshSizes;
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::nn::{Checkpointing, Spec};
+use flatshard::nn::{Checkpointing, RingImpl, Spec};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Engine, EngineOptions, Strategy};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -170,13 +170,15 @@ fn the_formula_of_the_design() {
 
 /// Heap allocations of three micro-batches, after the first step.
 fn heap(sizes: MeshSizes, strategy: Arc<dyn Strategy>, accum: usize) -> usize {
-    let spec = llama();
-    let options = options(&spec, strategy, ADAMW);
+    heap_of(sizes, &options(&llama(), strategy, ADAMW), accum)
+}
+fn heap_of(sizes: MeshSizes, options: &EngineOptions, accum: usize) -> usize {
+    let spec = &options.spec;
     let made = mesh_ranks(sizes, |rank| {
-        let index = rank.rank;
-        let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
-        train(&mut engine, &spec, 2, accum)?;
-        let batches: Vec<_> = (0..accum).map(|micro| batch(&spec, 3, micro, index)).collect();
+        let index = rank.mesh.dp.rank();
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        train(&mut engine, spec, 2, accum)?;
+        let batches: Vec<_> = (0..accum).map(|micro| batch(spec, 3, micro, index)).collect();
         let before = allocations();
         for number in 3..6 {
             step(&mut engine, &batches, number)?;
@@ -203,5 +205,11 @@ fn a_step_makes_no_heap_allocation() {
             let what = format!("{} {} on {sizes:?}", strategy.name(), strategy.dtype());
             assert_eq!(heap(sizes, strategy.clone(), accum), expected, "{what}");
         }
+    }
+    // Nor do blocks that go around a ring.
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
+    for ring in [RingImpl::Ring, RingImpl::AllGather] {
+        let options = EngineOptions { ring, ..options(&llama(), fsdp(sharded()), ADAMW) };
+        assert_eq!(heap_of(sizes, &options, 1), replicated[0], "{ring:?}");
     }
 }

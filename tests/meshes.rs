@@ -34,11 +34,6 @@ fn shapes() -> [Spec; 3] {
     [Spec { layers: 3, ..llama() }, Spec { layers: 2, ..qwen3() }, gemma3].map(eighths)
 }
 
-/// Those whose axes the engine knows.
-fn meshes(world: usize) -> Vec<MeshSizes> {
-    factorizations(world).into_iter().filter(|mesh| mesh.sp == 1).collect()
-}
-
 /// Every kind of store; the last has nothing to shard. Two of them reduce each micro-batch by itself.
 fn stores() -> Vec<Arc<dyn Strategy>> {
     [at_once(DType::F32, ACCUM), by_batch(DType::F32, ACCUM), vec![ddp(DType::F32)]].concat()
@@ -139,7 +134,7 @@ fn check(world: usize) {
         let one = run(MeshSizes::sharded(1), &options(&spec, &ddp, SGD), start);
         let norms: Vec<f32> = one.steps.iter().map(|s| f32::from_bits(s.1)).collect();
         assert!(norms.iter().all(|norm| *norm > 0.3), "clipping was never active: {norms:?}");
-        for sizes in meshes(world) {
+        for sizes in factorizations(world) {
             let replicated = (sizes.dp_shard == 1).then_some(&ddp);
             for strategy in turns.next().into_iter().chain(replicated) {
                 let what = format!("{:?}, {} on {sizes:?}", spec.arch, strategy.name());
@@ -182,7 +177,7 @@ fn a_checkpoint_of_any_mesh_goes_on_on_any_other() {
         let options = |i: usize| options(&spec, &stores[i % stores.len()], SGD);
         let one = run(MeshSizes::sharded(1), &options(0), Part { from: None, to: 4, save: None });
         let rest = Outcome { steps: one.steps[2..].to_vec(), ..one.clone() };
-        let meshes = meshes(world);
+        let meshes = factorizations(world);
         for (i, &sizes) in meshes.iter().enumerate() {
             let there = dir.path().join(format!("{i}"));
             run(sizes, &options(5 * i), Part { from: None, to: 2, save: Some(&there) });

@@ -18,6 +18,7 @@ mod rows;
 mod synthetic;
 mod template;
 pub mod tokenizer;
+pub mod zigzag;
 
 pub use dataset::{DataOptions, Dataset, Report};
 pub use format::Format;

@@ -111,7 +111,10 @@ impl AttentionBranch {
         let AttentionSaved { qkv, o, lse, branch } = saved;
         if !cx.attended {
             let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
-            dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?;
+            match cx.around(&self.shape) {
+                None => dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?,
+                Some(around) => around.forward(&mut scratch.ring, qkv, o.rows_mut(n), lse.rows_mut(n))?,
+            }
         }
         let Scratch { parts, low, stats, .. } = scratch;
         let mut out = |mut y: ViewMut| {
@@ -179,7 +182,11 @@ impl AttentionBranch {
 
         let qkv = self.turned(cx, w, &saved.qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
-        dev.attention_backward(&self.shape, cx.batch.cu_seqlens, qkv, o, lse, scratch.d_o.rows(n), delta, dqkv)?;
+        let (d_o, documents) = (scratch.d_o.rows(n), cx.batch.cu_seqlens);
+        match cx.around(&self.shape) {
+            None => dev.attention_backward(&self.shape, documents, qkv, o, lse, d_o, delta, dqkv)?,
+            Some(around) => around.backward(&mut scratch.ring, qkv, o, lse, d_o, delta, dqkv)?,
+        }
         match &self.turn {
             Turn::None => {}
             Turn::Rope(rope) => dev.rope(rope, cx.tables[self.table], positions, scratch.dqkv.rows_mut(n), true)?,

@@ -1,9 +1,10 @@
 //! What every layer of one pass shares: the device, the batch, the dropout key. Never owns a buffer.
 use super::parallel::{Groups, Split};
+use super::ring::Around;
 use super::workspace::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
-use crate::device::{Device, Dropout, View, ViewMut};
+use crate::device::{Attention, Device, Dropout, View, ViewMut};
 
 /// One micro-batch on the device: documents one after the other, N tokens in all.
 #[derive(Clone, Copy)]
@@ -14,8 +15,10 @@ pub struct Batch<'a> {
     pub targets: View<'a>,
     /// (N) u32: each token's place in its document.
     pub positions: View<'a>,
-    /// (S + 1) u32: where documents start, then N.
+    /// (S + 1) u32: where documents start, then N; of the whole batch where a ring has cut it.
     pub cu_seqlens: View<'a>,
+    /// (ranks of sp, N) u32: the rows of the whole batch that each of them has. None: all rows are here.
+    pub rows: Option<View<'a>>,
 }
 
 impl Batch<'_> {
@@ -35,6 +38,14 @@ impl Batch<'_> {
             ));
         }
         Ok(n)
+    }
+    /// The rank of sp that has `row` of the whole batch, and as which of its rows. Waits for the device.
+    pub(super) fn place(&self, dev: &dyn Device, row: usize) -> Result<(usize, usize)> {
+        let (n, absent) = (self.tokens.len(), || Error::op("batch", format!("no row {row}")));
+        let Some(rows) = self.rows else { return if row < n { Ok((0, row)) } else { Err(absent()) } };
+        let mut all = vec![0u32; rows.len()];
+        dev.download(rows, bytemuck::cast_slice_mut(&mut all))?;
+        all.iter().position(|&r| r as usize == row).map(|at| (at / n, at % n)).ok_or_else(absent)
     }
 }
 
@@ -65,6 +76,11 @@ pub struct Cx<'a> {
 }
 
 impl Cx<'_> {
+    /// The ring that keys and values go around, where rows are cut over it.
+    pub fn around<'b>(&'b self, shape: &'b Attention) -> Option<Around<'b>> {
+        let (dev, group, ring) = (self.dev, &*self.groups.sp, self.split.ring);
+        self.batch.rows.map(|_| Around { dev, group, ring, shape, layer: self.layer })
+    }
     /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: Place, x: ViewMut) -> Result<()> {
         let Some((p, key)) = self.dropout else { return Ok(()) };
@@ -96,7 +112,7 @@ mod tests {
         let groups = Groups::solo(&dev);
         let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
         let view = nothing.view();
-        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view };
+        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut mask = |layer, place, key| {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);

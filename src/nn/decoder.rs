@@ -116,6 +116,7 @@ impl Decoder {
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_key));
         let rows = cx.rows();
+        self.look(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
@@ -159,6 +160,7 @@ impl Decoder {
         batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
+        self.look(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -166,7 +168,7 @@ impl Decoder {
         store.release(ROOT, Pass::Evaluate)
     }
 
-    /// Assigns `out (vocab)`: the logits of what follows token `row` of the batch. Needs no targets.
+    /// Assigns `out (vocab)`: the logits of what follows token `row` of the whole batch. Needs no targets.
     pub fn next_token_logits(
         &self,
         dev: &dyn Device,
@@ -176,18 +178,17 @@ impl Decoder {
         row: usize,
         out: &mut [f32],
     ) -> Result<()> {
-        let n = batch.rows(ws.tokens(), false)?;
-        if row >= n {
-            return Err(Error::op("next_token_logits", format!("row {row} of a batch of {n} tokens")));
-        }
+        batch.rows(ws.tokens(), false)?;
+        let at = batch.place(dev, row)?;
         let Workspace {
             stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
         } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
+        self.look(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
-        self.root.logits(&cx, w, x, row, scratch, [next, all_next], bytemuck::cast_slice_mut(out))?;
+        self.root.logits(&cx, w, x, at, scratch, [next, all_next], bytemuck::cast_slice_mut(out))?;
         store.release(ROOT, Pass::Evaluate)?;
         let cap = self.spec.logit_cap;
         if cap > 0.0 {
@@ -220,6 +221,15 @@ impl Decoder {
             layer: ROOT,
             attended: false,
         }
+    }
+
+    /// Who sees whom around the ring, where there is one.
+    fn look(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
+        let Some(rows) = cx.batch.rows else { return Ok(()) };
+        let heads = &self.blocks[0].attention.shape;
+        let mut windows = self.blocks.iter().map(|block| block.attention.shape.window);
+        let (all, near) = (windows.clone().find(|&w| w == 0), windows.find(|&w| w > 0));
+        scratch.ring.look(cx.dev, &*cx.groups.sp, heads, all.into_iter().chain(near), cx.batch.cu_seqlens, rows)
     }
 
     /// Assigns the residual stream and what each block keeps.

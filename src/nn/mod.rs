@@ -16,6 +16,7 @@ mod mlp;
 mod norm;
 pub mod parallel;
 mod recompute;
+pub mod ring;
 mod root;
 pub mod rotary;
 pub mod spec;

@@ -171,14 +171,15 @@ impl Root {
         tp.release(ticket)
     }
 
-    /// Assigns `out`, bytes of vocab f32: the logits of token `row`, not capped. `x (R, C)`; `next` is scratch.
+    /// Assigns `out`, bytes of vocab f32: the logits of token `row` of rank `holder` of sp, not capped; of others `row` is any.
+    /// `x (R, C)`; `next` is scratch.
     #[allow(clippy::too_many_arguments)]
     pub fn logits(
         &self,
         cx: &Cx,
         w: Weights,
         x: View,
-        row: usize,
+        (holder, row): (usize, usize),
         scratch: &mut Scratch,
         [next, all]: [&mut Tensor; 2],
         out: &mut [u8],
@@ -190,6 +191,12 @@ impl Root {
         let at = h.rows.slice(row * width..(row + 1) * width);
         self.head.forward(cx.dev, w, at, &mut scratch.low, next.rows_mut(1))?;
         cx.release(h)?;
+        if cx.batch.rows.is_some() {
+            let sp = &cx.groups.sp;
+            let ticket = sp.broadcast(Tag::new("sp logits", cx.layer), next.rows_mut(1), holder)?;
+            sp.wait(ticket)?;
+            sp.wait_sent(ticket)?;
+        }
         if !self.words.cut() {
             return cx.dev.download(next.rows(1), out);
         }

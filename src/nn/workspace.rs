@@ -5,15 +5,16 @@
 //! and allocation cannot drift apart.
 use super::parallel::{Groups, Split};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
+use super::ring::Ring;
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
-use crate::comm::CommUse;
-use crate::device::{Buf, Device, View, ViewMut, VocabPart};
+use crate::comm::{Axis, CommUse};
+use crate::device::{Attention, Buf, Device, View, ViewMut, VocabPart};
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkspaceOptions {
-    /// The most tokens in a micro-batch.
+    /// The most tokens in a rank's part of a micro-batch.
     pub tokens: usize,
     /// Of activations: f32 or bf16.
     pub dtype: DType,
@@ -30,8 +31,8 @@ pub struct Shape {
     dtype: DType,
     rows: usize,
     width: usize,
-    /// How so many ranks of tp use it together, where they do.
-    shared: Option<(CommUse, usize)>,
+    /// Of what a group communicates: which group, how, and how many ranks it has.
+    through: Option<(Axis, CommUse, usize)>,
 }
 
 pub struct Tensor {
@@ -40,21 +41,31 @@ pub struct Tensor {
 }
 
 impl Shape {
+    pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> Shape {
+        Shape { category, dtype, rows, width, through: None }
+    }
+    /// The group of `axis`, which has so many ranks, communicates it.
+    pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> Shape {
+        Shape { through: Some((axis, usage, ranks)), ..self }
+    }
     fn bytes(&self) -> usize {
         let bytes = self.rows * self.width * self.dtype.size();
-        self.shared.map_or(bytes, |(usage, ranks)| usage.counted(bytes, ranks))
+        self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
     }
     /// Bytes that are there beyond [`Shape::bytes`] where each rank has its own.
     fn apart(&self) -> usize {
-        Shape { shared: None, ..*self }.bytes() - self.bytes()
+        Shape { through: None, ..*self }.bytes() - self.bytes()
     }
-    fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
-        let (len, category) = (self.rows * self.width, self.category);
-        let buf = match self.shared {
-            Some((usage, _)) => groups.tp.alloc(self.dtype, len, usage, category)?,
-            None => dev.alloc(self.dtype, len, category)?,
+    pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
+        let (len, width) = (self.rows * self.width, self.width);
+        let buf = match self.through {
+            Some((axis, usage, _)) if len > 0 => {
+                let group = if axis == Axis::Tp { &groups.tp } else { &groups.sp };
+                group.alloc(self.dtype, len, usage, self.category)?
+            }
+            _ => dev.alloc(self.dtype, len, self.category)?,
         };
-        Ok(Tensor { buf, width: self.width })
+        Ok(Tensor { buf, width })
     }
 }
 
@@ -81,14 +92,17 @@ impl Tensor {
     }
 }
 
-/// A struct of alike fields, and the map over them.
+/// A struct of alike fields and of other tables, and the map over them.
 macro_rules! table {
-    ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $field:ident,)* }) => {
+    ($(#[$about:meta])* $name:ident {
+        $($(#[$what:meta])* $field:ident,)*
+        $(; $($(#[$whose:meta])* $inner:ident: $table:ident,)*)?
+    }) => {
         $(#[$about])*
-        pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* }
+        pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* $($($(#[$whose])* pub $inner: $table<T>,)*)? }
         impl<T> $name<T> {
             pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<$name<U>> {
-                Ok($name { $($field: f(&self.$field)?,)* })
+                Ok($name { $($field: f(&self.$field)?,)* $($($inner: self.$inner.map(f)?,)*)? })
             }
         }
     };
@@ -179,6 +193,9 @@ table! {
         dlow,
         /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
         unused,
+        ;
+        /// Of the ring of sp.
+        ring: Ring,
     }
 }
 table! {
@@ -223,7 +240,7 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
 }
 
 impl Workspace<Shape, ()> {
-    /// The table: what a model needs for `options`.
+    /// The table: what a rank's part of a model needs for `options`.
     /// `rank`: of the adapters, 0 without.
     pub(super) fn plan(whole: &Spec, split: &Split, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
@@ -231,8 +248,19 @@ impl Workspace<Shape, ()> {
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may take 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
-        let positions = spec.max_len.min(tokens);
-        let shape = |category, dtype, rows, width| Shape { category, dtype, rows, width, shared: None };
+        let positions = spec.max_len.min(tokens * split.sp.of);
+        let shape = Shape::new;
+
+        let heads = Attention {
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            scale: 1.0,
+            window: 0,
+            softcap: 0.0,
+        };
+        let seen = |all: bool| (0..spec.layers).any(|i| (spec.window_of(i) == 0) == all);
+        let around = WorkspaceOptions { tokens: if split.sp.of > 1 { tokens } else { 0 }, ..*options };
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
@@ -260,7 +288,7 @@ impl Workspace<Shape, ()> {
         let chunk = chunk_rows(tokens, spec.vocab, dtype);
         // What ranks of tp communicate, if it is there.
         let shared = |there: bool, usage, dtype, rows, width| Shape {
-            shared: there.then_some((usage, tp)),
+            through: there.then_some((Axis::Tp, usage, tp)),
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
         };
         let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
@@ -296,6 +324,7 @@ impl Workspace<Shape, ()> {
                     rows: if train { 2 } else { 0 },
                     ..back(spec.dim.max(spec.head_dim))
                 },
+                ring: Ring::plan(&heads, [true, false].map(seen), split.sp.of, split.ring, &around),
             },
             fixed: Fixed {
                 table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),

@@ -28,7 +28,7 @@ pub struct EngineOptions {
     pub rule: Rule,
     /// Largest global norm of a gradient; 0 is no clipping.
     pub grad_clip: f32,
-    /// The most tokens in a rank's micro-batch.
+    /// The most tokens in a micro-batch, which the ranks of sp share.
     pub tokens: usize,
     /// Activation checkpointing.
     pub checkpoint: Checkpointing,
@@ -43,24 +43,27 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    fn workspace(&self) -> WorkspaceOptions {
-        let dtype = self.strategy.dtype();
-        WorkspaceOptions { tokens: self.tokens, dtype, checkpoint: self.checkpoint, train: true }
+    fn workspace(&self, split: &Split) -> WorkspaceOptions {
+        let (tokens, dtype) = (self.tokens.div_ceil(split.sp.of), self.strategy.dtype());
+        WorkspaceOptions { tokens, dtype, checkpoint: self.checkpoint, train: true }
     }
     /// Bytes of activations that a rank holds beyond [`Engine::planned`] where ranks do not share what is gathered: on GPUs.
     pub fn gathered_apart(&self, mesh: &MeshSizes) -> Result<usize> {
-        Ok(self.decoder(mesh, &mesh.coords(0))?.gathered_apart(&self.workspace()))
+        let (at, decoder) = (mesh.coords(0), self.decoder(mesh, &mesh.coords(0))?);
+        Ok(decoder.gathered_apart(&self.workspace(&self.split(mesh, &at))))
     }
-    /// The part of the model that the rank at `at` computes.
-    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
-        let split = Split {
+    fn split(&self, mesh: &MeshSizes, at: &Coords) -> Split {
+        Split {
             tp: Slice { index: at.tp, of: mesh.tp },
             sp: Slice { index: at.sp, of: mesh.sp },
             sequence_parallel: self.sequence_parallel,
             cuts: self.cuts,
             ring: self.ring,
-        };
-        Decoder::split(self.spec.clone(), &self.tuning, &split)
+        }
+    }
+    /// The part of the model that the rank at `at` computes.
+    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
+        Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
     }
 }
 
@@ -110,14 +113,15 @@ impl Engine {
 
     /// The same with weights of zero: for who fills them, or plans a run without values.
     pub fn unfilled(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
+        let split = options.split(&mesh.sizes, &mesh.coords);
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
         Ok(Engine {
-            workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?,
+            workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
-            staging: Staging::new(&*dev, options.tokens)?,
+            staging: Staging::new(&*dev, options.tokens, split.sp)?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
             dev,
@@ -129,10 +133,10 @@ impl Engine {
 
     /// Bytes that `new` allocates on a rank, in the order of [`CATEGORIES`].
     pub fn planned(options: &EngineOptions, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
-        let decoder = options.decoder(mesh, &mesh.coords(0))?;
+        let (split, decoder) = (options.split(mesh, &mesh.coords(0)), options.decoder(mesh, &mesh.coords(0))?);
         let (strategy, layouts) = (&options.strategy, decoder.layouts());
         let mut parts = strategy.planned(layouts, mesh);
-        parts.extend(decoder.planned(&options.workspace()));
+        parts.extend(decoder.planned(&options.workspace(&split)));
         let owned = strategy.owned(layouts, mesh);
         parts.push(match strategy.offload() {
             Offload::Nothing => options.rule.planned(owned),
@@ -140,7 +144,7 @@ impl Engine {
         });
         parts.push(Summed::planned(layouts, mesh));
         parts.extend(GradNorm::planned(strategy.offload()));
-        parts.push(Staging::planned(options.tokens));
+        parts.push(Staging::planned(options.tokens, split.sp));
         parts.push((Category::Other, 2 * DType::F64.size()));
         let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())

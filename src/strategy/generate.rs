@@ -7,7 +7,7 @@ use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::Device;
-use crate::nn::{Checkpointing, Decoder, Groups, Spec, Workspace, WorkspaceOptions};
+use crate::nn::{Checkpointing, Decoder, Groups, Slice, Spec, Workspace, WorkspaceOptions};
 use crate::store::Store;
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Generator {
         Ok(Generator {
             store: strategy.store(dev.clone(), mesh, &frozen)?,
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,
-            staging: Staging::new(&*dev, window)?,
+            staging: Staging::new(&*dev, window, Slice::WHOLE)?,
             dev,
             decoder,
         })

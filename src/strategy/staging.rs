@@ -1,53 +1,81 @@
-//! The device's copy of the micro-batch at hand, allocated once. Never holds more than one.
+//! The device's copy of the micro-batch at hand, or of this rank's part of it; allocated once. Never holds more than one.
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
+use crate::data::zigzag::Cut;
 use crate::device::{Buf, Device};
-use crate::nn::Batch;
+use crate::nn::{Batch, Slice};
 
 pub(super) struct Staging {
+    /// Of a whole micro-batch.
+    capacity: usize,
     tokens: Buf,
     targets: Buf,
     positions: Buf,
     cu_seqlens: Buf,
+    rows: Buf,
+    /// Where ranks of sp have a part each.
+    cut: Option<Cut>,
+}
+
+/// Elements of a rank's part, of the borders of documents, and of the rows of all ranks.
+fn lengths(tokens: usize, sp: Slice) -> [usize; 3] {
+    let (part, cut) = (tokens.div_ceil(sp.of), sp.of > 1);
+    // Padding is one more document.
+    [part, tokens + 1 + usize::from(cut), if cut { part * sp.of } else { 0 }]
 }
 
 impl Staging {
-    /// Room for `tokens` tokens in as many documents.
-    pub fn new(dev: &dyn Device, tokens: usize) -> Result<Staging> {
+    /// Room for one rank's part of `tokens` tokens in as many documents.
+    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice) -> Result<Staging> {
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
+        let [part, borders, rows] = lengths(tokens, sp);
         Ok(Staging {
-            tokens: alloc(DType::U32, tokens)?,
-            targets: alloc(DType::I32, tokens)?,
-            positions: alloc(DType::U32, tokens)?,
-            cu_seqlens: alloc(DType::U32, tokens + 1)?,
+            capacity: tokens,
+            tokens: alloc(DType::U32, part)?,
+            targets: alloc(DType::I32, part)?,
+            positions: alloc(DType::U32, part)?,
+            cu_seqlens: alloc(DType::U32, borders)?,
+            rows: alloc(DType::U32, rows)?,
+            cut: (sp.of > 1).then(|| Cut::new(sp.index, sp.of, tokens)),
         })
     }
     /// Bytes that `new` allocates.
-    pub fn planned(tokens: usize) -> (Category, usize) {
-        (Category::Other, (4 * tokens + 1) * DType::U32.size())
+    pub fn planned(tokens: usize, sp: Slice) -> (Category, usize) {
+        let [part, borders, rows] = lengths(tokens, sp);
+        (Category::Other, (3 * part + borders + rows) * DType::U32.size())
     }
+    /// Tokens of a micro-batch that there is room for.
     pub fn capacity(&self) -> usize {
-        self.tokens.len()
+        self.capacity
     }
 
-    /// Copies the micro-batch over. Without targets (all of them, or none) it serves prediction only.
+    /// Copies this rank's part of the micro-batch over. Without targets (all of them, or none) it serves prediction only.
     pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<Batch<'_>> {
         let (n, documents) = (batch.tokens.len(), batch.cu_seqlens.len());
-        if n > self.capacity() || documents > self.cu_seqlens.len() {
-            let what = format!("{n} tokens, {documents} document borders in a buffer for {} tokens", self.capacity());
+        if n > self.capacity || documents > self.capacity + 1 {
+            let what = format!("{n} tokens, {documents} document borders in a buffer for {} tokens", self.capacity);
             return Err(Error::op("upload", what));
         }
-        let [tokens, targets, positions, cu_seqlens] = [
-            (&mut self.tokens, bytemuck::cast_slice::<u32, u8>(&batch.tokens)),
-            (&mut self.targets, bytemuck::cast_slice(&batch.targets)),
-            (&mut self.positions, bytemuck::cast_slice(&batch.positions)),
-            (&mut self.cu_seqlens, bytemuck::cast_slice(&batch.cu_seqlens)),
+        let (part, rows): (_, &[u32]) = match &mut self.cut {
+            None => (batch, &[]),
+            Some(cut) => {
+                cut.fill(batch);
+                (&cut.part, &cut.rows)
+            }
+        };
+        let [tokens, targets, positions, cu_seqlens, rows] = [
+            (&mut self.tokens, bytemuck::cast_slice::<u32, u8>(&part.tokens)),
+            (&mut self.targets, bytemuck::cast_slice(&part.targets)),
+            (&mut self.positions, bytemuck::cast_slice(&part.positions)),
+            (&mut self.cu_seqlens, bytemuck::cast_slice(&part.cu_seqlens)),
+            (&mut self.rows, bytemuck::cast_slice(rows)),
         ]
         .map(|(buf, src)| {
             let len = src.len() / buf.dtype().size();
             dev.upload(src, buf.view_mut().slice(0..len))?;
             Ok(buf.view().slice(0..len))
         });
-        Ok(Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens? })
+        let rows = Some(rows?).filter(|_| self.cut.is_some());
+        Ok(Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens?, rows })
     }
 }

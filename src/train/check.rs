@@ -7,7 +7,6 @@ use std::path::Path;
 
 /// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
 pub fn unbuilt(s: &Settings) -> Result<()> {
-    let more = |n: Option<usize>| n.filter(|&n| n > 1).map(|n| n.to_string());
     let is = |asked: bool, name: &str| asked.then(|| name.to_string());
     let p = &s.precision;
     let unbuilt = [
@@ -18,7 +17,6 @@ pub fn unbuilt(s: &Settings) -> Result<()> {
             "reduction in fewer bits",
             "--reduce-dtype fp32",
         ),
-        ("ring-attn-size", more(s.parallel.ring_attn_size), "ring attention", "--ring-attn-size 1"),
     ];
     match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
         None => Ok(()),

@@ -200,7 +200,10 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
         seed: set(&s.run.seed, "run.seed")?,
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
         cuts: Cuts::ALL,
-        ring: RingImpl::Ring,
+        ring: match set(&s.parallel.ring_impl, "parallel.ring_impl")? {
+            RingName::Ring => RingImpl::Ring,
+            RingName::Allgather => RingImpl::AllGather,
+        },
     })
 }
 

@@ -31,6 +31,7 @@ names!(
 );
 names!(FsdpImpl, "snake_case", Manual, Reference);
 names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
+names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
 names!(

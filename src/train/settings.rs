@@ -360,9 +360,12 @@ pub struct Parallel {
     /// Take the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
-    /// Ranks that share each sequence (ring attention)
+    /// Ranks that share each sequence (ring attention), of any length: what does not divide is padded
     #[arg(long, value_name = "N")]
     pub ring_attn_size: Option<usize>,
+    /// How keys and values reach those ranks: block by block, or all at once (short sequences, few key/value heads)
+    #[arg(long)]
+    pub ring_impl: Option<RingName>,
     /// Norms and residuals cut over the tensor-parallel ranks
     #[arg(long)]
     pub sequence_parallel: Option<bool>,

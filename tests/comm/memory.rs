@@ -30,7 +30,11 @@ fn operations_allocate_nothing() {
         let mut full = g.alloc(DType::F32, 64 * n, CommUse::Gathered, Category::Slots).unwrap();
         let mut grads = g.alloc(DType::F32, 64 * n, CommUse::Reduced, Category::Slots).unwrap();
         let (mut shard, mut values) = (plain(DType::F32, 64), plain(DType::F64, 5));
+        let (to, from) = ((g.rank() + 1) % n, (g.rank() + n - 1) % n);
         let mut step = |i| {
+            let d = g.send_recv(Tag::new("shift", i), to, grads.view().slice(0..64), from, shard.view_mut()).unwrap();
+            g.wait(d).unwrap();
+            g.wait_sent(d).unwrap();
             let a = g.all_gather(Tag::new("gather", i), shard.view(), full.view_mut()).unwrap();
             let c = g.all_reduce(Tag::new("values", i), values.view_mut(), Reduce::Sum).unwrap();
             g.wait(a).unwrap();

@@ -280,6 +280,54 @@ fn shifts<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sy
     });
 }
 
+/// What one rank sends from a buffer of the group and another from its own memory.
+#[test]
+fn senders_choose_where_they_send_from() {
+    const LEN: usize = 300_000; // more than a mailbox holds
+    world(3, |mesh| {
+        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (to, from) = ((me + 1) % 3, (me + 2) % 3);
+        let mut shared = g.alloc(DType::F32, LEN + 7, CommUse::Reduced, Category::Other).unwrap();
+        let (mut own, mut recv) = (plain(DType::F32, LEN + 7), plain(DType::F32, LEN));
+        for round in 0..6 {
+            let send = if (me + round) % 3 == 0 { &mut own } else { &mut shared };
+            fill(send, |i| (me * 1_000_000 + i + round) as f32);
+            let t = g.send_recv(T, to, send.view().slice(7..LEN + 7), from, recv.view_mut()).unwrap();
+            g.wait_sent(t).unwrap();
+            fill(send, |_| -1.0f32);
+            g.wait(t).unwrap();
+            expect(&recv, |i| (from * 1_000_000 + i + 7 + round) as f32);
+        }
+    });
+}
+
+/// From a buffer of the group a receiver helps itself, however long the sender computes.
+#[test]
+fn what_is_sent_from_a_buffer_of_the_group_arrives_while_the_sender_computes() {
+    const LEN: usize = 1 << 20;
+    let computing = std::sync::atomic::AtomicBool::new(false);
+    world(2, |mesh| {
+        use std::sync::atomic::Ordering::SeqCst;
+        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let mut send = g.alloc(DType::F32, LEN, CommUse::Reduced, Category::Other).unwrap();
+        let mut recv = plain(DType::F32, LEN);
+        fill(&mut send, |i| (me + i) as f32);
+        computing.store(true, SeqCst);
+        g.barrier(T).unwrap();
+        let t = g.send_recv(T, 1 - me, send.view(), 1 - me, recv.view_mut()).unwrap();
+        if me == 0 {
+            std::thread::sleep(Duration::from_millis(300));
+            computing.store(false, SeqCst);
+        } else {
+            g.wait(t).unwrap();
+            assert!(computing.load(SeqCst), "rank 1 waited until rank 0 called");
+            expect(&recv, |i| i as f32);
+        }
+        g.wait(t).unwrap();
+        g.wait_sent(t).unwrap();
+    });
+}
+
 #[test]
 fn nobody_leaves_a_barrier_before_all_have_come() {
     let came = std::sync::atomic::AtomicUsize::new(0);

@@ -166,6 +166,7 @@ impl Docs {
             targets: self.targets.view(),
             positions: self.positions.view(),
             cu_seqlens: self.cu_seqlens.view(),
+            rows: None,
         }
     }
     pub fn targets(&self) -> &[i32] {

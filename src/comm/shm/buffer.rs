@@ -48,6 +48,22 @@ pub(super) struct Shared {
     _lease: Lease,
 }
 
+/// A group, and one as its how manieth buffer: the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Name {
+    pub group: u64,
+    pub index: u64,
+}
+impl Name {
+    /// Of the buffer that a place is in.
+    pub fn of(group: u64, place: u64) -> Name {
+        Name { group, index: place >> BYTE }
+    }
+}
+
+/// Bits of a place that name the byte; the rest name the buffer.
+pub(super) const BYTE: u32 = 44;
+
 /// What a new buffer is to be, and where in the arena there is room for it.
 pub(super) struct Request {
     pub dtype: DType,
@@ -110,9 +126,16 @@ impl Shared {
     pub fn stride(&self) -> usize {
         self.stride
     }
+    pub fn name(&self) -> Name {
+        Name { group: self.group, index: self.index }
+    }
     /// Names byte `at` of the buffer, alike on all ranks.
     pub fn place(&self, at: usize) -> u64 {
-        self.index << 44 | at as u64
+        self.index << BYTE | at as u64
+    }
+    /// The byte of a rank's buffer that `place` names.
+    pub fn at(&self, rank: usize, place: u64) -> *const u8 {
+        self.of(rank).wrapping_add((place & ((1 << BYTE) - 1)) as usize)
     }
 
     fn released(&self, rank: usize) -> &AtomicU64 {

@@ -37,7 +37,7 @@ impl Group {
             return Ok(elsewhere);
         }
         let Some(buffer) = self.hub.seat.find(start, view.bytes()) else { return Ok(elsewhere) };
-        if buffer.group() == self.id && buffer.usage() == usage {
+        if buffer.group() == self.hub.id && buffer.usage() == usage {
             let at = start as usize - buffer.range().start;
             let sources = Sources::new(buffer.of(0).wrapping_add(at), buffer.stride());
             return Ok(Place { buffer: Some((buffer, at)), sources });
@@ -160,6 +160,12 @@ impl Collective for Group {
         let mut op = Op::new(kind, tag, send.dtype(), send.len(), Step::Mail);
         (op.desc.to, op.desc.from, op.desc.recv_len) = (to as u32, from as u32, recv.len() as u64);
         (op.src, op.dst, op.keep) = (send.as_ptr(), recv.as_mut_ptr(), [Some(send.keep()), Some(recv.keep())]);
+        if !send.is_empty()
+            && let Some(buffer) = self.hub.seat.find(send.as_ptr(), send.bytes())
+            && (buffer.group(), buffer.usage()) == (self.hub.id, CommUse::Reduced)
+        {
+            op.desc.place = buffer.place(send.as_ptr() as usize - buffer.range().start);
+        }
         self.start(op, if from == self.rank() { 0 } else { recv.bytes() })
     }
 

@@ -24,6 +24,8 @@ pub(super) struct Hub {
     /// This rank's index among them.
     pub me: usize,
     pub axis: Axis,
+    /// Region of the arena: distinguishes this rank's groups.
+    pub id: u64,
     pub level: Level,
     pub seat: Arc<Seat>,
 }
@@ -82,8 +84,6 @@ pub(super) struct Inner {
 
 pub struct Group {
     pub(super) hub: Hub,
-    /// Region of the arena: distinguishes this rank's groups.
-    pub(super) id: u64,
     inner: Mutex<Inner>,
 }
 
@@ -118,9 +118,8 @@ impl Group {
             stats: CommStats::default(),
             failed: None,
         };
-        let hub = Hub { lanes, ranks, me, axis, level: Level::best(), seat: seat.clone() };
-        let id = region / REGION;
-        let group = Arc::new(Group { hub, id, inner: Mutex::new(inner) });
+        let hub = Hub { lanes, ranks, me, axis, id: region / REGION, level: Level::best(), seat: seat.clone() };
+        let group = Arc::new(Group { hub, inner: Mutex::new(inner) });
         seat.enter(&group);
         Ok(group)
     }
@@ -146,7 +145,7 @@ impl Group {
         let (mut moved, mut mailbox_taken, mut i) = (false, false, 0);
         while let Some(&seq) = active.get(i) {
             let op = &mut ring[(seq % RING) as usize];
-            if op.step == Step::Mail && mailbox_taken {
+            if op.is_staged() && mailbox_taken {
                 i += 1;
                 continue;
             }
@@ -160,7 +159,7 @@ impl Group {
                     return Err(e);
                 }
             }
-            mailbox_taken |= op.step == Step::Mail;
+            mailbox_taken |= op.is_staged();
             if op.complete && !complete {
                 *in_flight -= 1;
                 if *in_flight == 0 {
@@ -224,6 +223,9 @@ impl Group {
             Until::Complete(seq) => self.op(inner, seq).is_none_or(|op| op.complete),
             Until::Sent(seq) => self.op(inner, seq).is_none_or(|op| match op.kind {
                 Kind::ReduceScatter => op.step == Step::Retired || op.desc.place == Desc::STAGED && op.complete,
+                Kind::SendRecv if op.desc.place != Desc::STAGED => {
+                    op.complete && self.hub.reached(op.desc.to as usize, seq, Phase::Done)
+                }
                 _ => op.complete,
             }),
         }
@@ -288,7 +290,7 @@ impl Group {
         let seq = inner.next;
         self.until(inner, Until::Room(seq), name, tag)?;
         op.seq = seq;
-        if op.step == Step::Mail {
+        if op.is_staged() {
             op.before = inner.last_staged.replace(seq);
         }
         if let Some((buffer, content)) = &mut op.into {
@@ -310,12 +312,12 @@ impl Group {
         inner.ring[(seq % RING) as usize] = op;
         self.hub.ring();
         self.progress(inner)?;
-        Ok(Ticket(self.id << TICKET_SEQ | seq))
+        Ok(Ticket(self.hub.id << TICKET_SEQ | seq))
     }
 
     fn seq(&self, inner: &Inner, op: &'static str, ticket: Ticket) -> Result<u64> {
         let (group, seq) = (ticket.0 >> TICKET_SEQ, ticket.0 & ((1 << TICKET_SEQ) - 1));
-        if group != self.id || seq >= inner.next {
+        if group != self.hub.id || seq >= inner.next {
             return Err(self.hub.error(op, Tag::new("ticket", ticket.0 as usize), "is not of this group".into()));
         }
         Ok(seq)
@@ -359,7 +361,7 @@ impl Group {
         op.desc.arg = usage as u8;
         let _ = self.start_in(inner, op)?;
         inner.allocs += 1;
-        let request = Request { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: self.id, index };
+        let request = Request { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: hub.id, index };
         Shared::alloc(&hub.seat, &mut inner.cursor, request)
     }
     pub(super) fn stats_now(&self) -> CommStats {

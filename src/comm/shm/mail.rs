@@ -1,11 +1,15 @@
 //! Staged operations: rounds through the ranks' mailboxes, for buffers that peers cannot reach. Never blocks.
 //!
+//! A send_recv from a buffer of the group is not staged: its receiver copies from there. As each rank may send from elsewhere,
+//! a receiver learns which it is from the sender's record.
+//!
 //! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv (pairs).
 //! The operations take the mailboxes one after the other, in the order in which they were started. A mailbox has two
 //! halves, so that a rank fills one while its peers read the other; `wrote` and `read` in the records count the rounds.
+use super::buffer::Name;
 use super::group::Hub;
 use super::op::Op;
-use super::record::{CHUNK, Kind, Phase};
+use super::record::{CHUNK, Desc, Kind, Phase};
 use super::sum::Sources;
 use crate::base::Result;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -21,6 +25,7 @@ impl Op {
     pub fn rounds_out(&self, hub: &Hub) -> u32 {
         match self.kind {
             Kind::Broadcast if hub.me != self.desc.to as usize => 0,
+            _ if !self.is_staged() => 0,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
     }
@@ -49,7 +54,7 @@ impl Op {
     /// Goes as many rounds as the peers allow; true if any.
     pub fn rounds(&mut self, hub: &Hub) -> Result<bool> {
         let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
-        let mut moved = false;
+        let mut moved = self.pull(hub)?;
         loop {
             let (wrote, read) = (self.wrote, self.read);
             if wrote < out && self.mailbox_free(hub) {
@@ -67,6 +72,27 @@ impl Op {
             }
             moved = true;
         }
+    }
+    /// Copies what is sent from a buffer of the group; true if that is what happened.
+    fn pull(&mut self, hub: &Hub) -> Result<bool> {
+        let inn = self.rounds_in(hub);
+        if self.kind != Kind::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
+            return Ok(false);
+        }
+        let from = self.desc.from as usize;
+        let place = if from == hub.me { self.desc.place } else { hub.lanes.record(from, self.seq).desc().place };
+        if place == Desc::STAGED {
+            return Ok(false);
+        }
+        let Some(buffer) = hub.seat.named(Name::of(hub.id, place)) else {
+            return Err(self.error(hub, "is sent from a buffer of the group that this rank has dropped".into()));
+        };
+        let bytes = self.desc.recv_len as usize * self.dtype.size();
+        // SAFETY: the sender has posted, which it does when the content is there, and leaves it until this rank is `Done`;
+        // it has checked that the buffer, alike on all ranks, holds it; `dst` is the lent output.
+        unsafe { std::ptr::copy_nonoverlapping(buffer.at(from, place), self.dst, bytes) };
+        self.read = inn;
+        Ok(true)
     }
     /// The half for the next round is read empty by all its readers.
     fn mailbox_free(&self, hub: &Hub) -> bool {

@@ -3,8 +3,8 @@
 //!
 //! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own piece
 //! (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced` buffer reads
-//! the peers' buffers where they are. Everything else is *staged*: cut into rounds of a chunk, which go through the ranks'
-//! mailboxes (`mail`).
+//! the peers' buffers where they are, and what is sent from one is copied from there. Everything else is *staged*: cut into
+//! rounds of a chunk, which go through the ranks' mailboxes (`mail`).
 use super::buffer::Shared;
 use super::group::Hub;
 use super::record::{Desc, Kind, Phase};
@@ -102,6 +102,10 @@ impl Op {
     }
     pub fn bytes(&self) -> usize {
         self.desc.len as usize * self.dtype.size()
+    }
+    /// Goes through this rank's mailbox.
+    pub fn is_staged(&self) -> bool {
+        self.step == Step::Mail && self.desc.place == Desc::STAGED
     }
     pub fn pending(&self) -> bool {
         self.step != Step::Retired

@@ -6,6 +6,7 @@
 //! after the writes that the phase announces, and peers load it with Acquire before they read what it announces. A slot is
 //! used again when all ranks have retired its operation: none of them looks at the old record any more.
 use super::arena::{Mapping, PAGE};
+use super::buffer::BYTE;
 use crate::base::DType;
 use crate::comm::{Reduce, Tag};
 use std::cell::UnsafeCell;
@@ -145,7 +146,7 @@ impl std::fmt::Display for Desc {
         }?;
         match self.place {
             Desc::STAGED => Ok(()),
-            place => write!(f, " in group buffer {} at byte {}", place >> 44, place & ((1 << 44) - 1)),
+            place => write!(f, " in group buffer {} at byte {}", place >> BYTE, place & ((1 << BYTE) - 1)),
         }
     }
 }

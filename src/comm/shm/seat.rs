@@ -6,7 +6,7 @@
 //! publishes, changes the bell, then reads `sleepers`. These four accesses to bell and sleepers are sequentially
 //! consistent, so either the ringer sees the sleeper and wakes it, or the kernel sees the changed bell and does not sleep.
 use super::arena::{Arena, Mapping};
-use super::buffer::Shared;
+use super::buffer::{Name, Shared};
 use super::group::Group;
 use crate::base::{Error, Meter, Result};
 use crate::comm::Patience;
@@ -41,8 +41,14 @@ pub(super) struct Seat {
     spin: AtomicU32,
     spin_max: u32,
     /// Live buffers of this rank's groups.
-    held: Mutex<Vec<(Range<usize>, Weak<Shared>)>>,
+    held: Mutex<Vec<Held>>,
     groups: Mutex<Vec<Weak<Group>>>,
+}
+
+struct Held {
+    range: Range<usize>,
+    name: Name,
+    buffer: Weak<Shared>,
 }
 
 /// A panic elsewhere leaves nothing half-done under these locks that matters more than reporting it.
@@ -147,18 +153,27 @@ impl Seat {
     }
 
     pub fn hold(&self, buffer: &Arc<Shared>) {
-        lock(&self.held).push((buffer.range(), Arc::downgrade(buffer)));
+        let held = Held { range: buffer.range(), name: buffer.name(), buffer: Arc::downgrade(buffer) };
+        lock(&self.held).push(held);
     }
     /// A buffer was dropped: forgets those that are gone.
     pub fn drop_held(&self) {
-        lock(&self.held).retain(|(_, buffer)| buffer.strong_count() > 0);
+        lock(&self.held).retain(|held| held.buffer.strong_count() > 0);
     }
     /// The live buffer, of any of this rank's groups, that holds `bytes` at `start`.
     pub fn find(&self, start: *const u8, bytes: usize) -> Option<Arc<Shared>> {
         let (start, end) = (start as usize, start as usize + bytes);
+        self.find_held(|held| held.range.start <= start && end <= held.range.end)
+    }
+
+    /// The live buffer of that name.
+    pub fn named(&self, name: Name) -> Option<Arc<Shared>> {
+        self.find_held(|held| held.name == name)
+    }
+    fn find_held(&self, is: impl Fn(&Held) -> bool) -> Option<Arc<Shared>> {
         // Upgraded after the lock: were this the last holder by now, its drop would take the lock again.
-        let found = lock(&self.held).iter().find(|(range, _)| range.start <= start && end <= range.end).cloned();
-        found?.1.upgrade()
+        let found = lock(&self.held).iter().find(|held| is(held)).map(|held| held.buffer.clone());
+        found?.upgrade()
     }
 
     pub fn enter(&self, group: &Arc<Group>) {

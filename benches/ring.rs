@@ -1,0 +1,109 @@
+//! One layer's attention, forward and backward, over a ring of two ranks, one thread each: block by block, all at once, and
+//! `plain`, half the time of one rank by itself: what the ring would cost if nothing had to travel and no
+//! passes had to be merged. bf16; the number in a name is the length of the one dense sequence. `gqa`: 12 heads of 64 over 2
+//! key/value heads instead of 12.
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use flatshard::base::{Category, DType, Meter};
+use flatshard::comm::{Collective, MeshSizes, Tag, shm};
+use flatshard::data::MicroBatch;
+use flatshard::data::zigzag::Cut;
+use flatshard::device::{Attention, Buf, Device, cpu::CpuDevice};
+use flatshard::nn::ring::{Around, Ring};
+use flatshard::nn::{Checkpointing, Groups, RingImpl, WorkspaceOptions};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 2;
+
+/// Queries, keys and values, their gradients, and what attention made: zeros, which take as long as anything.
+struct Rows {
+    qkv: Buf,
+    dqkv: Buf,
+    o: Buf,
+    lse: Buf,
+    delta: Buf,
+}
+
+impl Rows {
+    fn new(dev: &dyn Device, a: &Attention, n: usize) -> Rows {
+        let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other).unwrap();
+        let (row, inner) = (n * a.row(), n * a.heads * a.head_dim);
+        let [qkv, dqkv, o] = [row, row, inner].map(|len| alloc(DType::Bf16, len));
+        let [lse, delta] = [(); 2].map(|()| alloc(DType::F32, n * a.heads));
+        Rows { qkv, dqkv, o, lse, delta }
+    }
+}
+
+fn u32s(dev: &dyn Device, values: &[u32]) -> Buf {
+    let mut buf = dev.alloc(DType::U32, values.len(), Category::Other).unwrap();
+    dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
+    buf
+}
+
+/// `rounds` times, of a rank that has half of a sequence of `len`. None: the whole sequence by itself, of which half the time
+/// is its share.
+fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
+    let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));
+    let n = len / RANKS;
+    let mut rows = Rows::new(&*dev, a, if ring.is_some() { n } else { len });
+    let batch = MicroBatch { tokens: vec![0; len], cu_seqlens: vec![0, len as u32], ..MicroBatch::default() };
+    let mut cut = Cut::new(group.rank(), RANKS, len);
+    cut.fill(&batch);
+    let (documents, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
+    let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
+    let options = WorkspaceOptions { tokens: n, dtype: DType::Bf16, checkpoint: Checkpointing::Off, train: true };
+    let kind = ring.unwrap_or_default();
+    let mut buffers = Ring::plan(a, [true, false], RANKS, kind, &options).allocate(&*dev, &groups).unwrap();
+    buffers.look(&*dev, &*group, a, [0], documents.view(), dealt.view()).unwrap();
+    let around = Around { dev: &*dev, group: &*group, ring: kind, shape: a, layer: 0 };
+    let mut once = || {
+        let Rows { qkv, dqkv, o, lse, delta } = &mut rows;
+        if ring.is_some() {
+            around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+            let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
+            around.backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o, delta, dqkv).unwrap();
+        } else {
+            let cu = documents.view();
+            dev.attention(a, cu, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+            let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
+            dev.attention_backward(a, cu, qkv.view(), o.view(), lse.view(), d_o, delta, dqkv).unwrap();
+        }
+    };
+    once();
+    group.barrier(Tag::new("bench", 0)).unwrap();
+    let start = Instant::now();
+    (0..rounds).for_each(|_| once());
+    // Alone, a rank has done the work of both.
+    start.elapsed() / if ring.is_some() { 1 } else { RANKS as u32 }
+}
+
+fn timed(a: Attention, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
+    let meters = [(); RANKS].map(|()| Meter::default());
+    let meshes = shm::threads(MeshSizes::sharded(RANKS), &meters).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = meshes
+            .into_iter()
+            .map(|mesh| scope.spawn(move || rank(mesh.fsdp.clone(), &a, len, ring, rounds)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).max().unwrap()
+    })
+}
+
+fn layers(c: &mut Criterion) {
+    let mut group = c.benchmark_group("ring");
+    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    for (heads, kv_heads) in [("mha", 12), ("gqa", 2)] {
+        let a = Attention { heads: 12, kv_heads, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
+        for len in [512, 2048, 8192] {
+            let ways = [("plain", None), ("ring", Some(RingImpl::Ring)), ("allgather", Some(RingImpl::AllGather))];
+            for (name, ring) in ways {
+                let id = BenchmarkId::new(format!("{heads}/{name}"), len);
+                group.bench_function(id, |b| b.iter_custom(|n| timed(a, len, ring, n)));
+            }
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, layers);
+criterion_main!(benches);

@@ -1,0 +1,11 @@
+//! Ring attention: one layer's attention around the ring against exact arithmetic and against the plain path; what it sends,
+//! when, and how much; whole models cut over a ring against one rank.
+mod cli;
+#[path = "../common/mod.rs"]
+mod common;
+mod layer;
+mod model;
+#[path = "../conformance/reference.rs"]
+#[allow(dead_code)]
+mod reference;
+mod trace;

@@ -1,0 +1,238 @@
+//! Whole models whose sequences are cut over a ring, against one rank: loss, norm and weights after steps; evaluation,
+//! generation; bytes sent and held.
+use crate::common::*;
+use flatshard::base::meter::CATEGORIES;
+use flatshard::base::rng::Rng;
+use flatshard::base::{DType, Result};
+use flatshard::comm::MeshSizes;
+use flatshard::comm::delayed::Delayed;
+use flatshard::comm::recorder::{Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{Axis, Collective};
+use flatshard::data::MicroBatch;
+use flatshard::device::IGNORE;
+use flatshard::nn::{Checkpointing, RingImpl, Spec};
+use flatshard::store::ShardedOptions;
+use flatshard::strategy::{Engine, EngineOptions, Sampling, StepReport};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Documents of packed samples, none of a length that a ring divides, some shorter than it.
+const PACKED: [usize; 6] = [29, 1, 13, 3, 40, 5];
+/// Dense sequences.
+const DENSE: [usize; 2] = [32, 32];
+const TOKENS: usize = 97;
+
+fn specs() -> [Spec; 4] {
+    let long = |spec: Spec| Spec { max_len: 40, layers: 3, dropout: 0.0, ..spec };
+    let gemma3 = Spec { windowed: vec![true, false, true], ..gemma3() };
+    // A cap on scores as well: Gemma 2's.
+    [llama(), qwen3(), Spec { score_cap: 2.0, ..gemma3 }, gpt()].map(long)
+}
+
+fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {
+    let (rng, n) = (Rng::new(seed, 4), lengths.iter().sum::<usize>());
+    let draw = |i: usize| (rng.u64(i as u64) % spec.vocab as u64) as u32;
+    let mut cu_seqlens = vec![0];
+    cu_seqlens.extend(lengths.iter().scan(0, |at, &len| {
+        *at += len as u32;
+        Some(*at)
+    }));
+    let target =
+        |i: usize| if i % 5 == 1 || cu_seqlens.contains(&(i as u32 + 1)) { IGNORE } else { draw(i + 1) as i32 };
+    MicroBatch {
+        tokens: (0..n).map(draw).collect(),
+        targets: (0..n).map(target).collect(),
+        positions: lengths.iter().flat_map(|&len| 0..len as u32).collect(),
+        cu_seqlens,
+    }
+}
+
+fn sizes(dp_shard: usize, sp: usize) -> MeshSizes {
+    MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 }
+}
+fn around(spec: &Spec, dtype: DType, ring: RingImpl, checkpoint: Checkpointing) -> EngineOptions {
+    let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
+    EngineOptions { tokens: TOKENS, ring, checkpoint, ..options(spec, strategy, SGD) }
+}
+
+/// Steps in which rank `r` of dp has batch `r` of each step; `one` has all of them, one after the other.
+fn trained(sizes: MeshSizes, options: &EngineOptions, steps: u64, lengths: [&[usize]; 2]) -> Outcome {
+    let dp = sizes.dp_replicate * sizes.dp_shard;
+    let results = mesh_ranks(sizes, |rank| {
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        let reports = (1..=steps).map(|number| {
+            let batch = |i: usize| documents(&options.spec, 10 * number + i as u64, lengths[i]);
+            let batches: Vec<_> = if dp == 1 { (0..2).map(batch).collect() } else { vec![batch(rank.mesh.dp.rank())] };
+            step(&mut engine, &batches, number)
+        });
+        Ok((reports.collect::<Result<Vec<StepReport>>>()?, fragments(&mut engine)?))
+    });
+    gathered(&options.spec, results)
+}
+
+/// Losses and norms to these parts of them, weights to this.
+#[track_caller]
+fn assert_near(a: &Outcome, b: &Outcome, within: [f64; 3], label: &str) {
+    for (step, (x, y)) in a.steps.iter().zip(&b.steps).enumerate() {
+        let losses = (f64::from_bits(x.0), f64::from_bits(y.0));
+        let norms = (f64::from(f32::from_bits(x.1)), f64::from(f32::from_bits(y.1)));
+        for (what, (x, y), within) in [("loss", losses, within[0]), ("norm", norms, within[1])] {
+            assert!((x - y).abs() <= within * x.abs(), "{label}, step {}: {what} {x} and {y}", step + 1);
+        }
+    }
+    let (weights, _) = distance(a, b);
+    assert!(f64::from(weights) <= within[2], "{label}: a weight is {weights} off");
+}
+
+#[test]
+fn a_ring_trains_as_one_rank_does() {
+    for spec in specs() {
+        for (dtype, within) in [(DType::F32, [1e-6, 1e-5, 2e-6]), (DType::Bf16, [2e-3, 3e-2, 3e-3])] {
+            let one = around(&spec, dtype, RingImpl::Ring, Checkpointing::Off);
+            let lengths = [&PACKED[..], &DENSE];
+            let expected = trained(sizes(1, 1), &one, 3, lengths);
+            for (sizes, ring, checkpoint) in [
+                (sizes(1, 2), RingImpl::Ring, Checkpointing::Off),
+                (sizes(2, 2), RingImpl::AllGather, Checkpointing::Full),
+                (sizes(1, 4), RingImpl::Ring, Checkpointing::Selective),
+                (sizes(2, 4), RingImpl::Ring, Checkpointing::Full),
+            ] {
+                let label = format!("{:?} in {dtype}, {ring:?} on {sizes:?}, {checkpoint:?}", spec.arch);
+                let options = around(&spec, dtype, ring, checkpoint);
+                assert_near(&expected, &trained(sizes, &options, 3, lengths), within, &label);
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_go_round_as_well() {
+    let [spec, ..] = specs();
+    let options = |sizes: MeshSizes| {
+        let options = around(&spec, DType::F32, RingImpl::Ring, Checkpointing::Off);
+        let lengths = [&PACKED[..], &PACKED];
+        trained(sizes, &EngineOptions { strategy: ddp(DType::F32), ..options }, 2, lengths)
+    };
+    let replicas = MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 2, tp: 1 };
+    assert_near(&options(sizes(1, 1)), &options(replicas), [1e-6, 1e-5, 2e-6], "replicas");
+}
+
+#[test]
+fn an_evaluation_and_a_text_are_those_of_one_rank() {
+    for spec in specs() {
+        let run = |sizes, ring| {
+            let options = around(&spec, DType::F32, ring, Checkpointing::Full);
+            let mut results = mesh_ranks(sizes, |rank| {
+                let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                step(&mut engine, &[documents(&spec, 3, &PACKED)], 1)?;
+                let (loss, tokens) = engine.evaluate(&[documents(&spec, 1, &PACKED), documents(&spec, 2, &DENSE)])?;
+                let text = engine.generate(&[1, 2, 3], 12, &Sampling { temperature: 0.0, ..Sampling::default() })?;
+                Ok((loss, tokens, text))
+            });
+            assert!(results.iter().all(|r| *r == results[0]), "ranks disagree: {results:?}");
+            results.swap_remove(0)
+        };
+        let (loss, tokens, text) = run(sizes(1, 1), RingImpl::Ring);
+        for ring in [RingImpl::Ring, RingImpl::AllGather] {
+            let made = run(sizes(1, 3), ring);
+            assert!((made.0 - loss).abs() < 1e-5 * loss, "{:?} {ring:?}: {} and {loss}", spec.arch, made.0);
+            assert_eq!((made.1, &made.2), (tokens, &text), "{:?} {ring:?}", spec.arch);
+        }
+    }
+}
+
+/// Whoever is late: the same bits.
+#[test]
+fn delays_change_nothing() {
+    let [_, _, spec, _] = specs();
+    for ring in [RingImpl::Ring, RingImpl::AllGather] {
+        let options = around(&spec, DType::F32, ring, Checkpointing::Full);
+        let run = |seed: Option<u64>| {
+            let results = mesh_ranks(sizes(1, 3), |rank| {
+                let delayed = |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
+                    match seed.filter(|_| group.axis() == Axis::Sp) {
+                        Some(seed) => Arc::new(Delayed::new(group, seed, &Seam::ALL, Duration::from_millis(1))),
+                        None => group,
+                    }
+                };
+                let mut engine = Engine::new(rank.device, &rank.mesh.wrap(delayed), &options)?;
+                let reports = (1..=2).map(|number| step(&mut engine, &[documents(&spec, number, &PACKED)], number));
+                Ok((reports.collect::<Result<Vec<StepReport>>>()?, fragments(&mut engine)?))
+            });
+            gathered(&spec, results)
+        };
+        let calm = run(None);
+        for seed in 0..3 {
+            assert_same_bits(&calm, &run(Some(seed)), &format!("{ring:?}, seed {seed}"));
+        }
+    }
+}
+
+/// What a rank sends in a step: R ranks, n rows of c elements of keys and values. Forward, a block goes R - 1 hops in the
+/// compute dtype; backward as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks but the last,
+/// and so their forward transfers; selective has attention's outputs and sends nothing twice.
+#[test]
+fn bytes_are_those_of_the_formula() {
+    let [spec, ..] = specs();
+    let (c, layers) = (2 * spec.kv_heads * spec.head_dim, spec.layers);
+    for (ranks, dtype) in [(2, DType::F32), (3, DType::Bf16), (4, DType::Bf16)] {
+        let n = PACKED.iter().sum::<usize>().div_ceil(ranks);
+        for (checkpoint, recomputed) in
+            [(Checkpointing::Off, 0), (Checkpointing::Selective, 0), (Checkpointing::Full, layers - 1)]
+        {
+            for ring in [RingImpl::Ring, RingImpl::AllGather] {
+                let options = around(&spec, dtype, ring, checkpoint);
+                let sent = mesh_ranks(sizes(1, ranks), |rank| {
+                    let log = Log::default();
+                    let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+                    let mut engine = Engine::new(rank.device, &mesh, &options)?;
+                    log.clear();
+                    step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
+                    let on_ring = log.entries().into_iter().filter(|entry| entry.axis == Axis::Sp);
+                    // A gather or a reduce-scatter notes its full buffer, of which (R - 1) / R come from others.
+                    let bytes = |entry: flatshard::comm::recorder::Entry| match entry.seam {
+                        Some(Seam::SendRecv) => entry.bytes,
+                        _ => entry.bytes / ranks * (ranks - 1),
+                    };
+                    Ok(on_ring.map(bytes).sum::<usize>())
+                });
+                let block = n * c;
+                let forward = (ranks - 1) * block * dtype.size();
+                let home = if ring == RingImpl::Ring { ranks } else { ranks - 1 } * block * 4;
+                let expected = layers * (2 * forward + home) + recomputed * forward;
+                assert!(
+                    sent.iter().all(|&sent| sent == expected),
+                    "{ranks} {checkpoint:?} {ring:?}: {sent:?} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plan_is_what_is_allocated() {
+    for spec in specs() {
+        for ring in [RingImpl::Ring, RingImpl::AllGather] {
+            for sizes in [sizes(1, 2), sizes(2, 3)] {
+                let options = around(&spec, DType::Bf16, ring, Checkpointing::Off);
+                let planned = Engine::planned(&options, &sizes).unwrap();
+                mesh_ranks(sizes, |rank| {
+                    let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                    let buffers = rank.meter.allocations();
+                    step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
+                    assert_eq!(rank.meter.allocations(), buffers, "a step allocates buffers");
+                    for (&(category, name), planned) in CATEGORIES.iter().zip(&planned) {
+                        assert_eq!(
+                            rank.meter.live(category),
+                            planned.1,
+                            "{name} of {:?} {ring:?} {sizes:?}",
+                            spec.arch
+                        );
+                    }
+                    Ok(())
+                });
+            }
+        }
+    }
+}
