@@ -1,17 +1,22 @@
 //! Gradients that tp ranks compute a part of each, of tensors that every one of them has whole ([`Tp::Summed`]): the norms of
-//! heads, and with sequence parallelism all norms. They are small, so they travel together: one all-reduce a step, before
-//! the gradient's norm is taken. Never touches any other gradient.
+//! heads, with sequence parallelism all norms, key and value heads that ranks share. Most are small, so they travel together:
+//! one all-reduce a step for as many as the buffer holds, before the gradient's norm is taken. Never touches any other
+//! gradient.
 use crate::base::{Category, DType, Result};
 use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::device::{Buf, Device, ViewMut};
 use crate::nn::{Layout, Segment, Tp};
 use crate::store::Store;
+use std::ops::Range;
 use std::sync::Arc;
+
+/// Elements of the buffer at most: 4 MiB, the norms of 100 layers of width 5120.
+const MOST: usize = 1 << 20;
 
 pub(super) struct Summed {
     tp: Arc<dyn Collective>,
-    /// f32, as long as all such tensors; none where there are none to sum. A rank that owns a part of them uses the front.
+    /// f32; none where there is nothing to sum.
     buf: Option<Buf>,
 }
 
@@ -19,19 +24,19 @@ fn is_summed(segment: &Segment) -> bool {
     segment.tp == Tp::Summed && segment.trainable
 }
 
-/// Elements of all such tensors; 0 where a rank has them for itself.
+/// Elements that travel together: all such tensors where there is room, 0 where a rank has them for itself.
 fn len(layouts: &[Layout], tp: usize) -> usize {
     let summed = layouts.iter().flat_map(|l| &l.segments).filter(|s| tp > 1 && is_summed(s));
-    summed.map(Segment::len).sum()
+    summed.map(Segment::len).sum::<usize>().min(MOST)
 }
 
 impl Summed {
     pub fn new(mesh: &Mesh, layouts: &[Layout]) -> Result<Summed> {
-        let buf = match len(layouts, mesh.sizes.tp) {
-            0 => None,
-            len => Some(mesh.tp.alloc(DType::F32, len, CommUse::Reduced, Category::Grads)?),
-        };
-        Ok(Summed { tp: mesh.tp.clone(), buf })
+        Summed::of(mesh, len(layouts, mesh.sizes.tp))
+    }
+    fn of(mesh: &Mesh, len: usize) -> Result<Summed> {
+        let alloc = || mesh.tp.alloc(DType::F32, len, CommUse::Reduced, Category::Grads);
+        Ok(Summed { tp: mesh.tp.clone(), buf: (len > 0).then(alloc).transpose()? })
     }
     /// Bytes that `new` allocates.
     pub fn planned(layouts: &[Layout], mesh: &MeshSizes) -> (Category, usize) {
@@ -41,37 +46,44 @@ impl Summed {
     /// After the store's own reductions: each such gradient becomes the sum over tp. Ranks of tp own the same parts.
     pub fn reduce(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<()> {
         let Some(buf) = &mut self.buf else { return Ok(()) };
-        let mut filled = 0;
-        each(store, &mut |grad| {
-            let at = filled;
-            filled += grad.len();
-            dev.copy(grad.as_view(), buf.view_mut().slice(at..filled))
-        })?;
-        if filled == 0 {
-            return Ok(());
+        let (mut from, room) = (0, buf.len());
+        loop {
+            let window = from..from + room;
+            let filled = each(store, window.clone(), &mut |grad, at| {
+                let len = grad.len();
+                dev.copy(grad.as_view(), buf.view_mut().slice(at..at + len))
+            })?;
+            if filled > 0 {
+                let ticket = self.tp.all_reduce(Tag::new("summed", 0), buf.view_mut().slice(0..filled), Reduce::Sum)?;
+                self.tp.wait(ticket)?;
+                each(store, window, &mut |grad, at| dev.copy(buf.view().slice(at..at + grad.len()), grad))?;
+            }
+            if filled < room {
+                return Ok(());
+            }
+            from += room;
         }
-        let ticket = self.tp.all_reduce(Tag::new("summed", 0), buf.view_mut().slice(0..filled), Reduce::Sum)?;
-        self.tp.wait(ticket)?;
-        let mut read = 0;
-        each(store, &mut |grad| {
-            let at = read;
-            read += grad.len();
-            dev.copy(buf.view().slice(at..read), grad)
-        })
     }
 }
 
-/// The gradient of every such tensor, as far as this rank owns it.
-fn each(store: &mut dyn Store, f: &mut dyn FnMut(ViewMut) -> Result<()>) -> Result<()> {
+/// Of all such gradients that this rank owns, one behind the other, what lies in `window`: in stretches, each with its place in
+/// the window. Returns how much that is.
+fn each(store: &mut dyn Store, window: Range<usize>, f: &mut dyn FnMut(ViewMut, usize) -> Result<()>) -> Result<usize> {
+    let mut place = 0;
     store.for_each_piece(&mut |mut piece| {
         for segment in piece.layout.segments.iter().filter(|s| is_summed(s)) {
             let owned = piece.owned(segment.range());
-            if let (Some(grad), Some(owned)) = (&mut piece.grad, owned) {
-                f(grad.reborrow().slice(owned))?;
+            let (Some(grad), Some(owned)) = (&mut piece.grad, owned) else { continue };
+            let (from, to) = (place.max(window.start), (place + owned.len()).min(window.end));
+            if from < to {
+                let first = owned.start + from - place;
+                f(grad.reborrow().slice(first..first + to - from), from - window.start)?;
             }
+            place += owned.len();
         }
         Ok(())
-    })
+    })?;
+    Ok(place.min(window.end).saturating_sub(window.start))
 }
 
 #[cfg(test)]
@@ -145,10 +157,11 @@ mod tests {
                     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));
                     let layouts = layouts(tp, 2);
                     let mut store = strategy.store(dev.clone(), &mesh, &layouts)?;
-                    let mut summed = Summed::new(&mesh, &layouts)?;
+                    // All at once, or a piece at a time.
+                    let mut summed = if sp == 1 { Summed::new(&mesh, &layouts)? } else { Summed::of(&mesh, 77)? };
                     let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
                     assert_eq!(Summed::planned(&layouts, &sizes), (Category::Grads, 4 * 2 * (130 + 200)));
-                    assert_eq!(summed.buf.as_ref().map(Buf::len), Some(2 * (130 + 200)));
+                    assert_eq!(summed.buf.as_ref().map(Buf::len), Some(if sp == 1 { 2 * (130 + 200) } else { 77 }));
                     // Every segment's part of each piece: what is to be there before, or what is there after.
                     let visit = |store: &mut dyn Store, f: &mut dyn FnMut(&Segment, usize, &mut f32)| {
                         store.for_each_piece(&mut |mut piece| {
