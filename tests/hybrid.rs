@@ -82,9 +82,9 @@ fn hybrid_shard_is_one_run_among_others_and_checkpoints_move_between_them() {
 #[test]
 fn on_one_host_hybrid_shard_says_that_it_is_one_replica() {
     let said = |args: &str| String::from_utf8(good(FSDP, args).stderr).unwrap();
-    let text = said("--sharding HYBRID_SHARD --nproc-per-node 2 --max-steps 1");
+    let text = said("--sharding HYBRID_SHARD --nproc-per-node 2");
     assert!(text.contains("dp_replicate 1 x dp_shard 2") && text.contains("one host is one replica"), "{text}");
-    let text = said("--sharding HYBRID_SHARD --dp-replicate-size 2 --nproc-per-node 2 --max-steps 1");
+    let text = said("--sharding HYBRID_SHARD --dp-replicate-size 2 --nproc-per-node 2");
     assert!(text.contains("dp_replicate 2 x dp_shard 1") && !text.contains("one replica"), "{text}");
 }
 

@@ -86,6 +86,9 @@ fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
     let spec = &options.spec;
     let results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        for (category, bytes) in Engine::planned(options, &sizes)? {
+            assert_eq!(rank.meter.live(category), bytes, "{category:?} on {sizes:?}, {}", options.strategy.name());
+        }
         let layouts = engine.decoder().layouts().to_vec();
         let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, spec, &layouts, options.rule.state())?;
         let mut done = 0;

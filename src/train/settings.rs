@@ -297,7 +297,7 @@ pub struct Fsdp {
     /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against
     #[arg(long)]
     pub fsdp_impl: Option<FsdpImpl>,
-    /// FULL_SHARD reshards after forward; SHARD_GRAD_OP after backward; NO_SHARD keeps all
+    /// FULL_SHARD reshards after forward, HYBRID_SHARD too, on each host by itself; SHARD_GRAD_OP after backward; NO_SHARD keeps all
     #[arg(long)]
     pub sharding: Option<ShardingName>,
     /// What one unit is: a decoder block, blocks up to wrap-min-params, or the whole model
@@ -369,7 +369,7 @@ pub struct Parallel {
     /// Norms and residuals cut over the tensor-parallel ranks
     #[arg(long)]
     pub sequence_parallel: Option<bool>,
-    /// Replicas of each set of shards
+    /// Replicas of each set of shards [default: 1; HYBRID_SHARD: one a host; ddp: all ranks]
     #[arg(long, value_name = "N")]
     pub dp_replicate_size: Option<usize>,
 }
