@@ -3,11 +3,14 @@
 Needs: pip install torch transformers numpy
 Run:   OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 experiments/peers/torch_peer.py --impl fsdp2 --precision bf16
 Prints one line a step and, last, one JSON object: tokens/s of the whole job (median step after the first two) and the peak
-resident memory of the largest rank in MiB. Optimizer (AdamW, fused), clipping at 1.0 and the batch equation are flatshard's.
+resident memory of the largest rank in MiB. With --metrics-path also a file of events that `experiments analyze` reads: its losses
+are of other tokens than flatshard's, and communication is not measured. Optimizer (AdamW, fused), clipping at 1.0 and the
+batch equation are flatshard's.
 """
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import statistics
@@ -33,6 +36,7 @@ def arguments():
     p.add_argument("--batch-size", type=int, default=4, help="sequences in a micro-batch of a rank")
     p.add_argument("--max-steps", type=int, default=8)
     p.add_argument("--compile", action="store_true")
+    p.add_argument("--metrics-path", help="write the run and its steps as flatshard does (JSON lines)")
     return p.parse_args()
 
 
@@ -56,6 +60,16 @@ def wrap(model, a):
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def write_metrics(path, engine, params, world, times, losses, tokens, peak):
+    """Events as flatshard writes them, of what is known here."""
+    events = [{"event": "run", "engine": engine, "params": params, "world_size": world}]
+    for step, (seconds, loss) in enumerate(zip(times, losses), 1):
+        timed = {"step_time_s": seconds, "tokens": tokens, "tokens_per_sec": tokens / seconds}
+        events.append({"event": "step", "step": step, "loss": loss if math.isfinite(loss) else None, **timed, "peak_mem_bytes": peak})
+    with open(path, "w") as file:
+        file.writelines(json.dumps(event) + "\n" for event in [*events, {"event": "end", "steps": len(times)}])
 
 
 def main():
@@ -85,7 +99,7 @@ def main():
     autocast = a.precision == "bf16" and a.impl == "ddp"
     context = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext()
     generator = torch.Generator().manual_seed(rank)
-    times = []
+    times, losses = [], []
     for step in range(a.max_steps):
         start = time.perf_counter()
         tokens = torch.randint(0, a.vocab_size, (a.batch_size, a.max_len), generator=generator)
@@ -100,14 +114,17 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         dist.barrier()
         times.append(time.perf_counter() - start)
+        losses.append(loss.item())
         if rank == 0:
             print(step + 1, f"loss {loss.item():.4f}", f"{times[-1]:.3f} s", flush=True)
     peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     if rank == 0:
-        median = statistics.median(times[2:])
+        median = statistics.median(times[2:] or times)
         tokens = a.batch_size * a.max_len * world
         name = f"torch {torch.__version__.split('+')[0]} {a.impl}{' compiled' if a.compile else ''}"
+        if a.metrics_path:
+            write_metrics(a.metrics_path, name, params, world, times, losses, tokens, int(peak.item() * 2**20))
         result = {"name": name, "precision": a.precision, "params": params, "world": world}
         print(json.dumps(result | {"tokens_per_sec": round(tokens / median, 1), "peak_mem_mib": round(peak.item())}))
     dist.destroy_process_group()

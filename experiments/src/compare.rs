@@ -1,8 +1,10 @@
 //! `compare A B`: judges two loss curves step by step. Never says which of the two is right.
 use crate::Verdict;
+use crate::chart::curves::{self, Curves, Panel};
+use crate::chart::{self, INK, png};
 use crate::curve::Curve;
 use flatshard::base::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Judge two loss curves step by step; status 1 names the step that diverged first
 #[derive(clap::Args)]
@@ -14,6 +16,9 @@ pub struct Args {
     /// Largest |B - A| / |A| of a step that agrees
     #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
+    /// Draw both curves and their difference, as .png or .svg
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "compare.png", value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// The first step at which the curves part, and why.
@@ -77,6 +82,9 @@ pub fn main(args: &Args) -> Result<Verdict> {
         return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
     }
     let (a, b) = (Curve::with_steps(&args.a)?, Curve::with_steps(&args.b)?);
+    if let Some(path) = &args.plot {
+        plot(&a, &b, args.threshold, path)?;
+    }
     let judgement = judge(&a, &b, args.threshold);
     for (name, curve) in [("A", &a), ("B", &b)] {
         let (first, last) = (curve.first(), curve.last());
@@ -101,4 +109,27 @@ pub fn main(args: &Args) -> Result<Verdict> {
             Ok(Verdict::Bad)
         }
     }
+}
+
+fn plot(a: &Curve, b: &Curve, threshold: f64, path: &Path) -> Result<()> {
+    let drawn = path.extension().is_some_and(|e| e == "png");
+    if !drawn && path.extension().is_none_or(|e| e != "svg") {
+        return Err(Error::input(format!("--plot {}: the name must end in .png or .svg", path.display())));
+    }
+    let curve = |name: &str, colour, dashes, points| curves::Curve { names: vec![name.into()], colour, dashes, points };
+    let both = vec![curve("A", INK, "", a.points()), curve("B", chart::colour("fsdp"), "6 4", b.points())];
+    let differences = judge(a, b, threshold).differences.into_iter().map(|(step, d)| (step as f64, d)).collect();
+    let apart = Panel {
+        title: "|B - A| / |A|".into(),
+        curves: vec![curve("", chart::colour("fsdp"), "", differences)],
+        log: false,
+        mark: Some((threshold, "threshold".into())),
+        height: 150.0,
+    };
+    let losses = Panel { title: "loss (nats a token)".into(), curves: both, log: false, mark: None, height: 260.0 };
+    let subtitle = format!("A: {}   B: {}", a.path.display(), b.path.display());
+    let svg = Curves { title: "Two loss curves".into(), subtitle, panels: vec![losses, apart] }.svg();
+    let saved =
+        if drawn { png::write(&svg, path) } else { std::fs::write(path, svg).map_err(|e| Error::io("write", path, e)) };
+    saved.map(|()| println!("plot: {}", path.display()))
 }

@@ -11,9 +11,28 @@ pub const METRICS: &str = "metrics.jsonl";
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event {
+    Run(Header),
     Step(Step),
+    Error {
+        message: String,
+    },
+    End {},
     #[serde(other)]
     Other,
+}
+
+/// What the run says of itself before its first step.
+#[derive(Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+pub struct Header {
+    /// Who trained, where it is not flatshard.
+    pub engine: Option<String>,
+    pub world_size: Option<u64>,
+    pub mesh: BTreeMap<String, u64>,
+    pub params: Option<u64>,
+    pub device: serde_json::Value,
+    pub config: serde_json::Value,
+    pub planned_bytes: BTreeMap<String, u64>,
 }
 
 /// One optimizer step. Times in seconds; what a writer does not know is absent or null.
@@ -23,14 +42,32 @@ pub struct Step {
     /// None where it was not finite.
     #[serde(default)]
     pub loss: Option<f64>,
+    #[serde(default)]
+    pub tokens_per_sec: Option<f64>,
+    #[serde(default)]
+    pub step_time_s: Option<f64>,
+    #[serde(default)]
+    pub comm_time_s: Option<f64>,
+    #[serde(default)]
+    pub exposed_comm_s: Option<f64>,
+    #[serde(default)]
+    pub comm_bytes: Option<u64>,
+    #[serde(default)]
+    pub peak_mem_bytes: Option<u64>,
+    /// Of all ranks.
+    #[serde(default)]
+    pub tokens: Option<u64>,
 }
 
 /// What a metrics file tells.
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
     pub path: PathBuf,
+    pub header: Header,
     /// Rising by step. Where a resumed run did a step again, its later line.
     pub steps: BTreeMap<u64, Step>,
+    pub ended: bool,
+    pub error: Option<String>,
 }
 
 impl Curve {
@@ -43,7 +80,10 @@ impl Curve {
         let mut curve = Curve { path, ..Curve::default() };
         for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
+                Ok(Event::Run(header)) => (curve.header, curve.ended, curve.error) = (header, false, None),
                 Ok(Event::Step(step)) => drop(curve.steps.insert(step.step, step)),
+                Ok(Event::Error { message }) => curve.error = Some(message),
+                Ok(Event::End {}) => curve.ended = true,
                 Ok(Event::Other) => {}
                 // A rank that was killed may leave half a line; the launcher's error event then follows on a line of its own.
                 Err(e) if e.is_eof() => {}
@@ -71,6 +111,15 @@ impl Curve {
     /// The loss of a step; None where the step is missing, NaN where it was not finite.
     pub fn loss(&self, step: u64) -> Option<f64> {
         self.steps.get(&step).map(|s| s.loss.unwrap_or(f64::NAN))
+    }
+    /// All steps and losses, NaN where one was not finite.
+    pub fn points(&self) -> Vec<(f64, f64)> {
+        self.steps.iter().map(|(&step, s)| (step as f64, s.loss.unwrap_or(f64::NAN))).collect()
+    }
+    /// Without the first `warmup` steps, where there are more.
+    pub fn timed(&self, warmup: usize) -> Vec<&Step> {
+        let skipped = if self.steps.len() > warmup { warmup } else { 0 };
+        self.steps.values().skip(skipped).collect()
     }
     pub fn first(&self) -> u64 {
         self.steps.first_key_value().map_or(0, |s| *s.0)

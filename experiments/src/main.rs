@@ -1,7 +1,18 @@
 //! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp` and
 //! reads their metrics files; it never trains by itself.
+mod analyze;
+mod catalogue;
+mod chart;
 mod compare;
 mod curve;
+mod job;
+mod launch;
+mod page;
+mod sets;
+mod smoke;
+mod suite;
+mod summary;
+mod table;
 
 use clap::{Parser, Subcommand};
 use experiments::plan;
@@ -20,7 +31,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    Run(Box<sets::Args>),
+    Analyze(analyze::Args),
     Compare(compare::Args),
+    Suite(Box<suite::Args>),
+    Smoke(smoke::Args),
     /// Bytes of a rank, communication and step time of each strategy on N GPUs, and which to run: plan --help
     #[command(disable_help_flag = true)]
     Plan {
@@ -40,7 +55,11 @@ pub enum Verdict {
 fn main() -> ExitCode {
     let cli = Cli::parse_from(std::env::args().map(dashes));
     let result: Result<Verdict> = match cli.verb {
+        Verb::Run(args) => sets::main(&args),
+        Verb::Analyze(args) => analyze::main(&args),
         Verb::Compare(args) => compare::main(&args),
+        Verb::Suite(args) => suite::main(&args),
+        Verb::Smoke(args) => smoke::main(&args),
         Verb::Plan { flags } => plan::main(&flags).map(|fits| if fits { Verdict::Good } else { Verdict::Bad }),
     };
     match result {

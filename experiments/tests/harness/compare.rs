@@ -1,14 +1,12 @@
 //! `experiments compare` from outside: each verdict with its exit status and the step it names.
+use crate::common::experiments;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use tempfile::TempDir;
 
 fn compare(dir: &Path, more: &[&str]) -> (i32, String, String) {
-    let out =
-        Command::new(env!("CARGO_BIN_EXE_experiments")).arg("compare").args(more).current_dir(dir).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))
+    let ended = experiments(dir, &[&["compare"], more].concat());
+    (ended.code, ended.out, ended.err)
 }
 /// A metrics file with these losses from step 1; NaN is written as null, as the trainer does.
 fn losses(dir: &Path, name: &str, losses: &[f64]) {
@@ -89,4 +87,20 @@ fn bad_input_is_named() {
         assert!(err.contains(says), "{args:?}: {err}");
         assert!(out.is_empty(), "{args:?}: {out}");
     }
+}
+
+#[test]
+fn a_plot_is_a_picture() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
+    losses(dir.path(), "b", &[4.0, f64::NAN, 2.5]);
+    let (code, out, _) = compare(dir.path(), &["a", "b", "--plot"]);
+    assert_eq!(code, 1, "{out}");
+    assert!(fs::read(dir.path().join("compare.png")).unwrap().starts_with(b"\x89PNG"));
+    assert_eq!(compare(dir.path(), &["a", "a", "--plot=x.svg"]).0, 0);
+    let svg = fs::read_to_string(dir.path().join("x.svg")).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.contains("threshold"), "{svg}");
+    let (code, _, err) = compare(dir.path(), &["a", "a", "--plot=x.jpg"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("x.jpg"), "{err}");
 }

@@ -1,0 +1,189 @@
+//! `analyze`: what each run of a directory cost beside a baseline, as a table, a CSV file, pictures and a page. Never runs
+//! anything.
+use crate::Verdict;
+use crate::chart::bars::{Bar, Bars};
+use crate::chart::curves::{Curve, Curves, Panel};
+use crate::chart::{BUSY, EXPOSED, colour, png};
+use crate::summary::{self, Found, Row};
+use crate::{page, table};
+use flatshard::base::{Error, Result};
+use std::fs;
+use std::path::PathBuf;
+
+/// Throughput, loss, memory and communication of each run beside a baseline: table, CSV, PNG, and one HTML page
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run that the others are compared with
+    #[arg(long, default_value = "ddp_fp32", value_name = "NAME")]
+    baseline: String,
+    /// Where the runs are; the files go to DIR/analysis
+    #[arg(long, default_value = "runs/experiments", value_name = "DIR")]
+    output_dir: PathBuf,
+    /// First steps of each run that are not timed
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    warmup: usize,
+}
+
+/// A picture of the page, and its file.
+pub struct Picture {
+    pub file: &'static str,
+    pub svg: String,
+}
+
+pub fn main(args: &Args) -> Result<Verdict> {
+    let found = summary::read(&args.output_dir, args.warmup)?;
+    let Some(baseline) = found.row(&args.baseline) else {
+        let names: Vec<&str> = found.rows.iter().map(|row| row.name.as_str()).collect();
+        let there = if names.is_empty() { "none".into() } else { names.join(", ") };
+        return Err(Error::input(format!(
+            "--baseline {}: not among the finished runs of {} ({there})",
+            args.baseline,
+            args.output_dir.display()
+        )));
+    };
+    let dir = args.output_dir.join("analysis");
+    fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
+    let pictures = pictures(&found, baseline);
+    for picture in &pictures {
+        png::write(&picture.svg, &dir.join(picture.file))?;
+    }
+    for (file, text) in [
+        ("summary.csv", table::csv(&found, baseline)),
+        ("report.html", page::html(&found, baseline, &pictures, args.warmup)),
+    ] {
+        let path = dir.join(file);
+        fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
+    }
+    print!("{}", table::terminal(&found, baseline));
+    println!(
+        "{}: summary.csv, report.html, {}",
+        dir.display(),
+        pictures.iter().map(|p| p.file).collect::<Vec<_>>().join(", ")
+    );
+    Ok(Verdict::Good)
+}
+
+fn pictures(found: &Found, baseline: &Row) -> Vec<Picture> {
+    let drawn = [
+        ("throughput.png", throughput(found, baseline)),
+        ("memory.png", memory(found, baseline)),
+        ("communication.png", communication(found, baseline)),
+        ("step_time.png", step_time(found, baseline)),
+        ("loss.png", losses(found, baseline)),
+    ];
+    drawn.into_iter().filter_map(|(file, svg)| Some(Picture { file, svg: svg? })).collect()
+}
+
+/// Bars of the rows that have a `value`; none where no row has.
+fn bars(
+    (title, subtitle): (&str, String),
+    (found, baseline): (&Found, &Row),
+    value: impl Fn(&Row) -> Option<f64>,
+    text: impl Fn(&Row, f64) -> String,
+) -> Option<Bars> {
+    let bar = |row: &Row| {
+        let length = value(row)?;
+        let strong = row.name == baseline.name;
+        let parts = vec![(length, colour(&row.name))];
+        Some(Bar { label: row.name.clone(), parts, range: None, text: text(row, length), strong })
+    };
+    let bars: Vec<Bar> = found.rows.iter().filter_map(bar).collect();
+    let (title, legend) = (title.to_string(), vec![]);
+    (!bars.is_empty()).then(|| Bars { title, subtitle, bars, mark: value(baseline), legend })
+}
+
+fn ratio(x: f64, base: Option<f64>) -> String {
+    base.filter(|&base| base > 0.0).map_or(String::new(), |base| format!("  {:.2}x", x / base))
+}
+
+fn throughput(found: &Found, baseline: &Row) -> Option<String> {
+    let several = found.rows.iter().any(|row| row.rounds > 1);
+    let subtitle = format!(
+        "Tokens a second of the whole job, median step{}. Dashed: {}. Longer is better.",
+        if several { " and round, with the least and most of the rounds" } else { "" },
+        baseline.name
+    );
+    let text = |_: &Row, x: f64| table::grouped(x) + &ratio(x, baseline.speed());
+    let mut bars = bars(("Throughput", subtitle), (found, baseline), Row::speed, text)?;
+    for bar in &mut bars.bars {
+        let row = found.row(&bar.label).filter(|row| row.rounds > 1);
+        bar.range = row.and_then(|row| row.tokens_per_sec).map(|s| (s.low, s.high));
+    }
+    Some(bars.svg())
+}
+
+fn memory(found: &Found, baseline: &Row) -> Option<String> {
+    let peak = |row: &Row| row.peak_mem_bytes.map(|n| n as f64);
+    let subtitle = format!("MiB, of the rank that held most. Dashed: {}. Shorter is better.", baseline.name);
+    let text = |_: &Row, x: f64| format!("{} MiB{}", table::mib(x, 0), ratio(x, peak(baseline)));
+    bars(("Peak memory of a rank", subtitle), (found, baseline), peak, text).map(|bars| bars.svg())
+}
+
+fn communication(found: &Found, baseline: &Row) -> Option<String> {
+    let subtitle = format!(
+        "MiB that rank 0 receives from its peers in an optimizer step, median. Dashed: {}. Shorter is better.",
+        baseline.name
+    );
+    let text = |_: &Row, x: f64| format!("{} MiB{}", table::mib(x, 1), ratio(x, baseline.comm_bytes));
+    let value = |row: &Row| row.comm_bytes;
+    bars(("Communication", subtitle), (found, baseline), value, text).map(|bars| bars.svg())
+}
+
+fn step_time(found: &Found, baseline: &Row) -> Option<String> {
+    let subtitle = "Milliseconds of an optimizer step, median; of it, what the computing thread spent in collectives: \
+                    communication that is not hidden behind compute."
+        .to_string();
+    let value = |row: &Row| row.step_time_s.map(|s| 1e3 * s);
+    let text = |row: &Row, x: f64| match row.exposed_share() {
+        Some(share) => format!("{x:.1} ms, {:.0} % exposed", 100.0 * share),
+        None => format!("{x:.1} ms, not measured"),
+    };
+    let mut bars = bars(("Time of a step", subtitle), (found, baseline), value, text)?;
+    bars.legend = vec![(EXPOSED, "exposed communication".into()), (BUSY, "everything else".into())];
+    bars.mark = None;
+    for bar in &mut bars.bars {
+        let (whole, row) = (bar.parts[0].0, found.row(&bar.label));
+        let exposed = row.and_then(|row| row.exposed_comm_s).map_or(0.0, |s| (1e3 * s).min(whole));
+        bar.parts = vec![(exposed, EXPOSED), (whole - exposed, BUSY)];
+    }
+    Some(bars.svg())
+}
+
+/// Runs whose losses are the same bits are one curve.
+fn losses(found: &Found, baseline: &Row) -> Option<String> {
+    let mut groups: Vec<(Vec<&Row>, Vec<(f64, f64)>)> = vec![];
+    for row in found.rows.iter().filter(|row| !row.is_peer()) {
+        let points = row.curve.points();
+        let bits = |points: &[(f64, f64)]| points.iter().map(|p| (p.0, p.1.to_bits())).collect::<Vec<_>>();
+        match groups.iter_mut().find(|group| bits(&group.1) == bits(&points)) {
+            Some(group) => group.0.push(row),
+            None => groups.push((vec![row], points)),
+        }
+    }
+    if groups.is_empty() {
+        return None;
+    }
+    // Colours of families repeat: curves of one family differ in their dashes.
+    let dashes = ["", "7 4", "2 3", "9 3 2 3", "1 5", "12 5"];
+    let styled = |n: usize, names: Vec<String>, points: Vec<(f64, f64)>| {
+        let colour = colour(&names[0]);
+        let before = groups[..n].iter().filter(|g| self::colour(&g.0[0].name) == colour).count();
+        Curve { names, colour, dashes: dashes[before % dashes.len()], points }
+    };
+    let names = |rows: &[&Row]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
+    let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();
+    let mut panels = vec![Panel { title: "loss (nats a token)".into(), curves, log: false, mark: None, height: 260.0 }];
+    let apart = |(n, (rows, points)): (usize, &(Vec<&Row>, Vec<(f64, f64)>))| {
+        let base = |step: f64| baseline.curve.loss(step as u64);
+        let points: Vec<(f64, f64)> =
+            points.iter().filter_map(|&(step, y)| base(step).map(|x| (step, (y - x).abs() / x.abs()))).collect();
+        points.iter().any(|p| p.1 > 0.0).then(|| styled(n, names(rows), points))
+    };
+    let apart: Vec<Curve> = groups.iter().enumerate().filter_map(apart).collect();
+    if !apart.is_empty() {
+        let title = format!("|loss - loss of {}| / loss of {0}", baseline.name);
+        panels.push(Panel { title, curves: apart, log: true, mark: None, height: 170.0 });
+    }
+    let subtitle = "Runs that stand together in the legend have the same losses, bit for bit.".to_string();
+    Some(Curves { title: "Loss".into(), subtitle, panels }.svg())
+}

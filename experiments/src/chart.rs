@@ -1,0 +1,209 @@
+//! Pictures as SVG text: bars and curves, for the page and (through [`png`]) as files. Never knows what a number means.
+pub mod bars;
+pub mod curves;
+pub mod png;
+
+use std::fmt::Write;
+
+/// Of every picture, in user units; a page scales it.
+pub const WIDTH: f64 = 960.0;
+pub const INK: &str = "#1f2933";
+pub const QUIET: &str = "#64707d";
+const GRID: &str = "#e3e8ed";
+/// What communication does not hide.
+pub const EXPOSED: &str = "#ea580c";
+pub const BUSY: &str = "#b9c5d3";
+/// DejaVu Sans is the widest of these: what fits in it fits in all.
+const FONTS: &str = "'DejaVu Sans', Verdana, 'Segoe UI', system-ui, sans-serif";
+
+/// The colour of a family of runs, the same in every picture.
+pub fn colour(name: &str) -> &'static str {
+    let (tp, ring) = (name.contains("tp"), name.contains("ring"));
+    match name {
+        _ if name.starts_with("torch") => "#9aa5b1",
+        _ if name.starts_with("ddp") => "#475569",
+        _ if name.starts_with("zero") => "#d97706",
+        _ if tp && ring => "#db2777",
+        _ if tp => "#7c3aed",
+        _ if ring => "#16a34a",
+        _ if name.starts_with("fsdp_reference") => "#0d9488",
+        _ => "#2563eb",
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// How a text looks.
+#[derive(Clone, Copy)]
+struct Style {
+    size: f64,
+    anchor: Anchor,
+    bold: bool,
+    fill: &'static str,
+}
+
+const PLAIN: Style = Style { size: 13.0, anchor: Anchor::Start, bold: false, fill: INK };
+const SMALL: Style = Style { size: 12.0, anchor: Anchor::Start, bold: false, fill: QUIET };
+const TITLE: Style = Style { size: 18.0, anchor: Anchor::Start, bold: true, fill: INK };
+
+impl Style {
+    fn anchored(self, anchor: Anchor) -> Style {
+        Style { anchor, ..self }
+    }
+    /// An upper bound for usual texts: DejaVu Sans is 0.60 em wide on average, 0.66 in bold.
+    fn width(self, text: &str) -> f64 {
+        text.chars().count() as f64 * self.size * if self.bold { 0.66 } else { 0.60 }
+    }
+}
+
+/// An SVG picture that grows.
+struct Canvas {
+    body: String,
+    height: f64,
+}
+
+impl Canvas {
+    /// With its title and what is to be said of it; the drawing begins at [`Canvas::height`].
+    fn new(title: &str, subtitle: &str) -> Canvas {
+        let mut canvas = Canvas { body: String::new(), height: 34.0 };
+        canvas.text(20.0, 30.0, TITLE, title);
+        for line in wrapped(subtitle, WIDTH - 40.0) {
+            canvas.height += 17.0;
+            canvas.text(20.0, canvas.height, SMALL, &line);
+        }
+        canvas.height += 18.0;
+        canvas
+    }
+
+    fn text(&mut self, x: f64, y: f64, style: Style, text: &str) {
+        let anchor = match style.anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let (size, fill, text) = (style.size, style.fill, escaped(text));
+        let bold = if style.bold { " font-weight=\"bold\"" } else { "" };
+        self.push(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{fill}\"{bold}>{text}</text>"
+        ));
+    }
+    fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str, hint: &str) {
+        self.push(&format!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\" fill=\"{fill}\"><title>{}</title></rect>",
+            width.max(0.0),
+            escaped(hint)
+        ));
+    }
+    fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), stroke: &str, width: f64, dashes: &str) {
+        let dashes = if dashes.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dashes}\"") };
+        self.push(&format!(
+            "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{stroke}\" stroke-width=\"{width}\"{dashes}/>"
+        ));
+    }
+    fn curve(&mut self, points: &[(f64, f64)], stroke: &str, dashes: &str, hint: &str) {
+        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        self.push(&format!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"2\" stroke-linejoin=\"round\" \
+             stroke-dasharray=\"{dashes}\"><title>{}</title></polyline>",
+            path.join(" "),
+            escaped(hint)
+        ));
+    }
+    fn dot(&mut self, (x, y): (f64, f64), fill: &str) {
+        self.push(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{fill}\"/>"));
+    }
+    fn push(&mut self, element: &str) {
+        self.body.push_str(element);
+        self.body.push('\n');
+    }
+
+    /// `label` is what a reader of the page who does not see it is told.
+    fn finish(self, label: &str) -> String {
+        let Canvas { body, height } = self;
+        let mut svg = String::new();
+        let _ = write!(
+            svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" height=\"{height:.0}\" \
+             font-family=\"{FONTS}\" role=\"img\" aria-label=\"{}\">\n\
+             <rect width=\"{WIDTH}\" height=\"{height:.0}\" fill=\"#ffffff\"/>\n{body}</svg>\n",
+            escaped(label)
+        ); // writing to a String does not fail
+        svg
+    }
+}
+
+/// For text and attributes of XML.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Lines of small text that fit into `width`.
+fn wrapped(text: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut().filter(|line| SMALL.width(line) + SMALL.width(word) + SMALL.size <= width) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+/// Round numbers that span `low..=high`, about `count` of them.
+fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
+    let span = if high > low { high - low } else { 1.0 };
+    let raw = span / count as f64;
+    let power = 10f64.powf(raw.log10().floor());
+    let step = power * [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= raw).unwrap_or(10.0);
+    let first = (low / step).floor() as i64;
+    (first..).map(|n| n as f64 * step).take_while(|&x| x < high + step).collect()
+}
+
+/// A number as an axis shows it.
+fn tick_text(x: f64) -> String {
+    let grouped = |n: i64| {
+        let digits = n.unsigned_abs().to_string();
+        let mut out = String::new();
+        for (i, digit) in digits.chars().enumerate() {
+            if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                out.push(',');
+            }
+            out.push(digit);
+        }
+        if n < 0 { format!("-{out}") } else { out }
+    };
+    match x.abs() {
+        a if a == 0.0 => "0".into(),
+        a if a >= 1e7 => format!("{x:e}"),
+        a if a >= 10.0 || x.fract() == 0.0 => grouped(x.round() as i64),
+        a if a >= 0.1 => format!("{:.2}", x).trim_end_matches('0').trim_end_matches('.').to_string(),
+        a if a >= 0.001 => format!("{:.4}", x).trim_end_matches('0').to_string(),
+        _ => format!("{x:e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_span_the_values() {
+        assert_eq!(ticks(0.0, 100.0, 5), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        assert_eq!(ticks(1.2, 5.8, 5), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let flat = ticks(3.0, 3.0, 4);
+        assert!(flat[0] <= 3.0 && *flat.last().unwrap() >= 3.0 && flat.len() > 1);
+        assert_eq!(tick_text(12345.0), "12,345");
+        assert_eq!((tick_text(0.25), tick_text(0.0), tick_text(1e-5)), ("0.25".into(), "0".into(), "1e-5".into()));
+    }
+
+    #[test]
+    fn text_cannot_break_the_picture() {
+        assert_eq!(escaped("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
+        assert_eq!(wrapped("one two three", 60.0).len(), 3);
+    }
+}

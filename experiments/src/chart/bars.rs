@@ -1,0 +1,85 @@
+//! Horizontal bars, one a run. Never sorts and never scales what it is given.
+use super::*;
+
+/// One row.
+pub struct Bar {
+    pub label: String,
+    /// Laid end to end: (length, colour).
+    pub parts: Vec<(f64, &'static str)>,
+    /// Least and most of several rounds.
+    pub range: Option<(f64, f64)>,
+    /// Behind the bar.
+    pub text: String,
+    pub strong: bool,
+}
+
+pub struct Bars {
+    pub title: String,
+    pub subtitle: String,
+    pub bars: Vec<Bar>,
+    /// A line across all rows at this length.
+    pub mark: Option<f64>,
+    /// What the colours of parts mean.
+    pub legend: Vec<(&'static str, String)>,
+}
+
+const ROW: f64 = 26.0;
+const THICK: f64 = 16.0;
+
+impl Bars {
+    pub fn svg(&self) -> String {
+        let mut canvas = Canvas::new(&self.title, &self.subtitle);
+        let widest = |width: &dyn Fn(&Bar) -> f64| self.bars.iter().map(width).fold(0.0, f64::max);
+        let label = |bar: &Bar| Style { bold: bar.strong, ..PLAIN };
+        let left = 20.0 + widest(&|bar| label(bar).width(&bar.label)) + 12.0;
+        let right = WIDTH - 20.0 - widest(&|bar| SMALL.width(&bar.text)) - 12.0;
+        let longest = widest(&|bar| bar.length().max(bar.range.map_or(0.0, |r| r.1)));
+        let scale = (right - left).max(100.0) / if longest > 0.0 { longest } else { 1.0 };
+
+        if !self.legend.is_empty() {
+            let mut x = left;
+            for (colour, meaning) in &self.legend {
+                canvas.rect((x, canvas.height - 4.0), (12.0, 12.0), colour, meaning);
+                canvas.text(x + 18.0, canvas.height + 6.0, SMALL, meaning);
+                x += 18.0 + SMALL.width(meaning) + 24.0;
+            }
+            canvas.height += 22.0;
+        }
+        let top = canvas.height;
+        for bar in &self.bars {
+            let (y, hint) = (canvas.height, format!("{}: {}", bar.label, bar.text));
+            let middle = y + THICK / 2.0;
+            let style = label(bar).anchored(Anchor::End);
+            canvas.text(left - 12.0, middle + 4.5, style, &bar.label);
+            let mut x = left;
+            for (length, colour) in &bar.parts {
+                canvas.rect((x, y), (length * scale, THICK), colour, &hint);
+                x += length * scale;
+            }
+            if let Some((low, high)) = bar.range {
+                let (low, high) = (left + low * scale, left + high * scale);
+                canvas.line((low, middle), (high, middle), INK, 1.5, "");
+                for end in [low, high] {
+                    canvas.line((end, middle - 4.0), (end, middle + 4.0), INK, 1.5, "");
+                }
+                x = x.max(high);
+            }
+            let style = if bar.strong { Style { bold: true, fill: INK, ..SMALL } } else { SMALL };
+            canvas.text(x + 8.0, middle + 4.5, style, &bar.text);
+            canvas.height += ROW;
+        }
+        if let Some(mark) = self.mark {
+            let x = left + mark * scale;
+            canvas.line((x, top - 5.0), (x, canvas.height - 5.0), INK, 1.0, "3 3");
+        }
+        canvas.height += 10.0;
+        let said: Vec<String> = self.bars.iter().map(|bar| format!("{} {}", bar.label, bar.text)).collect();
+        canvas.finish(&format!("{}: {}", self.title, said.join("; ")))
+    }
+}
+
+impl Bar {
+    fn length(&self) -> f64 {
+        self.parts.iter().map(|part| part.0).sum()
+    }
+}

@@ -1,0 +1,167 @@
+//! One training run as a child process: its directory, its command, its end. A run that is done is not run again; one that
+//! fails leaves its message and does not stop whoever started it. Never judges metrics.
+use crate::curve::METRICS;
+use flatshard::base::{Error, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+const STATUS: &str = "status.json";
+/// From SIGTERM to SIGKILL: a training run ends its step first.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// A run that may have been done already.
+pub struct Job {
+    pub name: String,
+    /// Its own: configuration, log, metrics, status.
+    pub dir: PathBuf,
+    pub log: PathBuf,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// What is written to `dir`, and makes the run what it is beside its command: (file name, text).
+    pub files: Vec<(&'static str, String)>,
+    pub timeout: Duration,
+}
+
+/// How a run ended, as its directory remembers it.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Status {
+    pub ended: End,
+    /// Of a failure: what the run said last.
+    #[serde(default)]
+    pub message: String,
+    #[serde(default)]
+    pub seconds: f64,
+    pub command: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Done,
+    Failed,
+}
+
+impl Status {
+    /// Of the run in this directory; none where it never ended.
+    pub fn read(dir: &Path) -> Option<Status> {
+        serde_json::from_str(&fs::read_to_string(dir.join(STATUS)).ok()?).ok()
+    }
+}
+
+/// What became of a job.
+#[derive(Debug, PartialEq)]
+pub enum Outcome {
+    Done(Status),
+    /// It was done before, with the same settings.
+    Before(Status),
+    Failed(Status),
+}
+
+impl Job {
+    /// The status of an earlier run with these very settings. One that was done with others is an error: its results would be
+    /// overwritten, or taken for these.
+    pub fn before(&self) -> Result<Option<Status>> {
+        let Some(status) = Status::read(&self.dir).filter(|s| s.ended == End::Done) else { return Ok(None) };
+        let same = |(name, text): &(&str, String)| fs::read_to_string(self.dir.join(name)).is_ok_and(|t| t == *text);
+        if status.command != self.command || !self.files.iter().all(same) {
+            return Err(Error::input(format!(
+                "{} holds a run of {} with other settings; choose another --output-dir, or remove that directory",
+                self.dir.display(),
+                self.name
+            )));
+        }
+        Ok(Some(status))
+    }
+
+    /// Writes the files of the run, without starting it.
+    pub fn materialise(&self) -> Result<()> {
+        fs::create_dir_all(&self.dir).map_err(|e| Error::io("create", &self.dir, e))?;
+        for (name, text) in &self.files {
+            let path = self.dir.join(name);
+            fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run.
+    pub fn run(&self) -> Result<Outcome> {
+        if let Some(status) = self.before()? {
+            return Ok(Outcome::Before(status));
+        }
+        // What a run that was cut short left would be taken for this one's.
+        for path in [self.dir.join(METRICS), self.dir.join(STATUS), self.log.clone()] {
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path, e)),
+                _ => {}
+            }
+        }
+        self.materialise()?;
+        if let Some(dir) = self.log.parent() {
+            fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
+        }
+        let log = File::create(&self.log).map_err(|e| Error::io("create", &self.log, e))?;
+        let again = log.try_clone().map_err(|e| Error::io("open", &self.log, e))?;
+        let started = Instant::now();
+        let child = Command::new(&self.command[0])
+            .args(&self.command[1..])
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(again)
+            .spawn();
+        let failure = match child {
+            Ok(mut child) => self.wait(&mut child)?,
+            Err(e) => Some(format!("cannot start {}: {e}", self.command[0])),
+        };
+        let ended = if failure.is_none() { End::Done } else { End::Failed };
+        let (message, seconds) = (failure.unwrap_or_default(), started.elapsed().as_secs_f64());
+        let status = Status { ended, message, seconds, command: self.command.clone() };
+        let path = self.dir.join(STATUS);
+        let text = serde_json::to_string_pretty(&status).map_err(|e| Error::op("status", e.to_string()))?;
+        fs::write(&path, text + "\n").map_err(|e| Error::io("write", &path, e))?;
+        Ok(if ended == End::Done { Outcome::Done(status) } else { Outcome::Failed(status) })
+    }
+
+    /// Why it failed; none where it did not.
+    fn wait(&self, child: &mut Child) -> Result<Option<String>> {
+        let started = Instant::now();
+        let mut asked = None;
+        loop {
+            match child.try_wait().map_err(|e| Error::io("wait for", &self.command[0], e))? {
+                Some(_) if asked.is_some() => {
+                    return Ok(Some(format!("took longer than {} s (--timeout)", self.timeout.as_secs_f64())));
+                }
+                Some(status) if status.success() => return Ok(None),
+                Some(status) => return Ok(Some(failure(status, &self.log))),
+                None if asked.is_none() && started.elapsed() > self.timeout => {
+                    asked = Some(Instant::now());
+                    let _ = kill_process(Pid::from_child(child), Signal::TERM); // it may have ended by itself just now
+                }
+                None if asked.is_some_and(|at| at.elapsed() > GRACE) => {
+                    let _ = child.kill(); // as above
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+/// What a run that failed said: its error, else its last words.
+fn failure(status: ExitStatus, log: &Path) -> String {
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
+    };
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let error = text.lines().find_map(|line| line.strip_prefix("error: "));
+    match error.or(text.lines().rev().find(|line| !line.trim().is_empty())) {
+        Some(words) => format!("{how}: {}", words.trim()),
+        None => how,
+    }
+}

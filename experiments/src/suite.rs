@@ -1,0 +1,172 @@
+//! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All must
+//! learn, and learn the same.
+use crate::Verdict;
+use crate::catalogue;
+use crate::compare::judge;
+use crate::curve::Curve;
+use crate::job::Job;
+use crate::launch::{self, Common, Launch};
+use crate::sets;
+use crate::summary::median;
+use flatshard::base::{Error, Result};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// The run that the others are held to.
+const CONTROL: &str = "fsdp";
+
+/// ZeRO-2, FSDP, FSDP + TP, FSDP + ring, FSDP + TP + ring on one model and dataset; status 1 unless all learn the same
+///
+/// Every flag that names a variable takes its value from there where it is not given.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Rows that each run trains on, once
+    #[arg(long, env = "MAX_SAMPLES", default_value_t = 320, value_name = "N")]
+    max_samples: u64,
+    /// Hugging Face model directory to start from [default: a small LLaMA with random weights]
+    #[arg(long, env = "MODEL", value_name = "DIR")]
+    model: Option<String>,
+    /// What to train on: a path, or `synthetic`
+    #[arg(long, env = "DATASET", default_value = "synthetic", value_name = "PATH")]
+    dataset: String,
+    /// A directory for each run
+    #[arg(long, env = "OUTPUT_DIR", default_value = "runs/suite", value_name = "DIR")]
+    output_dir: PathBuf,
+    /// A log for each run [default: OUTPUT_DIR/logs]
+    #[arg(long, env = "LOG_DIR", value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Ranks that share each layer
+    #[arg(long, env = "TP_SIZE", default_value_t = 2, value_name = "N")]
+    tp_size: u64,
+    /// Ranks that share each sequence
+    #[arg(long, env = "RING_SIZE", default_value_t = 2, value_name = "N")]
+    ring_size: u64,
+    /// Leave out ZeRO-2
+    #[arg(long, env = "SKIP_ZERO", value_parser = clap::builder::FalseyValueParser::new())]
+    skip_zero: bool,
+    /// Leave out the runs with tensor parallelism
+    #[arg(long, env = "SKIP_TP", value_parser = clap::builder::FalseyValueParser::new())]
+    skip_tp: bool,
+    /// Leave out the runs with ring attention
+    #[arg(long, env = "SKIP_RING", value_parser = clap::builder::FalseyValueParser::new())]
+    skip_ring: bool,
+    /// Largest relative difference of a step's loss from that of fsdp
+    #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
+    threshold: f64,
+    #[command(flatten)]
+    launch: Launch,
+    /// After `--`: flags that every run gets, as `-- --precision bf16`
+    #[arg(last = true, value_name = "FLAG")]
+    flags: Vec<String>,
+}
+
+pub fn main(args: &Args) -> Result<Verdict> {
+    args.launch.check()?;
+    args.launch.check_installed()?;
+    for (flag, n) in [("--max-samples", args.max_samples), ("--tp-size", args.tp_size), ("--ring-size", args.ring_size)]
+    {
+        if n == 0 {
+            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
+        }
+    }
+    if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
+        return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
+    }
+    let entries = catalogue::suite(args.tp_size, args.ring_size);
+    let left_out = |name: &str| {
+        args.skip_zero && name.contains("zero")
+            || args.skip_tp && name.contains("tp")
+            || args.skip_ring && name.contains("ring")
+    };
+    let output = sets::absolute(&args.output_dir)?;
+    let logs = match &args.log_dir {
+        Some(dir) => sets::absolute(dir)?,
+        None => output.join("logs"),
+    };
+    let mut config = sets::common_config(0);
+    config["run"]["epochs"] = json!(1);
+    if let Some(run) = config["run"].as_object_mut() {
+        run.remove("max_steps"); // the samples end the run
+    }
+    config["data"]["dataset"] = json!([args.dataset]);
+    config["data"]["max_samples"] = json!(args.max_samples);
+    if let Some(model) = args.model.as_ref().filter(|model| !model.is_empty()) {
+        config["model"] = json!({"pretrain": model});
+    }
+    let common = Common {
+        bin: launch::binaries(args.launch.bin_dir.as_deref())?,
+        launch: args.launch.clone(),
+        config,
+        flags: args.flags.clone(),
+        output,
+        logs: Some(logs),
+        python: None,
+    };
+    let chosen = entries.iter().filter(|entry| !left_out(entry.name));
+    let jobs: Vec<Job> = chosen.map(|entry| common.job(entry, 1)).collect::<Result<_>>()?;
+    let failed = sets::run(&jobs)?;
+    let good = report(&jobs, args.threshold)?;
+    Ok(if failed == 0 && good { Verdict::Good } else { Verdict::Bad })
+}
+
+/// A line for each run that ended; true when all are as they should be.
+fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
+    let mut curves: Vec<(&Job, Curve)> = vec![];
+    for job in jobs.iter().filter(|job| job.before().is_ok_and(|status| status.is_some())) {
+        curves.push((job, Curve::with_steps(&job.dir)?));
+    }
+    let Some(control) = curves.iter().position(|(job, _)| job.name == CONTROL) else {
+        println!("{CONTROL} did not end, so the others have nothing to agree with");
+        return Ok(false);
+    };
+    let control = curves[control].1.clone();
+    let mut good = true;
+    for (job, curve) in &curves {
+        let loss = |step| curve.loss(step).unwrap_or(f64::NAN);
+        let (first, last) = (loss(curve.first()), loss(curve.last()));
+        let judgement = judge(&control, curve, threshold);
+        let verdict = match (falls(curve), judgement.parted) {
+            (false, _) => "does not learn".to_string(),
+            (true, Some(parted)) => format!("parts from {CONTROL} at step {}: {}", parted.step, parted.why),
+            (true, None) => {
+                let most = judgement.differences.iter().map(|d| d.1).fold(0.0, f64::max);
+                format!("ok, at most {:.3} % from {CONTROL}", 100.0 * most)
+            }
+        };
+        good &= verdict.starts_with("ok");
+        println!("{:12}  loss {first:.4} to {last:.4}  {verdict}  ({})", job.name, job.log.display());
+    }
+    let (said, percent) = (if good { "agree" } else { "do not all agree" }, 100.0 * threshold);
+    println!("the losses fall and {said} within {percent} %");
+    Ok(good)
+}
+
+/// The median loss of the last quarter of steps is below that of the first.
+pub fn falls(curve: &Curve) -> bool {
+    let losses: Vec<f64> = curve.points().into_iter().map(|p| p.1).collect();
+    let quarter = losses.len().div_ceil(4);
+    let of = |part: &[f64]| median(part.to_vec()).unwrap_or(f64::NAN);
+    // NaN is not below anything.
+    losses.len() > 1 && of(&losses[losses.len() - quarter..]) < of(&losses[..quarter])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curve::Step;
+
+    #[test]
+    fn a_loss_falls_or_does_not() {
+        let curve = |losses: &[f64]| {
+            let step = |(i, &loss): (usize, &f64)| {
+                let step = i as u64 + 1;
+                (step, Step { step, loss: Some(loss).filter(|x| x.is_finite()), ..Step::default() })
+            };
+            Curve { steps: losses.iter().enumerate().map(step).collect(), ..Curve::default() }
+        };
+        assert!(falls(&curve(&[4.0, 3.9, 3.5, 3.0, 2.0])));
+        assert!(!falls(&curve(&[4.0, 3.9, 3.5, 3.0, 4.0, 4.1])));
+        assert!(!falls(&curve(&[4.0, 3.0, 2.0, f64::NAN])));
+        assert!(!falls(&curve(&[4.0])) && !falls(&curve(&[])));
+    }
+}

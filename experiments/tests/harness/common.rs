@@ -1,0 +1,71 @@
+//! What the tests of the harness share: the binary, training binaries that only pretend, and metrics made by hand.
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a command ended.
+pub struct Ended {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// `experiments` with these arguments, in `dir`, without variables that would set it.
+pub fn experiments(dir: &Path, args: &[&str]) -> Ended {
+    experiments_with(dir, args, &[])
+}
+pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+    for name in
+        "NUM_GPUS MAX_SAMPLES MODEL DATASET OUTPUT_DIR LOG_DIR TP_SIZE RING_SIZE SKIP_ZERO SKIP_TP SKIP_RING RANK \
+                 WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+            .split_whitespace()
+    {
+        command.env_remove(name);
+    }
+    let output = command.args(args).envs(variables.iter().copied()).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ended { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// A directory with a `run_fsdp` and a `run_ddp` that do not train. Each call leaves a line in `calls` and metrics of a few
+/// steps where the configuration says; then `more` is run, in which $1 $2 are `--config FILE`.
+pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
+    let bin = dir.join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    let script = format!(
+        "#!/bin/sh\n\
+         echo \"$0 $*\" >> {calls}\n\
+         metrics=$(sed -n 's/^ *metrics_path: *//p' \"$2\" | tr -d '\"')\n\
+         {{ echo '{{\"event\":\"run\",\"world_size\":4}}'\n\
+         for step in 1 2 3 4; do echo \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$step,\\\"loss\\\":$((10 - step))}}\"; done\n\
+         echo '{{\"event\":\"end\"}}'; }} > \"$metrics\"\n\
+         {more}\n",
+        calls = dir.join("calls").display()
+    );
+    for name in ["run_fsdp", "run_ddp"] {
+        let path = bin.join(name);
+        fs::write(&path, &script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    bin
+}
+/// How often the pretenders were called so far.
+pub fn calls(dir: &Path) -> usize {
+    fs::read_to_string(dir.join("calls")).unwrap_or_default().lines().count()
+}
+
+/// The real training binaries, beside the harness; built where only this package was.
+pub fn real_binaries() -> PathBuf {
+    let dir = Path::new(env!("CARGO_BIN_EXE_experiments")).parent().unwrap().to_path_buf();
+    if !["run_fsdp", "run_ddp"].iter().all(|name| dir.join(name).is_file()) {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--package", "flatshard", "--bin", "run_fsdp", "--bin", "run_ddp"]);
+        if dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).status().unwrap().success());
+    }
+    dir
+}

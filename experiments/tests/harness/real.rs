@@ -1,0 +1,76 @@
+//! The harness with the real training binaries on tiny models: run and analyze, suite, smoke.
+use crate::common::{experiments, experiments_with, real_binaries};
+use std::fs;
+use tempfile::TempDir;
+
+/// A model of some milliseconds a step.
+const TINY: &str =
+    "--embed-dim 32 --num-layers 1 --num-heads 4 --num-kv-heads 2 --vocab-size 64 --max-len 32 --lr 0.01";
+
+#[test]
+fn a_set_is_run_and_analyzed() {
+    let dir = TempDir::new().unwrap();
+    let bin = real_binaries().display().to_string();
+    let base = ["run", "--bin-dir", &bin, "--output-dir", "out", "--execute", "--steps", "6", "--nproc-per-node", "2"];
+    let chosen = ["--only", "ddp_fp32,fsdp_manual,fsdp_manual_ac,fsdp_manual_no_shard", "--"];
+    let tiny: Vec<&str> = TINY.split(' ').collect();
+    let ended = experiments(dir.path(), &[&base[..], &chosen, &tiny].concat());
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    let ended = experiments(dir.path(), &["analyze", "--output-dir", "out"]);
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    assert_eq!(ended.out.matches("same bits").count(), 3, "{}", ended.out);
+    assert!(!ended.out.contains("failed"), "{}", ended.out);
+    // The binary's own words for bad input reach the user.
+    let bad = ["run", "--bin-dir", &bin, "--output-dir", "bad", "--execute", "--only", "ddp_fp32", "--", "--lr", "-1"];
+    let ended = experiments(dir.path(), &bad);
+    assert_eq!(ended.code, 1);
+    assert!(ended.out.contains("exit status 2: lr is -1"), "{}", ended.out);
+}
+
+#[test]
+fn the_suite_takes_its_variables_and_judges() {
+    let dir = TempDir::new().unwrap();
+    let bin = real_binaries().display().to_string();
+    let variables = [
+        ("NUM_GPUS", "2"),
+        ("MAX_SAMPLES", "64"),
+        ("DATASET", "synthetic"),
+        ("OUTPUT_DIR", "out"),
+        ("LOG_DIR", "logs"),
+        ("MODEL", ""),
+        ("SKIP_ZERO", "1"),
+        ("SKIP_TP", "true"),
+        ("SKIP_RING", "yes"),
+    ];
+    let tiny: Vec<&str> = TINY.split(' ').collect();
+    let suite = [&["suite", "--bin-dir", &bin, "--"], &tiny[..]].concat();
+    let ended = experiments_with(dir.path(), &suite, &variables);
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    assert!(
+        ended.out.contains("1 done, 0 failed") && ended.out.contains("the losses fall and agree within 5 %"),
+        "{}",
+        ended.out
+    );
+    assert!(dir.path().join("logs/fsdp.log").is_file() && dir.path().join("out/fsdp/metrics.jsonl").is_file());
+    // 64 samples in steps of 2 ranks x 2.
+    let metrics = fs::read_to_string(dir.path().join("out/fsdp/metrics.jsonl")).unwrap();
+    assert_eq!(metrics.matches("\"event\":\"step\"").count(), 16);
+
+    // A learning rate of 0 does not learn.
+    let still = [&suite[..], &["--lr", "0"]].concat();
+    let ended = experiments_with(dir.path(), &still, &[&variables[..], &[("OUTPUT_DIR", "still")]].concat());
+    assert_eq!(ended.code, 1, "{}", ended.out);
+    assert!(ended.out.contains("does not learn"), "{}", ended.out);
+}
+
+#[test]
+fn smoke_is_quick_and_says_what_it_saw() {
+    let dir = TempDir::new().unwrap();
+    let bin = real_binaries().display().to_string();
+    let ended = experiments(dir.path(), &["smoke", "--bin-dir", &bin, "--output-dir", "out"]);
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    for line in ["ddp: loss", "manual FSDP goes on from its checkpoint, bit for bit", "collectives"] {
+        assert!(ended.out.lines().any(|l| l.starts_with("ok ") && l.contains(line)), "{line}: {}", ended.out);
+    }
+    assert!(ended.out.contains("all is well"), "{}", ended.out);
+}

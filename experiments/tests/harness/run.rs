@@ -1,0 +1,190 @@
+//! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and what is
+//! not, and that a failure stays one.
+use crate::common::{calls, experiments, experiments_with, pretenders};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn status(dir: &Path, name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(dir.join("out").join(name).join("status.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn without_execute_configurations_are_written_and_commands_printed() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    let ended = experiments(
+        dir.path(),
+        &["run", "--bin-dir", "bin", "--output-dir", "out", "--steps", "7", "--", "--seed", "3"],
+    );
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    let names = "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_reference_ac fsdp_manual_no_limit fsdp_manual_backward_post \
+                 fsdp_manual_no_prefetch fsdp_manual_shard_grad_op fsdp_manual_hybrid_shard zero1 zero2 zero3 tp2 ring2 tp2_ring2";
+    for name in names.split_whitespace() {
+        let path = dir.path().join("out").join(name).join("config.yaml");
+        let config: Value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        assert_eq!(config["run"]["max_steps"], 7, "{name}");
+        let line = ended.out.lines().find(|l| l.contains(&format!("/{name}/config.yaml"))).unwrap();
+        let program = if name.starts_with("ddp") { "bin/run_ddp" } else { "bin/run_fsdp" };
+        assert!(line.contains(program) && line.ends_with("--seed 3"), "{line}");
+    }
+    assert_eq!(calls(dir.path()), 0);
+    let read = |name: &str| fs::read_to_string(dir.path().join("out").join(name).join("config.yaml")).unwrap();
+    let parsed = |name: &str| serde_saphyr::from_str::<Value>(&read(name)).unwrap();
+    assert_eq!(parsed("tp2_ring2")["parallel"]["tp_size"], 2);
+    assert_eq!(parsed("zero3")["fsdp"]["zero_stage"], 3);
+    // As many sequences in a step, whatever the mesh: 4 ranks of 2, or one group of 4 ranks with 8.
+    assert_eq!(parsed("ddp_fp32")["batch"]["batch_size"], 2);
+    assert_eq!(parsed("tp2_ring2")["batch"]["batch_size"], 8);
+}
+
+#[test]
+fn a_failure_does_not_end_the_set_and_only_it_is_run_again() {
+    let dir = TempDir::new().unwrap();
+    // As a build without tensor parallelism.
+    pretenders(
+        dir.path(),
+        "if grep -q tp_size \"$2\"; then echo noise; echo 'error: --tp-size 2 needs more' >&2; exit 2; fi",
+    );
+    let run = ["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32,tp2,zero*"];
+    let first = experiments(dir.path(), &run);
+    assert_eq!(first.code, 1, "{}{}", first.out, first.err);
+    assert!(first.out.contains("failed: exit status 2: --tp-size 2 needs more"), "{}", first.out);
+    assert!(first.out.contains("4 done, 1 failed"), "{}", first.out);
+    assert_eq!(calls(dir.path()), 5);
+    assert_eq!(status(dir.path(), "tp2")["ended"], "failed");
+    assert_eq!(status(dir.path(), "zero3")["ended"], "done");
+    assert!(fs::read_to_string(dir.path().join("out/tp2/log.txt")).unwrap().contains("noise"));
+
+    // The feature lands.
+    pretenders(dir.path(), "");
+    let second = experiments(dir.path(), &run);
+    assert_eq!(second.code, 0, "{}{}", second.out, second.err);
+    assert_eq!(second.out.matches("was done before").count(), 4, "{}", second.out);
+    assert_eq!(calls(dir.path()), 6);
+    assert_eq!(status(dir.path(), "tp2")["ended"], "done");
+    assert_eq!(experiments(dir.path(), &run).code, 0);
+    assert_eq!(calls(dir.path()), 6);
+}
+
+#[test]
+fn a_run_that_was_cut_short_is_run_again_from_the_start() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    fs::create_dir_all(dir.path().join("out/ddp_fp32")).unwrap();
+    fs::write(dir.path().join("out/ddp_fp32/metrics.jsonl"), "{\"event\":\"step\",\"step\":9,\"loss\":1}\n").unwrap();
+    let ended =
+        experiments(dir.path(), &["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32"]);
+    assert_eq!((ended.code, calls(dir.path())), (0, 1));
+    let metrics = fs::read_to_string(dir.path().join("out/ddp_fp32/metrics.jsonl")).unwrap();
+    assert!(!metrics.contains("\"step\":9"), "{metrics}");
+}
+
+#[test]
+fn results_of_other_settings_are_neither_taken_nor_overwritten() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    let run = |more: &[&str]| {
+        let base = ["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32", "zero1"];
+        experiments(dir.path(), &[&base[..], more].concat())
+    };
+    assert_eq!(run(&["--steps", "3"]).code, 0);
+    for more in [&["--steps", "4"][..], &["--steps", "3", "--", "--seed", "1"]] {
+        let ended = run(more);
+        assert_eq!(ended.code, 2, "{}", ended.out);
+        assert!(ended.err.contains("ddp_fp32") && ended.err.contains("other settings"), "{}", ended.err);
+    }
+    assert_eq!(calls(dir.path()), 2);
+}
+
+#[test]
+fn rounds_take_turns() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    let ended = experiments(
+        dir.path(),
+        &["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32,zero1", "--repeat", "2"],
+    );
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    let called = fs::read_to_string(dir.path().join("calls")).unwrap();
+    let order: Vec<&str> = called.lines().map(|l| l.split('/').rev().nth(1).unwrap()).collect();
+    assert_eq!(order, ["ddp_fp32", "zero1", "ddp_fp32@2", "zero1@2"]);
+}
+
+#[test]
+fn a_run_past_its_time_is_ended_and_named() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "exec sleep 60");
+    let ended = experiments(
+        dir.path(),
+        &["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32", "--timeout", "0.2"],
+    );
+    assert_eq!(ended.code, 1);
+    assert!(ended.out.contains("took longer than 0.2 s"), "{}", ended.out);
+}
+
+#[test]
+fn launchers_get_the_ranks() {
+    let dir = TempDir::new().unwrap();
+    let bin = pretenders(dir.path(), "");
+    // A torchrun that says how it was called, and starts what it is to start once.
+    let torchrun = format!(
+        "#!/bin/sh\necho \"$*\" > {}\nwhile [ \"$1\" != --no-python ]; do shift; done\nshift\nexec \"$@\"\n",
+        dir.path().join("torchrun-args").display()
+    );
+    fs::write(bin.join("torchrun"), torchrun).unwrap();
+    fs::set_permissions(bin.join("torchrun"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let base = ["run", "--bin-dir", "bin", "--only", "zero2", "--nproc-per-node", "8"];
+    let torchrun = [&base[..], &["--launcher", "torchrun", "--output-dir", "out", "--execute"]].concat();
+    let ended = experiments_with(dir.path(), &torchrun, &[("PATH", &path)]);
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    let words = fs::read_to_string(dir.path().join("torchrun-args")).unwrap();
+    assert!(words.starts_with("--standalone --nproc-per-node 8 --no-python "), "{words}");
+    assert_eq!(calls(dir.path()), 1);
+
+    let srun = [&base[..], &["--launcher", "srun", "--output-dir", "other", "--nnodes", "2"]].concat();
+    let ended = experiments(dir.path(), &srun);
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    assert!(ended.out.starts_with("srun --nodes 2 --ntasks-per-node 8 --kill-on-bad-exit=1 "), "{}", ended.out);
+    let config = fs::read_to_string(dir.path().join("other/zero2/config.yaml")).unwrap();
+    assert!(config.contains("num_nodes: 2"), "{config}");
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_runs() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    fs::write(dir.path().join("list.yaml"), "- a\n- b\n").unwrap();
+    fs::write(dir.path().join("taken"), "").unwrap();
+    let cases: [(&[&str], &str); 11] = [
+        (&["--only", "zero4"], "--only zero4: no such run"),
+        (&["--skip", "*"], "leave no run"),
+        (&["--steps", "0"], "--steps is 0"),
+        (&["--repeat", "0"], "--repeat is 0"),
+        (&["--nproc-per-node", "0"], "--nproc-per-node is 0"),
+        (&["--timeout", "nan"], "--timeout is NaN"),
+        (&["--nnodes", "2"], "--launcher torchrun or srun"),
+        (&["--config", "list.yaml"], "list.yaml: it holds no sections"),
+        (&["--config", "no-such.yaml"], "no-such.yaml"),
+        (&["--launcher", "mpirun"], "mpirun"),
+        (&["--output-dir", "taken/below"], "taken/below"),
+    ];
+    for (more, says) in cases {
+        let ended = experiments(dir.path(), &[&["run", "--bin-dir", "bin", "--execute"], more].concat());
+        assert_eq!(ended.code, 2, "{more:?}: {}{}", ended.out, ended.err);
+        assert!(ended.err.contains(says), "{more:?}: {}", ended.err);
+    }
+    let ended = experiments(dir.path(), &["run", "--bin-dir", "nowhere"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.err.contains("--bin-dir nowhere"), "{}", ended.err);
+    let ended = experiments_with(
+        dir.path(),
+        &["run", "--bin-dir", "bin", "--execute", "--launcher", "srun"],
+        &[("PATH", "/nowhere")],
+    );
+    assert_eq!(ended.code, 2);
+    assert!(ended.err.contains("no srun in PATH"), "{}", ended.err);
+    assert_eq!(calls(dir.path()), 0);
+}
