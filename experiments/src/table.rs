@@ -52,9 +52,14 @@ pub fn mesh(row: &Row) -> String {
     }
 }
 
-/// `12.3 ms, 4 %`
+/// `12.3 ms, 4 %`: what communication does not hide, and of a step.
 pub fn exposed(row: &Row) -> Option<String> {
-    Some(format!("{:.1} ms, {:.0} %", 1e3 * row.exposed_comm_s?, 100.0 * row.exposed_share()?))
+    Some(format!("{}, {:.0} %", milliseconds(1e3 * row.exposed_comm_s?), 100.0 * row.exposed_share()?))
+}
+
+/// To three digits at least.
+pub fn milliseconds(x: f64) -> String {
+    if x < 100.0 { format!("{x:.1} ms") } else { format!("{} ms", grouped(x)) }
 }
 
 /// How far the losses are from the baseline's.

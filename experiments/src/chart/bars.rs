@@ -45,7 +45,7 @@ impl Bars {
             }
             canvas.height += 22.0;
         }
-        let top = canvas.height;
+        let (top, mut texts) = (canvas.height, vec![]);
         for bar in &self.bars {
             let (y, hint) = (canvas.height, format!("{}: {}", bar.label, bar.text));
             let middle = y + THICK / 2.0;
@@ -65,12 +65,15 @@ impl Bars {
                 x = x.max(high);
             }
             let style = if bar.strong { Style { bold: true, fill: INK, ..SMALL } } else { SMALL };
-            canvas.text(x + 8.0, middle + 4.5, style, &bar.text);
+            texts.push((x + 8.0, middle + 4.5, style, &bar.text));
             canvas.height += ROW;
         }
         if let Some(mark) = self.mark {
             let x = left + mark * scale;
             canvas.line((x, top - 5.0), (x, canvas.height - 5.0), INK, 1.0, "3 3");
+        }
+        for (x, y, style, text) in texts {
+            canvas.text(x, y, style, text); // over the mark
         }
         canvas.height += 10.0;
         let said: Vec<String> = self.bars.iter().map(|bar| format!("{} {}", bar.label, bar.text)).collect();
