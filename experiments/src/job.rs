@@ -4,6 +4,8 @@ use crate::curve::METRICS;
 use flatshard::base::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -89,8 +91,9 @@ impl Job {
         Ok(())
     }
 
-    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run.
-    pub fn run(&self) -> Result<Outcome> {
+    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run: a signal among `signals` ends
+    /// the run and is the error; the run then counts as never started.
+    pub fn run(&self, signals: &mut Signals) -> Result<Outcome> {
         if let Some(status) = self.before()? {
             return Ok(Outcome::Before(status));
         }
@@ -116,7 +119,7 @@ impl Job {
             .stderr(again)
             .spawn();
         let failure = match child {
-            Ok(mut child) => self.wait(&mut child)?,
+            Ok(mut child) => self.wait(&mut child, signals)?,
             Err(e) => Some(format!("cannot start {}: {e}", self.command[0])),
         };
         let ended = if failure.is_none() { End::Done } else { End::Failed };
@@ -129,27 +132,35 @@ impl Job {
     }
 
     /// Why it failed; none where it did not.
-    fn wait(&self, child: &mut Child) -> Result<Option<String>> {
+    fn wait(&self, child: &mut Child, signals: &mut Signals) -> Result<Option<String>> {
         let started = Instant::now();
-        let mut asked = None;
+        let mut asked: Option<(Instant, Option<i32>)> = None; // to end: when, and by which signal
         loop {
-            match child.try_wait().map_err(|e| Error::io("wait for", &self.command[0], e))? {
-                Some(_) if asked.is_some() => {
+            match (child.try_wait().map_err(|e| Error::io("wait for", &self.command[0], e))?, asked) {
+                (Some(_), Some((_, Some(signal)))) => return Err(Error::Signal(signal)),
+                (Some(_), Some((_, None))) => {
                     return Ok(Some(format!("took longer than {} s (--timeout)", self.timeout.as_secs_f64())));
                 }
-                Some(status) if status.success() => return Ok(None),
-                Some(status) => return Ok(Some(failure(status, &self.log))),
-                None if asked.is_none() && started.elapsed() > self.timeout => {
-                    asked = Some(Instant::now());
-                    let _ = kill_process(Pid::from_child(child), Signal::TERM); // it may have ended by itself just now
+                (Some(status), None) if status.success() => return Ok(None),
+                (Some(status), None) => return Ok(Some(failure(status, &self.log))),
+                (None, None) => {
+                    let signal = signals.pending().next();
+                    if signal.is_some() || started.elapsed() > self.timeout {
+                        asked = Some((Instant::now(), signal));
+                        let _ = kill_process(Pid::from_child(child), Signal::TERM); // it may have ended by itself just now
+                    }
                 }
-                None if asked.is_some_and(|at| at.elapsed() > GRACE) => {
-                    let _ = child.kill(); // as above
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
+                (None, Some((at, _))) if at.elapsed() > GRACE => drop(child.kill()), // as above
+                (None, Some(_)) => {}
             }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// What ends a harness and the run that it waits for.
+pub fn stop_signals() -> Result<Signals> {
+    Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io("listen for signals", "SIGINT, SIGTERM", e))
 }
 
 /// What a run that failed said: its error, else its last words.

@@ -1,7 +1,7 @@
 //! Runs the jobs of a set in turn and says how each went: `run` and `suite`. Never reads metrics.
 use crate::Verdict;
 use crate::catalogue::{self, Entry, Program};
-use crate::job::{Job, Outcome};
+use crate::job::{self, Job, Outcome};
 use crate::launch::{self, Common, Launch, lay_over};
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
@@ -82,6 +82,11 @@ pub fn main(args: &Args) -> Result<Verdict> {
         eprintln!("note: {} has no torch and transformers, so the runs of PyTorch are left out", args.python);
     }
     entries.retain(|e| python.is_some() || !matches!(e.program, Program::Torch(_)));
+    if entries.is_empty() {
+        return Err(Error::input(
+            "only runs of PyTorch are left: they need --peers, and a --python with torch and transformers",
+        ));
+    }
     let mut config = common_config(args.steps);
     if let Some(path) = &args.config {
         lay_over(&mut config, &launch::read_config(path)?);
@@ -131,11 +136,11 @@ pub fn run(jobs: &[Job]) -> Result<usize> {
         job.before()?;
     }
     let width = jobs.iter().map(|job| job.name.len()).max().unwrap_or(0);
-    let mut failed = 0;
+    let (mut failed, mut signals) = (0, job::stop_signals()?);
     for (n, job) in jobs.iter().enumerate() {
         print!("[{:>2}/{}] {:width$}  ", n + 1, jobs.len(), job.name);
         let _ = std::io::stdout().flush(); // a progress line
-        match job.run()? {
+        match job.run(&mut signals)? {
             Outcome::Done(status) => println!("done in {:.1} s", status.seconds),
             Outcome::Before(_) => println!("was done before"),
             Outcome::Failed(status) => {

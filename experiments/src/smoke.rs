@@ -4,12 +4,13 @@ use crate::Verdict;
 use crate::catalogue::{Entry, Program};
 use crate::compare::judge;
 use crate::curve::{Curve, METRICS};
-use crate::job::Outcome;
+use crate::job::{Outcome, stop_signals};
 use crate::launch::{self, Common, Launch, Launcher};
 use crate::sets;
 use crate::suite::falls;
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
+use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -47,6 +48,7 @@ const TOLD: [&str; 12] = [
 struct Smoke {
     bin: PathBuf,
     output: PathBuf,
+    signals: Signals,
     good: bool,
 }
 
@@ -54,7 +56,8 @@ pub fn main(args: &Args) -> Result<Verdict> {
     let started = Instant::now();
     let scratch = std::env::temp_dir().join(format!("flatshard-smoke-{}", std::process::id()));
     let output = sets::absolute(args.output_dir.as_ref().unwrap_or(&scratch))?;
-    let mut smoke = Smoke { bin: launch::binaries(args.bin_dir.as_deref())?, output, good: true };
+    let (bin, signals) = (launch::binaries(args.bin_dir.as_deref())?, stop_signals()?);
+    let mut smoke = Smoke { bin, output, signals, good: true };
     smoke.all()?;
     println!(
         "{} in {:.1} s",
@@ -123,7 +126,7 @@ impl Smoke {
         if job.dir.exists() {
             std::fs::remove_dir_all(&job.dir).map_err(|e| Error::io("remove", &job.dir, e))?;
         }
-        match job.run()? {
+        match job.run(&mut self.signals)? {
             Outcome::Done(status) | Outcome::Before(status) => {
                 let curve = Curve::with_steps(&job.dir)?;
                 let untold = untold(&job.dir.join(METRICS))?;

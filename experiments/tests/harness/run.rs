@@ -1,9 +1,12 @@
 //! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and what is
 //! not, and that a failure stays one.
 use crate::common::{calls, experiments, experiments_with, pretenders};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 fn status(dir: &Path, name: &str) -> Value {
@@ -158,9 +161,10 @@ fn bad_input_is_refused_before_anything_runs() {
     pretenders(dir.path(), "");
     fs::write(dir.path().join("list.yaml"), "- a\n- b\n").unwrap();
     fs::write(dir.path().join("taken"), "").unwrap();
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--only", "zero4"], "--only zero4: no such run"),
         (&["--skip", "*"], "leave no run"),
+        (&["--only", "torch_*"], "--peers"),
         (&["--steps", "0"], "--steps is 0"),
         (&["--repeat", "0"], "--repeat is 0"),
         (&["--nproc-per-node", "0"], "--nproc-per-node is 0"),
@@ -187,4 +191,24 @@ fn bad_input_is_refused_before_anything_runs() {
     assert_eq!(ended.code, 2);
     assert!(ended.err.contains("no srun in PATH"), "{}", ended.err);
     assert_eq!(calls(dir.path()), 0);
+}
+
+#[test]
+fn a_harness_that_is_stopped_stops_its_run() {
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "echo $$ > pid; exec sleep 60");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+    command.args(["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32"]);
+    let mut harness = command.current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = || fs::read_to_string(dir.path().join("pid")).ok().and_then(|pid| pid.trim().parse::<i32>().ok());
+    let started = Instant::now();
+    while pid().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(30), "the run does not start");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(Pid::from_child(&harness), Signal::TERM).unwrap();
+    assert_eq!(harness.wait().unwrap().code(), Some(128 + 15));
+    // The harness has waited for it: no such process, and nothing that a later call would take for a result.
+    assert!(test_kill_process(Pid::from_raw(pid().unwrap()).unwrap()).is_err());
+    assert!(!dir.path().join("out/ddp_fp32/status.json").exists());
 }
