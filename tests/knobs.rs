@@ -174,6 +174,18 @@ fn offloading_changes_no_bit() {
     }
 }
 
+/// HYBRID_SHARD sums offloaded shards over replicas, too.
+#[test]
+fn offloading_changes_no_bit_where_shards_have_replicas() {
+    let mesh = MeshSizes { dp_replicate: 2, ..MeshSizes::sharded(2) };
+    let run =
+        |offload| outcome_on(mesh, &options(&llama(), fsdp(ShardedOptions { offload, ..sharded() }), ADAMW), 2, 1);
+    let expected = run(Offload::Nothing);
+    for offload in MODES {
+        assert_same_bits(&expected, &run(offload), &format!("{offload:?} offloaded, two replicas of two shards"));
+    }
+}
+
 #[test]
 fn offloaded_bytes_are_in_host_memory() {
     let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 pub struct Counts {
     pub flops: u64,
     pub launches: BTreeMap<&'static str, usize>,
-    /// Copies of more than a number: `down` to host memory, `up` from it, in order.
+    /// Copies of gradients and weights: `down` to host memory, `up` from it, in order.
     pub copies: Vec<&'static str>,
 }
 
@@ -64,7 +64,7 @@ impl Driver for Counted {
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
         let copies = &mut self.counts.lock().unwrap().copies;
         match (src.place(), dst.place()) {
-            _ if src.len() == 1 => {}
+            _ if src.len() == 1 || src.dtype() == DType::F64 => {} // scale, norm
             (Place::Host, Place::Mapped) => copies.push("down"),
             (Place::Mapped, Place::Host) => copies.push("up"),
             _ => {}
