@@ -2,6 +2,7 @@
 //! norms, every weight), because sums go in rank order in both and nothing else may depend on the cut.
 mod common;
 
+use common::stores::kinds;
 use common::*;
 use flatshard::base::{DType, Result};
 use flatshard::nn::{Checkpointing, Decoder, Spec};
@@ -155,7 +156,7 @@ fn two_ranks_equal_one_with_both_batches() {
 fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
     // First order: L(w - lr g) = L(w) - lr |g|^2, so a gradient of the wrong size or of another loss shows.
     let rule = Rule::Sgd { momentum: 0.0, weight_decay: 0.0 };
-    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+    for strategy in kinds(DType::F32) {
         let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, rule) };
         ranks(2, |rank| {
             let index = rank.rank;
@@ -239,7 +240,7 @@ fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
 #[test]
 fn an_evaluation_measures_what_the_next_step_reports() {
     // Forward without dropout, on the same batch before the update: the same loss.
-    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+    for strategy in kinds(DType::F32) {
         let options = options(&llama(), strategy, SGD);
         ranks(2, |rank| {
             let index = rank.rank;
@@ -260,7 +261,7 @@ fn an_evaluation_measures_what_the_next_step_reports() {
 fn clipping_scales_the_update_to_the_norm() {
     // SGD without momentum or decay: the update is lr * scale * gradient, so its norm is lr * max_norm when clipped.
     let rule = Rule::Sgd { momentum: 0.0, weight_decay: 0.0 };
-    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+    for strategy in kinds(DType::F32) {
         let run = |grad_clip, steps| {
             let options = EngineOptions { grad_clip, ..options(&llama(), strategy.clone(), rule) };
             outcome(2, &options, steps, 1)
@@ -286,7 +287,7 @@ fn weight_decay_reaches_matrices_and_nothing_else() {
     let sgd = |weight_decay| Rule::Sgd { momentum: 0.9, weight_decay };
     let layouts = Decoder::new(gpt()).unwrap().layouts().to_vec();
     for (with, without) in [(adamw(decay), adamw(0.0)), (sgd(decay), sgd(0.0))] {
-        for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+        for strategy in kinds(DType::F32) {
             let run = |rule, steps| outcome(3, &options(&gpt(), strategy.clone(), rule), steps, 1).weights;
             let (start, with, without) = (run(with, 0), run(with, 1), run(without, 1));
             for segment in layouts.iter().flat_map(|l| &l.segments) {
@@ -311,7 +312,7 @@ fn weight_decay_reaches_matrices_and_nothing_else() {
 
 #[test]
 fn a_gradient_that_is_not_finite_changes_no_weight() {
-    for strategy in [fsdp(sharded()), ddp(DType::F32)] {
+    for strategy in kinds(DType::F32) {
         let options = options(&llama(), strategy, ADAMW);
         ranks(3, |rank| {
             let index = rank.rank;
@@ -357,7 +358,9 @@ fn all_ranks_generate_the_same_and_what_one_rank_would() {
     for temperature in [0.0, 1.0] {
         let alone = generate(1, ddp(DType::F32), temperature);
         assert_eq!(alone.len(), 20);
-        assert_eq!(alone, generate(3, fsdp(sharded()), temperature));
+        for strategy in kinds(DType::F32) {
+            assert_eq!(alone, generate(3, strategy, temperature));
+        }
     }
     assert_ne!(generate(1, ddp(DType::F32), 0.0), generate(1, ddp(DType::F32), 1.0));
 }

@@ -57,6 +57,13 @@ pub fn by_batch(dtype: DType, grad_accum: usize) -> Vec<Arc<dyn Strategy>> {
     ]
 }
 
+/// One of each kind.
+pub fn kinds(dtype: DType) -> Vec<Arc<dyn Strategy>> {
+    let stages = [Stage::One, Stage::Two, Stage::Three].map(|stage| zero(staged(stage, dtype)));
+    let others = [ddp(dtype), fsdp(ShardedOptions { dtype, ..sharded() }), reference(by_tensor(dtype, 1))];
+    others.into_iter().chain(stages).collect()
+}
+
 /// All of them, for steps of one micro-batch.
 pub fn every(dtype: DType) -> Vec<Arc<dyn Strategy>> {
     [vec![ddp(dtype)], at_once(dtype, 1), by_batch(dtype, 1)].concat()
