@@ -14,6 +14,8 @@
 //! What that costs, beside the waiting: a collective a tensor; and since a gathered tensor ends in padding, it is gathered
 //! elsewhere and copied to its place in the layer's buffer, as each gradient is copied out of it.
 //!
+//! Replicas of the shards (HYBRID_SHARD) sum their gradients at the end of the step.
+//!
 //! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets): params,
 //! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
 //! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.

@@ -10,12 +10,14 @@
 //!
 //! Bytes of a rank, and what it receives in a step times N / (N - 1), for P padded parameters over N ranks, a micro-batches,
 //! root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's); bf16, in f32 weights are 4 and
-//! the copy in P/N is the master. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
+//! the copy in P/N is the master. Stage 3 receives 4 (n - k) U for each micro-batch after the first. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
 //!
 //! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *2* reduces each micro-batch, bucket by bucket
 //!   while backward goes on. Both gather all weights when the optimizer has changed them.
 //! - *Stage 3* gathers a layer when it is asked for, as `sharded` does, and by DeepSpeed's rules: so many elements ahead, so many
 //!   live, and none kept that is not used again soon.
+//!
+//! Replicas of all this (`--dp-replicate-size`) sum their shards' gradients at the end of the step.
 //!
 //! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
 //! collective; in stage 3, where each layer is cut by itself, one for each of its layers.

@@ -46,14 +46,14 @@ fn top() -> Vec<(&'static str, Key)> {
         ("steps_per_print", Set("run", "log_every")),
         ("wall_clock_breakdown", Is(json!(false), "--metrics-path has the times of each step")),
         ("dump_state", Is(json!(false), "--print-config prints the settings")),
-        ("fp16", By(|file, at, body| file.precision(at, body, "fp16", fp16()))),
-        ("bf16", By(|file, at, body| file.precision(at, body, "bf16", bf16()))),
+        ("fp16", By(precision)),
+        ("bf16", By(precision)),
         ("torch_autocast", Off("products are in the precision of the bf16 or the fp16 block")),
         ("amp", Off("use the bf16 or the fp16 block")),
         ("zero_optimization", Block(zero)),
         ("zero_allow_untested_optimizer", Any),
         ("zero_force_ds_cpu_optimizer", Any),
-        ("tensor_parallel", Block(|| vec![("autotp_size", Set("parallel", "tp_size"))])),
+        ("tensor_parallel", Block(|| vec![("autotp_size", By(tensor_parallel))])),
         ("aio", Never("nothing is kept on NVMe")),
         // Checkpoints of any strategy are read by any other.
         ("checkpoint", Block(|| vec![("load_universal", Any)])),
@@ -94,6 +94,11 @@ fn zero() -> Vec<(&'static str, Key)> {
     ]
 }
 
+/// 0 is none.
+fn tensor_parallel(file: &mut File, at: &str, value: &Value) -> Result<()> {
+    if value == 0 { Ok(()) } else { file.key(at, value, &Set("parallel", "tp_size")) }
+}
+
 fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
     match value.as_u64() {
         Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
@@ -110,18 +115,51 @@ fn bf16() -> Vec<(&'static str, Key)> {
     ]
 }
 
-fn fp16() -> Vec<(&'static str, Key)> {
-    vec![
+/// The loss scaler's keys, with DeepSpeed's defaults where they are not ours; while fp16 is off they say nothing.
+fn fp16(on: bool) -> Vec<(&'static str, Key)> {
+    let mut keys = vec![
         ("enabled", Any),
         ("auto_cast", Is(json!(false), "inputs are token numbers")),
-        ("loss_scale", Any),
-        ("initial_scale_power", Any),
-        ("loss_scale_window", Any),
-        ("hysteresis", Any),
-        ("consecutive_hysteresis", Any),
-        ("min_loss_scale", Any),
         ("fp16_master_weights_and_grads", Is(json!(false), "masters, gradients and optimizer states are fp32")),
-    ]
+    ];
+    keys.extend(SCALER.map(|(key, _)| (key, if on { Set("precision", key) } else { Any })));
+    keys
+}
+const SCALER: [(&str, Option<u64>); 6] = [
+    ("loss_scale", None),
+    ("initial_scale_power", None),
+    ("loss_scale_window", Some(1000)),
+    ("hysteresis", Some(2)),
+    ("consecutive_hysteresis", None),
+    ("min_loss_scale", None),
+];
+
+/// `fp16` or `bf16`.
+fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let name = if at == "fp16" { "fp16" } else { "bf16" };
+    let (enabled, asked) = (&body["enabled"], file.asked["precision"]["precision"] == name);
+    let on = enabled == true || enabled == "auto" && asked;
+    file.keys(at, body, if name == "fp16" { fp16(on) } else { bf16() })?;
+    match enabled {
+        Value::Bool(true) => file.put(&format!("{at}.enabled"), "precision", "precision", json!(name))?,
+        Value::Bool(false) | Value::Null if asked => {
+            return Err(file.fault(format!(
+                "{at}.enabled is false, but --precision says {name}; leave the block out, or say auto"
+            )));
+        }
+        Value::Bool(false) | Value::Null => {}
+        auto if auto == "auto" => {}
+        other => return Err(file.refuse(&format!("{at}.enabled"), other, "true, false or auto is expected")),
+    }
+    if on {
+        file.half = Some(name);
+    }
+    for (key, default) in SCALER.iter().filter(|_| on && name == "fp16") {
+        if let (Some(default), true, true) = (default, body[key].is_null(), file.asked["precision"][key].is_null()) {
+            file.put(&format!("{at}.{key}"), "precision", key, json!(default))?;
+        }
+    }
+    Ok(())
 }
 
 fn optimizer(file: &mut File, at: &str, body: &Value) -> Result<()> {
@@ -278,23 +316,6 @@ impl File<'_> {
         match body["type"].as_str() {
             Some(kind) => Ok((kind, &body["params"])),
             None => Err(self.fault(format!("{at}.type is missing: it is the name of one"))),
-        }
-    }
-
-    /// `fp16` or `bf16`.
-    fn precision(&mut self, at: &str, body: &Value, name: &'static str, table: Vec<(&'static str, Key)>) -> Result<()> {
-        self.keys(at, body, table)?;
-        match &body["enabled"] {
-            Value::Bool(true) => {
-                self.half = Some(name);
-                self.put(&format!("{at}.enabled"), "precision", "precision", json!(name))
-            }
-            Value::Bool(false) | Value::Null if self.asked["precision"]["precision"] == name => Err(self.fault(
-                format!("{at}.enabled is false, but --precision says {name}; leave the block out, or say auto"),
-            )),
-            Value::Bool(false) | Value::Null => Ok(()),
-            auto if auto == "auto" => Ok(()),
-            other => Err(self.refuse(&format!("{at}.enabled"), other, "true, false or auto is expected")),
         }
     }
 
