@@ -236,6 +236,25 @@ fn the_batch_equation_is_solved_or_shown_with_its_numbers() {
 }
 
 #[test]
+fn offload_blocks_become_a_mode_of_cpu_offload() {
+    let cpu = || json!({"device": "cpu", "pin_memory": true});
+    let offloaded = |block: Value| {
+        let mut body = json!({"zero_optimization": {"stage": 3}});
+        body["zero_optimization"].as_object_mut().unwrap().extend(block.as_object().unwrap().clone());
+        body
+    };
+    let mode = |block: Value| read(offloaded(block), &["--device", "cpu"])["fsdp"]["cpu_offload"].clone();
+    assert_eq!(mode(json!({"offload_optimizer": cpu()})), "optimizer");
+    assert_eq!(mode(json!({"offload_optimizer": cpu(), "offload_param": cpu()})), true);
+    assert_eq!(mode(json!({"offload_optimizer": {"device": "none"}})), false);
+    faulty(offloaded(json!({"offload_param": cpu()})), &[], &["offload_param.device", "offload_optimizer"]);
+    let half = json!({"offload_optimizer": {"device": "cpu", "ratio": 0.5}});
+    faulty(offloaded(half), &[], &["offload_optimizer.ratio is 0.5"]);
+    let given = json!({"offload_optimizer": cpu()});
+    faulty(offloaded(given), &["--cpu-offload", "gradients"], &["offload_optimizer", "--cpu-offload"]);
+}
+
+#[test]
 fn what_contradicts_is_refused_with_both_values() {
     faulty(
         two(json!({"gradient_accumulation_steps": 4})),
@@ -266,7 +285,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ("reduce_scatter", json!(false)),
         ("contiguous_gradients", json!(false)),
         ("round_robin_gradients", json!(true)),
-        ("offload_param", json!({"device": "cpu"})),
+        ("offload_param", json!({"device": "cpu", "nvme_path": "/tmp"})),
         ("offload_optimizer", json!({"device": "nvme", "nvme_path": "/tmp"})),
         ("stage3_param_persistence_threshold", json!(1e5)),
         ("zero_hpz_partition_size", json!(8)),

@@ -1,0 +1,253 @@
+//! DeepSpeed's keys, block by block: what becomes of each. Never reads a file.
+use super::File;
+use crate::base::Result;
+use Key::*;
+use serde_json::{Value, json};
+
+/// What becomes of a key.
+pub(super) enum Key {
+    /// It is this setting: section and name.
+    Set(&'static str, &'static str),
+    /// The same, and "auto" is a value of the setting.
+    Size(&'static str, &'static str),
+    /// It must be this, which is what is done anyway; and why.
+    Is(Value, &'static str),
+    /// It changes nothing here that could be otherwise.
+    Any,
+    /// Refused, whatever it says; and why.
+    Never(&'static str),
+    /// A block of keys.
+    Block(fn() -> Vec<(&'static str, Key)>),
+    /// A block that must be off: `enabled: false`.
+    Off(&'static str),
+    By(fn(&mut File, &str, &Value) -> Result<()>),
+}
+
+pub(super) fn top() -> Vec<(&'static str, Key)> {
+    let sums = "gradients are summed in fp32 and divided once, by the loss tokens of the step";
+    let metrics = "metrics go to --metrics-path, as JSON lines";
+    vec![
+        ("train_batch_size", Set("batch", "train_batch_size")),
+        ("train_micro_batch_size_per_gpu", Set("batch", "batch_size")),
+        ("gradient_accumulation_steps", Set("batch", "grad_accum")),
+        ("optimizer", By(optimizer)),
+        ("scheduler", By(scheduler)),
+        ("communication_data_type", Set("precision", "reduce_dtype")),
+        ("gradient_allreduce_op", Never(sums)),
+        ("prescale_gradients", Is(json!(false), sums)),
+        ("gradient_predivide_factor", Is(json!(1), sums)),
+        ("gradient_clipping", Set("optim", "grad_clip")),
+        ("steps_per_print", Set("run", "log_every")),
+        ("wall_clock_breakdown", Is(json!(false), "--metrics-path has the times of each step")),
+        ("dump_state", Is(json!(false), "--print-config prints the settings")),
+        ("fp16", By(precision)),
+        ("bf16", By(precision)),
+        ("torch_autocast", Off("products are in the precision of the bf16 or the fp16 block")),
+        ("amp", Off("use the bf16 or the fp16 block")),
+        ("zero_optimization", Block(zero)),
+        ("zero_allow_untested_optimizer", Any),
+        ("zero_force_ds_cpu_optimizer", Any),
+        ("tensor_parallel", Block(|| vec![("autotp_size", By(tensor_parallel))])),
+        ("aio", Never("nothing is kept on NVMe")),
+        // Checkpoints of any strategy are read by any other.
+        ("checkpoint", Block(|| vec![("load_universal", Any)])),
+        ("data_types", Block(|| vec![("grad_accum_dtype", Is(json!("fp32"), "gradients are accumulated in fp32"))])),
+        ("tensorboard", Off(metrics)),
+        ("wandb", Off(metrics)),
+        ("comet", Off(metrics)),
+        ("csv_monitor", Off(metrics)),
+    ]
+}
+
+fn zero() -> Vec<(&'static str, Key)> {
+    let persistence = "a layer's small tensors are gathered with its large ones, in one collective: keeping them would \
+                       save none";
+    let ranks = "every rank keeps its own Nth";
+    vec![
+        ("stage", By(stage)),
+        ("reduce_bucket_size", Size("zero", "reduce_bucket_size")),
+        ("allgather_bucket_size", Size("zero", "allgather_bucket_size")),
+        ("overlap_comm", Set("zero", "overlap_comm")),
+        ("allgather_partitions", Is(json!(true), "weights are gathered by all-gathers, never broadcast")),
+        ("reduce_scatter", Is(json!(true), "an all-reduce would move twice the bytes")),
+        ("contiguous_gradients", Is(json!(true), "gradients are always written into contiguous buckets")),
+        ("round_robin_gradients", Is(json!(false), "buckets are cut over the ranks in rank order")),
+        ("offload_param", By(offload)),
+        ("offload_optimizer", By(offload)),
+        // The optimizer takes one shard of a layer at a time.
+        ("sub_group_size", Any),
+        ("stage3_max_live_parameters", Size("zero", "stage3_max_live_parameters")),
+        ("stage3_max_reuse_distance", Size("zero", "stage3_max_reuse_distance")),
+        ("stage3_prefetch_bucket_size", Size("zero", "stage3_prefetch_bucket_size")),
+        ("stage3_param_persistence_threshold", Is(json!(0), persistence)),
+        ("stage3_model_persistence_threshold", Is(json!(0), persistence)),
+        ("stage3_gather_16bit_weights_on_model_save", By(|file, at, value| file.half_export(at, value))),
+        ("zero_hpz_partition_size", Is(json!(1), ranks)),
+        ("zero_quantized_weights", Is(json!(false), "weights are gathered in the compute dtype")),
+        ("zero_quantized_gradients", Is(json!(false), "gradients are reduced in fp32")),
+    ]
+}
+
+/// 0 is none.
+fn tensor_parallel(file: &mut File, at: &str, value: &Value) -> Result<()> {
+    if value == 0 { Ok(()) } else { file.key(at, value, &Set("parallel", "tp_size")) }
+}
+
+fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
+    match value.as_u64() {
+        Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
+        _ => file.key(at, value, &Set("fsdp", "zero_stage")),
+    }
+}
+
+/// Where the optimizer's state goes, or the parameters: `--cpu-offload`.
+fn offload(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let nvme = "nothing is kept on NVMe";
+    let keys = || {
+        vec![
+            ("device", Any),
+            ("nvme_path", Never(nvme)),
+            ("pin_memory", Any),
+            ("buffer_count", Any),
+            ("buffer_size", Any),
+            ("max_in_cpu", Any),
+            ("fast_init", Any),
+            ("ratio", Is(json!(1), "all of it is offloaded")),
+        ]
+    };
+    match body["device"].as_str() {
+        None | Some("none" | "auto") => Ok(()),
+        Some("cpu") => {
+            file.offloaded.push(at.to_string());
+            file.keys(at, body, keys())
+        }
+        Some(_) => Err(file.refuse(&format!("{at}.device"), &body["device"], nvme)),
+    }
+}
+
+fn bf16() -> Vec<(&'static str, Key)> {
+    let masters = "masters, gradients and optimizer states are fp32";
+    vec![
+        ("enabled", Any),
+        ("bf16_master_weights_and_grads", Is(json!(false), masters)),
+        ("bf16_optimizer_states", Is(json!(false), masters)),
+    ]
+}
+
+/// The loss scaler's keys, with DeepSpeed's defaults where they are not ours; while fp16 is off they say nothing.
+fn fp16(on: bool) -> Vec<(&'static str, Key)> {
+    let mut keys = vec![
+        ("enabled", Any),
+        ("auto_cast", Is(json!(false), "inputs are token numbers")),
+        ("fp16_master_weights_and_grads", Is(json!(false), "masters, gradients and optimizer states are fp32")),
+    ];
+    keys.extend(SCALER.map(|(key, _)| (key, if on { Set("precision", key) } else { Any })));
+    keys
+}
+const SCALER: [(&str, Option<u64>); 6] = [
+    ("loss_scale", None),
+    ("initial_scale_power", None),
+    ("loss_scale_window", Some(1000)),
+    ("hysteresis", Some(2)),
+    ("consecutive_hysteresis", None),
+    ("min_loss_scale", None),
+];
+
+/// `fp16` or `bf16`.
+fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let name = if at == "fp16" { "fp16" } else { "bf16" };
+    let (enabled, asked) = (&body["enabled"], file.asked["precision"]["precision"] == name);
+    let on = enabled == true || enabled == "auto" && asked;
+    file.keys(at, body, if name == "fp16" { fp16(on) } else { bf16() })?;
+    match enabled {
+        Value::Bool(true) => file.put(&format!("{at}.enabled"), "precision", "precision", json!(name))?,
+        Value::Bool(false) | Value::Null if asked => {
+            return Err(file.fault(format!(
+                "{at}.enabled is false, but --precision says {name}; leave the block out, or say auto"
+            )));
+        }
+        Value::Bool(false) | Value::Null => {}
+        auto if auto == "auto" => {}
+        other => return Err(file.refuse(&format!("{at}.enabled"), other, "true, false or auto is expected")),
+    }
+    if on {
+        file.half = Some(name);
+    }
+    for (key, default) in SCALER.iter().filter(|_| on && name == "fp16") {
+        if let (Some(default), true, true) = (default, body[key].is_null(), file.asked["precision"][key].is_null()) {
+            file.put(&format!("{at}.{key}"), "precision", key, json!(default))?;
+        }
+    }
+    Ok(())
+}
+
+fn optimizer(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let decoupled = "weight decay is decoupled (AdamW)";
+    let adamw = || {
+        vec![
+            ("lr", Set("optim", "lr")),
+            ("betas", Set("optim", "betas")),
+            ("eps", Set("optim", "eps")),
+            ("weight_decay", Set("optim", "weight_decay")),
+            ("adam_w_mode", Is(json!(true), decoupled)),
+            ("bias_correction", Is(json!(true), "the moments' bias is corrected")),
+            ("amsgrad", Is(json!(false), "the plain second moment is used")),
+            ("torch_adam", Any),
+            ("fused", Any),
+        ]
+    };
+    let sgd = || {
+        vec![
+            ("lr", Set("optim", "lr")),
+            ("momentum", Set("optim", "momentum")),
+            ("weight_decay", Set("optim", "weight_decay")),
+            ("dampening", Is(json!(0), "momentum is not damped")),
+            ("nesterov", Is(json!(false), "momentum is the plain one")),
+        ]
+    };
+    let (kind, params) = file.kind(at, body)?;
+    match kind.to_lowercase().as_str() {
+        "adam" | "adamw" => {
+            file.put(&format!("{at}.type"), "optim", "optimizer", json!("adamw"))?;
+            file.keys(&format!("{at}.params"), params, adamw())
+        }
+        "sgd" => {
+            file.put(&format!("{at}.type"), "optim", "optimizer", json!("sgd"))?;
+            file.keys(&format!("{at}.params"), params, sgd())
+        }
+        _ => Err(file.refuse(&format!("{at}.type"), &json!(kind), "there are AdamW, Adam (which is AdamW) and SGD")),
+    }
+}
+
+fn scheduler(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    let mut warmup = vec![
+        ("warmup_num_steps", Set("optim", "warmup_steps")),
+        ("warmup_min_lr", Is(json!(0), "warmup starts at 0")),
+        ("warmup_min_ratio", Is(json!(0), "warmup starts at 0")),
+        ("warmup_max_lr", Set("optim", "lr")),
+        ("warmup_type", Is(json!("linear"), "warmup is linear")),
+    ];
+    let (kind, params) = file.kind(at, body)?;
+    let shape = match kind {
+        "WarmupLR" => "constant",
+        "WarmupDecayLR" => "linear",
+        "WarmupCosineLR" => "cosine_with_min_lr",
+        _ => {
+            let why = "there are WarmupLR, WarmupDecayLR and WarmupCosineLR; --lr-scheduler has more";
+            return Err(file.refuse(&format!("{at}.type"), &json!(kind), why));
+        }
+    };
+    if kind != "WarmupLR" {
+        warmup.push(("total_num_steps", Set("run", "max_steps")));
+    }
+    if kind == "WarmupCosineLR" {
+        warmup.push(("cos_min_ratio", Set("optim", "min_lr_ratio")));
+    }
+    let at_params = format!("{at}.params");
+    if params["warmup_type"].is_null() {
+        let why = "warmup is linear: say \"warmup_type\": \"linear\"";
+        return Err(file.refuse(&format!("{at_params}.warmup_type"), &json!("log, DeepSpeed's default"), why));
+    }
+    file.put(&format!("{at}.type"), "optim", "lr_scheduler", json!(shape))?;
+    file.keys(&at_params, params, warmup)
+}
