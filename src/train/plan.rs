@@ -63,10 +63,10 @@ impl Plan {
         let strategy_name = derive::strategy(&mut s, default);
         device::check_comm(device, derive::set(&s.run.comm, "run.comm")?)?;
         check::graphs(&s, device)?;
+        effect::engines(&s)?;
         knobs::check(&s, strategy_name)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
         let (mesh, nproc) = mesh::sizes(&mut s, strategy_name, device, launched)?;
-        effect::engines(&s)?;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
