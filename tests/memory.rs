@@ -104,6 +104,38 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
     }
 }
 
+/// Two shards of layers that two ranks share.
+const CUT: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 2 };
+
+#[test]
+fn layers_that_ranks_share_are_planned_and_a_step_allocates_nothing() {
+    let own = CpuDevice::new(Meter::default()).name().contains("bf16"); // as below
+    let spec = Spec { vocab: 62, kv_heads: 2, ..qwen3() };
+    let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    for (sequence_parallel, checkpoint, strategy) in [
+        (false, Checkpointing::Off, fsdp(sharded())),
+        (true, Checkpointing::Off, bf16),
+        (true, Checkpointing::Full, ddp(DType::F32)),
+    ] {
+        let options = EngineOptions { sequence_parallel, checkpoint, ..options(&spec, strategy, ADAMW) };
+        let planned = Engine::planned(&options, &CUT).unwrap();
+        mesh_ranks(CUT, |rank| {
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+            let batches = [batch(&spec, 3, 0, rank.mesh.dp.rank())];
+            step(&mut engine, &batches, 1)?;
+            let before = (allocations(), rank.meter.allocations());
+            step(&mut engine, &batches, 2)?;
+            let after = (allocations(), rank.meter.allocations());
+            assert!(after == before || !own, "a step allocates: {before:?}, {after:?}");
+            for (planned, (category, name)) in planned.iter().zip(CATEGORIES) {
+                assert_eq!(rank.meter.live(category), planned.1, "{name}, sequence parallel {sequence_parallel}");
+            }
+            assert_eq!(rank.meter.peak(), planned.iter().map(|p| p.1).sum::<usize>());
+            Ok(())
+        });
+    }
+}
+
 /// What the design promises, in plain numbers: 18 bytes a parameter and rank share, two slots of the largest block and
 /// the root's, for weights and for gradients.
 #[test]
