@@ -154,7 +154,7 @@ pub fn parted(layouts: &[Layout], index: usize, of: usize) -> Vec<Layout> {
         }
         parts
     };
-    layouts.iter().map(|layout| placed(layout)).collect()
+    layouts.iter().map(&mut placed).collect()
 }
 
 fn download<T: Elem + Default>(dev: &dyn Device, view: View) -> Result<Vec<T>> {
