@@ -149,9 +149,12 @@ fn step_time(found: &Found, baseline: &Row) -> Option<String> {
     Some(bars.svg())
 }
 
+/// Runs with the same losses, and those: (step, loss).
+type Group<'a> = (Vec<&'a Row>, Vec<(f64, f64)>);
+
 /// Runs whose losses are the same bits are one curve.
 fn losses(found: &Found, baseline: &Row) -> Option<String> {
-    let mut groups: Vec<(Vec<&Row>, Vec<(f64, f64)>)> = vec![];
+    let mut groups: Vec<Group> = vec![];
     for row in found.rows.iter().filter(|row| !row.is_peer()) {
         let points = row.curve.points();
         let bits = |points: &[(f64, f64)]| points.iter().map(|p| (p.0, p.1.to_bits())).collect::<Vec<_>>();
@@ -172,7 +175,7 @@ fn losses(found: &Found, baseline: &Row) -> Option<String> {
     let names = |rows: &[&Row]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();
     let mut panels = vec![Panel { title: "loss (nats a token)".into(), curves, log: false, mark: None, height: 260.0 }];
-    let apart = |(n, (rows, points)): (usize, &(Vec<&Row>, Vec<(f64, f64)>))| {
+    let apart = |(n, (rows, points)): (usize, &Group)| {
         let base = |step: f64| baseline.curve.loss(step as u64);
         let points: Vec<(f64, f64)> =
             points.iter().filter_map(|&(step, y)| base(step).map(|x| (step, (y - x).abs() / x.abs()))).collect();

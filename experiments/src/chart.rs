@@ -182,7 +182,7 @@ fn tick_text(x: f64) -> String {
         if n < 0 { format!("-{out}") } else { out }
     };
     match x.abs() {
-        a if a == 0.0 => "0".into(),
+        0.0 => "0".into(),
         a if a >= 1e7 => format!("{x:e}"),
         a if a >= 10.0 || x.fract() == 0.0 => grouped(x.round() as i64),
         a if a >= 0.1 => format!("{:.2}", x).trim_end_matches('0').trim_end_matches('.').to_string(),
