@@ -62,7 +62,8 @@ pub fn check(asked: &Value, merged: &mut Value) -> Result<()> {
     let engine = Engine::of(merged);
     for (key, engines, anyway) in KEYS.iter().filter(|(_, engines, _)| !engines.contains(&engine)) {
         let value = &asked["fsdp"][key];
-        if !value.is_null() && anyway.is_none_or(|anyway| value.to_string() != anyway) {
+        let text = value.to_string();
+        if !value.is_null() && anyway.is_none_or(|anyway| text != anyway) {
             return Err(nothing(key, value, engine, engines[0]));
         }
         merged["fsdp"][key] = Value::Null;
