@@ -18,8 +18,8 @@ use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Rule;
-use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
-use flatshard::strategy::{Engine, EngineOptions, Step, Strategy};
+use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
+use flatshard::strategy::{Engine, EngineOptions, Step, Strategy, ZeroDp};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -70,7 +70,7 @@ fn recorded(
     accum: usize,
 ) -> Result<(Vec<Entry>, String, CommStats)> {
     let log = Log::default();
-    let rank = mesh.rank();
+    let rank = mesh.dp.rank();
     let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
     let watched = Arc::new(Watched { inner: strategy, log: log.clone() });
     let options = options(spec, watched, ADAMW);
@@ -90,43 +90,66 @@ fn recorded(
     Ok((entries, words(&log), traffic))
 }
 
-/// Ranks of the real world; the simulated ones are as many.
+/// Ranks of most worlds here.
 const RANKS: usize = 3;
 
-fn assert_same_calls(strategy: Arc<dyn Strategy>, accum: usize) {
-    let spec = llama();
-    let real = ranks(RANKS, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, accum)).swap_remove(0);
-    let world = world(even(1.0, 1.0), RANKS);
-    let mesh = simulate::mesh(&world, MeshSizes::sharded(RANKS), |group| group).unwrap();
+/// `accum` micro-batches of a step. Rank 0 of real ranks against rank 0 of as many that are not there.
+fn assert_same_calls(strategy: Arc<dyn Strategy>, sizes: MeshSizes, accum: usize) {
+    let spec = Spec { ff: 45, vocab: 63, ..llama() }; // tensor parallelism cuts both by 3
+    let real =
+        mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, accum)).swap_remove(0);
+    let world = world(even(1.0, 1.0), sizes.world());
+    let mesh = simulate::mesh(&world, sizes, |group| group).unwrap();
     let simulated = recorded(simulate::device(&world), mesh, strategy, &spec, accum).unwrap();
-    assert!(simulated.1.contains("reduce0"), "{}", simulated.1);
-    assert_eq!(simulated.1, real.1);
-    assert_eq!(simulated.0, real.0, "{}", real.1);
-    assert_eq!(simulated.2, real.2, "traffic");
+    assert!(simulated.1.contains("reduce"), "{}", simulated.1);
+    assert_eq!(simulated.1, real.1, "{sizes:?}");
+    assert_eq!(simulated.0, real.0, "{sizes:?}: {}", real.1);
+    assert_eq!(simulated.2, real.2, "traffic of {sizes:?}");
 }
 
 #[test]
 fn simulated_calls_are_those_of_a_real_engine() {
     use BackwardPrefetch::{None, Post, Pre};
+    let same = |options: ShardedOptions| {
+        let accum = options.grad_accum;
+        assert_same_calls(fsdp(options), MeshSizes::sharded(RANKS), accum);
+    };
     for backward_prefetch in [Pre, Post, None] {
         for forward_prefetch in [true, false] {
-            assert_same_calls(fsdp(ShardedOptions { backward_prefetch, forward_prefetch, ..sharded() }), 1);
+            same(ShardedOptions { backward_prefetch, forward_prefetch, ..sharded() });
         }
     }
     let whole = ShardedOptions { reshard: false, ..sharded() };
-    assert_same_calls(fsdp(whole.clone()), 1);
-    assert_same_calls(fsdp(ShardedOptions { grad_accum: 2, ..whole }), 2);
-    assert_same_calls(fsdp(ShardedOptions { grad_accum: 3, sync_each_batch: true, ..sharded() }), 3);
-    assert_same_calls(fsdp(ShardedOptions { wrap: Wrap::Size(8000), dtype: DType::Bf16, ..sharded() }), 1);
-    assert_same_calls(ddp(DType::F32), 2);
+    same(whole.clone());
+    same(ShardedOptions { grad_accum: 2, ..whole });
+    same(ShardedOptions { grad_accum: 3, sync_each_batch: true, ..sharded() });
+    same(ShardedOptions { wrap: Wrap::Size(8000), dtype: DType::Bf16, ..sharded() });
+}
+
+#[test]
+fn of_every_store_and_every_axis() {
+    let mesh = |dp_replicate, dp_shard, tp| MeshSizes { dp_replicate, dp_shard, sp: 1, tp };
+    assert_same_calls(ddp(DType::F32), mesh(RANKS, 1, 1), 2);
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        assert_same_calls(Arc::new(ZeroDp(ZeroOptions::new(stage, DType::Bf16))), mesh(1, RANKS, 1), 1);
+    }
+    assert_same_calls(fsdp(sharded()), mesh(2, 2, 1), 1);
+    assert_same_calls(fsdp(sharded()), mesh(1, 2, 3), 1);
 }
 
 /// The simulation allocates what the formula says, for ranks that share a host's memory and for GPUs, which do not.
 #[test]
 fn planned_bytes_are_allocated() {
     let spec = gpt();
-    let strategies: [Arc<dyn Strategy>; 3] =
-        [fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), fsdp(sharded()), ddp(DType::Bf16)];
+    let zero = |stage| -> Arc<dyn Strategy> { Arc::new(ZeroDp(ZeroOptions::new(stage, DType::Bf16))) };
+    let strategies: [Arc<dyn Strategy>; 6] = [
+        fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }),
+        fsdp(sharded()),
+        ddp(DType::Bf16),
+        zero(Stage::One),
+        zero(Stage::Two),
+        zero(Stage::Three),
+    ];
     for strategy in strategies {
         for inline in [true, false] {
             let options = EngineOptions {

@@ -1,11 +1,15 @@
 //! Measures this machine's CPU with the engine itself: some steps of a shallow model of the same width under a device and groups that
 //! take the time of each call. Also whole steps, for predictions to be held to. Never predicts.
+//!
+//! Time is that of the calling thread on its core: what other programs take of the machine meanwhile is not the model's, and a rank
+//! that waits for its peers because of them does not compute.
 use super::clock::Seconds;
 use super::device::{Watch, Watched};
 use super::links::Collected;
 use super::measured::{Book, Call, Measured, median};
 use super::op::Op;
 use super::simulate::Work;
+use cpu_time::ThreadTime;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::seam::{Hook, Hooked, Seam, Started};
 use flatshard::comm::{Collective, Mesh, MeshSizes, Ticket, shm};
@@ -16,6 +20,11 @@ use flatshard::train::memory;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// Seconds that this thread has run.
+fn now() -> Seconds {
+    ThreadTime::now().as_duration().as_secs_f64()
+}
 
 /// Blocks of the model that is measured: the deeper ones do the same again.
 const LAYERS: usize = 2;
@@ -49,10 +58,9 @@ impl Watch for Timed {
         self.device.download(src, dst)
     }
     fn op(&self, op: Op, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
-        let started = Instant::now();
+        let started = now();
         run(&self.device)?;
-        let seconds = started.elapsed().as_secs_f64();
-        lock(&self.book).op(op, seconds);
+        lock(&self.book).op(op, now() - started);
         Ok(())
     }
 }
@@ -60,7 +68,7 @@ impl Watch for Timed {
 /// Times each call of a group. One thread calls, one call at a time.
 struct Stopwatch {
     book: Arc<Mutex<Book>>,
-    started: Mutex<(Instant, HashMap<Ticket, (Collected, u64)>)>,
+    started: Mutex<(Seconds, HashMap<Ticket, (Collected, u64)>)>,
 }
 
 fn collected(seam: Seam) -> Option<Collected> {
@@ -77,25 +85,25 @@ fn collected(seam: Seam) -> Option<Collected> {
 
 impl Hook for Stopwatch {
     fn before(&self, _: Seam, _: Started) {
-        lock(&self.started).0 = Instant::now();
+        lock(&self.started).0 = now();
     }
     fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
         let mut mine = lock(&self.started);
         let Some(what) = collected(seam) else { return };
         let bytes = started.bytes as u64;
-        lock(&self.book).call(Call { what, waits: false, bytes }, mine.0.elapsed().as_secs_f64());
+        lock(&self.book).call(Call { what, waits: false, bytes }, now() - mine.0);
         if let Some(ticket) = ticket {
             mine.1.insert(ticket, (what, bytes));
         }
     }
     fn before_wait(&self, _: Seam, _: Ticket) {
-        lock(&self.started).0 = Instant::now();
+        lock(&self.started).0 = now();
     }
     /// Of waits for the result only: what a rank then does until its buffers are free is little, and its peers' doing.
     fn after_wait(&self, seam: Seam, ticket: Ticket) {
         let mine = lock(&self.started);
         if let (Seam::Wait, Some(&(what, bytes))) = (seam, mine.1.get(&ticket)) {
-            lock(&self.book).call(Call { what, waits: true, bytes }, mine.0.elapsed().as_secs_f64());
+            lock(&self.book).call(Call { what, waits: true, bytes }, now() - mine.0);
         }
     }
 }
@@ -117,17 +125,19 @@ fn ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync)
     })
 }
 
-/// Seconds of each of `steps` steps after a first one.
-fn train(mut engine: Engine, options: &EngineOptions, work: &Work, steps: u64) -> Result<Vec<Seconds>> {
+/// Seconds of each of `steps` steps after a first one: of this thread, and by the clock on the wall.
+fn train(mut engine: Engine, options: &EngineOptions, work: &Work, steps: u64) -> Result<[Vec<Seconds>; 2]> {
     let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
-    let mut seconds = Vec::new();
+    let mut seconds = [Vec::new(), Vec::new()];
     for number in 1..=steps + 1 {
-        let started = Instant::now();
+        let (started, on_the_wall) = (now(), Instant::now());
         let tokens = engine.global_count(work.tokens() as u64)?;
         engine.train_step(&batches, &Step { number, lr: 1e-4, tokens })?;
-        seconds.push(started.elapsed().as_secs_f64());
+        if number > 1 {
+            seconds[0].push(now() - started);
+            seconds[1].push(on_the_wall.elapsed().as_secs_f64());
+        }
     }
-    seconds.remove(0);
     Ok(seconds)
 }
 
@@ -140,7 +150,7 @@ pub fn book(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Bo
         let book = Arc::new(Mutex::new(Book::default()));
         let timed = Timed { device: CpuDevice::new(meter), book: book.clone() };
         let watched = |inner| -> Arc<dyn Collective> {
-            let stopwatch = Stopwatch { book: book.clone(), started: Mutex::new((Instant::now(), HashMap::new())) };
+            let stopwatch = Stopwatch { book: book.clone(), started: Mutex::new((0.0, HashMap::new())) };
             Arc::new(Hooked::with(inner, stopwatch))
         };
         let engine = Engine::new(Arc::new(Watched::new(timed)), &mesh.wrap(watched), &shallow)?;
@@ -150,13 +160,13 @@ pub fn book(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Bo
     Ok(books.swap_remove(0))
 }
 
-/// The median step of the whole model, on rank 0.
-pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Seconds> {
-    let seconds = ranks(sizes, |mesh, meter| {
+/// Medians of the steps of the whole model on rank 0: of the thread, and on the wall.
+pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<[Seconds; 2]> {
+    let mut seconds = ranks(sizes, |mesh, meter| {
         let engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, options)?;
         train(engine, options, work, STEPS)
     })?;
-    Ok(median(&mut seconds.into_iter().next().unwrap_or_default()))
+    Ok(seconds.swap_remove(0).map(|mut seen| median(&mut seen)))
 }
 
 /// This machine, by the books of one or several strategies.

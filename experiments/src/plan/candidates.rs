@@ -26,6 +26,7 @@ struct Settled {
     strategy: bool,
     checkpoint: bool,
     offload: bool,
+    sync: bool,
 }
 
 impl Settled {
@@ -43,6 +44,7 @@ impl Settled {
                 || sizes.iter().any(Option::is_some),
             checkpoint: f.activation_checkpoint.is_some(),
             offload: f.cpu_offload.is_some(),
+            sync: f.sync_each_batch.is_some(),
         }
     }
 }
@@ -74,6 +76,12 @@ pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) 
         all.extend(sizes(gpus, per_node).map(|n| cut("ring", "--ring-attn-size", n)));
     }
     let plain = all.len();
+    // Full gradients of every unit are what accumulation keeps.
+    if !settled.sync && cli.settings.batch.grad_accum.is_some_and(|n| n > 1) {
+        let cut = |c: &&Candidate| c.name == "as given" || c.name.contains("SHARD");
+        let more: Vec<_> = all.iter().filter(cut).map(|c| c.with("sync each batch", "--sync-each-batch")).collect();
+        all.extend(more);
+    }
     if !settled.checkpoint {
         let of = |c: &Candidate| {
             let selective = c.with("selective checkpointing", "--activation-checkpoint selective");

@@ -19,6 +19,7 @@ mod trace;
 
 use candidates::Candidate;
 use clap::Parser;
+use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType, Error, Result};
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::{GpuDevice, cuda};
@@ -92,18 +93,29 @@ pub struct Cost {
     /// Of a rank, in the order of [`flatshard::base::meter::CATEGORIES`]; on GPUs with what the device itself holds.
     pub bytes: Vec<(Category, usize)>,
     pub fits: bool,
-    pub step: Simulated,
+    /// None where the host updates weights: of its speed nothing is known.
+    pub step: Option<Simulated>,
     /// Of the whole job.
     pub tokens_per_sec: f64,
     pub mfu: Option<f64>,
-    /// Seconds of a step as it was run here.
-    pub measured: Option<f64>,
+    /// Seconds of a step as it was run here: of rank 0's thread, and on the wall.
+    pub measured: Option<[f64; 2]>,
 }
 
 impl Cost {
+    /// Of the device.
     pub fn total(&self) -> usize {
-        self.bytes.iter().map(|b| b.1).sum()
+        self.bytes.iter().map(|b| b.1).sum::<usize>() - self.host()
     }
+    /// Of the host: what is offloaded.
+    pub fn host(&self) -> usize {
+        host(&self.bytes)
+    }
+}
+
+fn host(bytes: &[(Category, usize)]) -> usize {
+    let host = CATEGORIES.iter().find(|c| c.1 == "host").map(|c| c.0);
+    bytes.iter().filter(|b| Some(b.0) == host).map(|b| b.1).sum()
 }
 
 /// Where the ranks are.
@@ -123,6 +135,7 @@ pub fn main(argv: &[String]) -> Result<bool> {
     let best = best(&rows);
     if let (Some(path), Some(row)) = (&cli.plan.trace, best)
         && let Ok(cost) = &row.outcome
+        && cost.step.is_some()
     {
         let Cost { engine, mesh, work, .. } = cost;
         let traced = simulate::step(engine, *mesh, work, &cluster.machine, cluster.per_node, true)?;
@@ -259,16 +272,20 @@ fn cost(outline: Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
         bytes.iter_mut().filter(|b| b.0 == Category::Scratch).for_each(|b| b.1 += own);
         reserved = RESERVED;
     }
-    let total: usize = bytes.iter().map(|b| b.1).sum();
-    let step = simulate::step(&engine, mesh, &work, machine, *per_node, false)?;
+    let offloaded = host(&bytes);
+    let total = bytes.iter().map(|b| b.1).sum::<usize>() - offloaded;
+    let step = match offloaded {
+        0 => Some(simulate::step(&engine, mesh, &work, machine, *per_node, false)?),
+        _ => None,
+    };
     let tokens = work.tokens() * mesh.dp_replicate * mesh.dp_shard;
-    let tokens_per_sec = tokens as f64 / step.seconds();
+    let tokens_per_sec = step.as_ref().map_or(0.0, |step| tokens as f64 / step.seconds());
     let flops = engine.spec.flops_per_token(work.max_len) as f64;
     let dtype: DType = engine.strategy.dtype();
     Ok(Cost {
         fits: machine.memory().is_none_or(|bytes| total + reserved <= bytes),
-        mfu: machine.peak(dtype).map(|peak| tokens_per_sec * flops / (peak * *gpus as f64)),
-        measured: check.then(|| calibrate::measure(&engine, mesh, &work)).transpose()?,
+        mfu: machine.peak(dtype).filter(|_| step.is_some()).map(|peak| tokens_per_sec * flops / (peak * *gpus as f64)),
+        measured: (check && step.is_some()).then(|| calibrate::measure(&engine, mesh, &work)).transpose()?,
         mesh,
         engine,
         params,

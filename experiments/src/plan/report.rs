@@ -76,8 +76,10 @@ pub fn text(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option
 
     let measured = costs().any(|cost| cost.measured.is_some());
     let mfu = costs().any(|cost| cost.mfu.is_some());
+    let hosts = costs().any(|cost| cost.host() > 0);
     let mut head: Vec<String> = HEAD.map(str::to_string).to_vec();
     head.extend(mfu.then(|| "MFU %".to_string()));
+    head.extend(hosts.then(|| "host".to_string()));
     head.extend(measured.then_some(["measured", "error %"]).into_iter().flatten().map(str::to_string));
     let mut table = vec![head];
     for row in rows {
@@ -86,14 +88,21 @@ pub fn text(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option
         line.extend(columns(cost).map(|bytes| short(gib(bytes))));
         line.push(short(gib(cost.total())));
         line.push(if cost.fits { "yes" } else { "no" }.into());
-        line.push(short(gib(cost.step.received_bytes() as usize)));
-        line.push(short(1e3 * cost.step.seconds()));
-        line.push(short(1e3 * cost.step.totals.exposed));
-        line.push(short(cost.tokens_per_sec / cluster.gpus as f64));
+        line.extend(match &cost.step {
+            Some(step) => [
+                short(gib(step.received_bytes() as usize)),
+                short(1e3 * step.seconds()),
+                short(1e3 * step.totals.exposed),
+                short(cost.tokens_per_sec / cluster.gpus as f64),
+            ],
+            None => ["-"; 4].map(str::to_string),
+        });
         line.extend(mfu.then(|| cost.mfu.map_or("-".into(), |mfu| format!("{:.1}", 100.0 * mfu))));
-        if let Some(seconds) = cost.measured {
+        line.extend(hosts.then(|| short(gib(cost.host()))));
+        if let Some([seconds, _]) = cost.measured {
             line.push(short(1e3 * seconds));
-            line.push(format!("{:+.1}", 100.0 * (cost.step.seconds() / seconds - 1.0)));
+            let error = cost.step.as_ref().map_or(0.0, |step| step.seconds() / seconds - 1.0);
+            line.push(format!("{:+.1}", 100.0 * error));
         }
         table.push(line);
     }
@@ -139,30 +148,39 @@ fn cost_json(cost: &Cost) -> Value {
         (name.to_string(), json!(bytes))
     };
     let bytes: serde_json::Map<String, Value> = cost.bytes.iter().map(named).collect();
-    let received = cost.step.received.iter();
-    let received: Vec<Value> =
-        received.map(|(axis, bytes, ops)| json!({"axis": axis.name(), "bytes": bytes, "collectives": ops})).collect();
-    let t = &cost.step.totals;
     let mesh = &cost.mesh;
-    json!({
+    let mut value = json!({
         "mesh": {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "sp": mesh.sp, "tp": mesh.tp},
         "bytes": bytes,
         "total_bytes": cost.total(),
+        "host_bytes": cost.host(),
         "fits": cost.fits,
         "tokens_per_step": cost.work.tokens() * mesh.dp_replicate * mesh.dp_shard,
+    });
+    let Some(step) = &cost.step else { return value };
+    let received = step.received.iter();
+    let received: Vec<Value> =
+        received.map(|(axis, bytes, ops)| json!({"axis": axis.name(), "bytes": bytes, "collectives": ops})).collect();
+    let t = &step.totals;
+    let times = json!({
         "step_s": t.seconds,
         "compute_s": t.compute,
         "memory_bound_s": t.memory,
         "comm_s": t.communication,
         "exposed_comm_s": t.exposed,
-        "comm_bytes": cost.step.received_bytes(),
+        "comm_bytes": step.received_bytes(),
         "comm": received,
         "launches": t.launches,
         "tokens_per_sec": cost.tokens_per_sec,
         "mfu": cost.mfu,
-        "measured_step_s": cost.measured,
-        "error": cost.measured.map(|seconds| t.seconds / seconds - 1.0),
-    })
+        "measured_step_s": cost.measured.map(|m| m[0]),
+        "measured_wall_s": cost.measured.map(|m| m[1]),
+        "error": cost.measured.map(|m| t.seconds / m[0] - 1.0),
+    });
+    if let (Some(value), Value::Object(times)) = (value.as_object_mut(), times) {
+        value.extend(times);
+    }
+    value
 }
 
 pub fn json(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option<&str>) -> String {
