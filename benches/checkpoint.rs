@@ -64,6 +64,7 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     let decoder = Decoder::new(spec())?;
     let options = ShardedOptions {
         dtype: DType::F32,
+        reduce_dtype: DType::F32,
         wrap: Wrap::Transformer,
         reshard: true,
         forward_prefetch: true,

@@ -51,7 +51,7 @@ fn products(c: &mut Criterion) {
     let dev = device();
     let (kernels, absent): (Vec<Kernel>, Vec<Kernel>) = Kernel::ALL.iter().partition(|k| k.available());
     absent.iter().for_each(|kernel| eprintln!("gemm: this machine has no {}", kernel.name()));
-    for dtype in [DType::F32, DType::Bf16] {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let mut group = group(c, &format!("gemm/{dtype}"));
         for (form, shape) in linear_layers() {
             let [len_a, len_b, len_c] = shape.extents();
@@ -81,7 +81,7 @@ fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Th
 fn attention(c: &mut Criterion) {
     let dev = device();
     let shape = Attention { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
-    for dtype in [DType::F32, DType::Bf16] {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let mut group = group(c, &format!("attention/{dtype}"));
         for t in [256, 2048] {
             let (qkv, d_o) = (random(&dev, dtype, t * shape.row()), random(&dev, dtype, t * 768));
@@ -138,7 +138,7 @@ fn rows(c: &mut Criterion) {
     const TOKENS: usize = 1024;
     const VOCAB: usize = 32000;
     let dev = device();
-    for dtype in [DType::F32, DType::Bf16] {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let mut group = group(c, &format!("rows/{dtype}"));
         let of = |len| random(&dev, dtype, len);
         let n = TOKENS * 768;

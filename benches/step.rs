@@ -60,6 +60,7 @@ fn step(c: &mut Criterion) {
     for dtype in [DType::F32, DType::Bf16] {
         let ddp: Arc<dyn Strategy> = Arc::new(Ddp(ReplicatedOptions {
             dtype,
+            reduce_dtype: DType::F32,
             bucket_bytes: ReplicatedOptions::BUCKET,
             offload: Offload::Nothing,
         }));

@@ -69,7 +69,8 @@ const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metri
      weight-decay warmup-steps lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
      backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
-     allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype tp-size [no-]use-hf-tp-plan \
+     allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
+     [no-]consecutive-hysteresis min-loss-scale tp-size [no-]use-hf-tp-plan \
      ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]async-save max-shard-size save-dtype \
      max-new-tokens temperature top-k top-p generate config \
      model-config fsdp-config print-config";
@@ -337,13 +338,7 @@ fn places_that_cannot_be_written() {
 }
 
 #[test]
-fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
-    let lacking: [&[&str]; 2] = [&["--precision", "fp16"], &["--reduce-dtype", "bf16"]];
-    for args in lacking {
-        let args = tiny(args);
-        let message = refused(&args.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(message.contains(&args[TINY.len()]) && message.contains("does not have"), "{message}");
-    }
+fn neutral_values_pass() {
     config(&[
         "--device",
         "cpu",
@@ -366,6 +361,21 @@ fn what_this_build_lacks_is_refused_by_name_and_neutral_values_pass() {
         "--limit-all-gathers",
         "--use-orig-params",
     ]);
+}
+
+#[test]
+fn loss_scaling_is_checked_and_needs_something_to_scale() {
+    refused_tiny(&["--loss-scale", "128"], &["--loss-scale", "--precision fp16"]);
+    refused_tiny(&["--precision", "bf16", "--no-consecutive-hysteresis"], &["--consecutive-hysteresis", "fp16"]);
+    let fp16 = |args: &[&str], parts: &[&str]| refused_tiny(&[&["--precision", "fp16"], args].concat(), parts);
+    fp16(&["--loss-scale", "inf"], &["--loss-scale inf", "above 0"]);
+    fp16(&["--initial-scale-power", "127"], &["127", "at most 126"]);
+    fp16(&["--loss-scale-window", "0"], &["--loss-scale-window 0", "at least 1"]);
+    fp16(&["--hysteresis", "0"], &["--hysteresis 0"]);
+    fp16(&["--initial-scale-power", "3", "--min-loss-scale", "16"], &["--min-loss-scale 16", "2^3 = 8"]);
+    // Of reduction alone too.
+    let plan = config(&["--reduce-dtype", "fp16", "--loss-scale-window", "100", "--hysteresis", "2"]);
+    assert_eq!(plan["precision"]["loss_scale_window"], 100);
 }
 
 #[test]

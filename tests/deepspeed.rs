@@ -273,6 +273,14 @@ fn what_contradicts_is_refused_with_both_values() {
     let warmup = json!({"type": "WarmupLR", "params": {"warmup_max_lr": 0.2, "warmup_type": "linear"}});
     faulty(two(json!({"optimizer": adam, "scheduler": warmup})), &[], &["warmup_max_lr is 0.2", "lr 0.1"]);
     faulty(two(json!({"bf16": {"enabled": true}, "fp16": {"enabled": true}})), &[], &["fp16.enabled", "bf16"]);
+    let scaled = json!({"fp16": {"enabled": true, "initial_scale_power": 12, "hysteresis": 3, "loss_scale": 0}});
+    let read_of = |flags: &[&str]| read(two(scaled.clone()), flags)["precision"].clone();
+    assert_eq!(read_of(&[])["precision"], "fp16");
+    assert_eq!((&read_of(&[])["initial_scale_power"], &read_of(&[])["hysteresis"]), (&json!(12), &json!(3)));
+    // DeepSpeed's default, unless a flag says otherwise.
+    assert_eq!(read_of(&[])["loss_scale_window"], 1000);
+    assert_eq!(read_of(&["--loss-scale-window", "50"])["loss_scale_window"], 50);
+    faulty(two(scaled.clone()), &["--hysteresis", "1"], &["fp16.hysteresis is 3", "--hysteresis 1"]);
     // The same value twice is no contradiction.
     read(two(json!({"gradient_accumulation_steps": 4})), &["--grad-accum", "4"]);
 }

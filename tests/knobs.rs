@@ -153,7 +153,7 @@ fn stores(dtype: DType, offload: Offload) -> Vec<Arc<dyn Strategy>> {
         all.push(zero(ZeroOptions { offload, ..staged(stage, dtype) }));
     }
     if offload <= Offload::Optimizer {
-        all.push(Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: 30_000, offload })));
+        all.push(Arc::new(Ddp(ReplicatedOptions { dtype, reduce_dtype: DType::F32, bucket_bytes: 30_000, offload })));
     }
     all
 }

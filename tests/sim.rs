@@ -7,6 +7,7 @@ use flatshard::base::{DType, Result};
 use flatshard::device::Device;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::{Sim, Tally};
+use flatshard::optim::ScalerOptions;
 use flatshard::store::ShardedOptions;
 use flatshard::strategy::{Engine, EngineOptions, StepReport};
 use serde_json::Value;
@@ -32,13 +33,16 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
     results.swap_remove(0)
 }
 
-/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each. SGD: AdamW moves a weight by the
+/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each; f16: 2^-12. SGD: AdamW moves a weight by the
 /// learning rate whichever sign a gradient of nearly nothing has; it runs below.
 #[test]
 fn losses_and_weights_are_those_of_the_cpu() {
-    for (dtype, loss, norm, weight) in [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3)] {
+    let bounds = [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3), (DType::F16, 5e-4, 2.5e-3, 1.25e-4)];
+    for (dtype, loss, norm, weight) in bounds {
         for spec in [llama(), gpt()] {
-            let options = options(&spec, fsdp(ShardedOptions { dtype, ..sharded() }), SGD);
+            let scaler = (dtype == DType::F16).then(ScalerOptions::default);
+            let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
+            let options = EngineOptions { scaler, ..options(&spec, strategy, SGD) };
             let (cpu, sim) = (reports(&options, false, 3), reports(&options, true, 3));
             for (step, ((a, x), (b, y))) in cpu.iter().zip(&sim).enumerate() {
                 let label = format!("{:?} in {dtype}, step {}", spec.arch, step + 1);
@@ -146,7 +150,7 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<f64> {
 
 #[test]
 fn run_fsdp_trains_on_it_end_to_end() {
-    for (precision, within) in [("fp32", 1e-4), ("bf16", 2e-2)] {
+    for (precision, within) in [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 2.5e-3)] {
         let (cpu, sim) = (run("cpu", precision, &[]), run("sim", precision, &[]));
         assert_eq!((cpu.len(), sim.len()), (4, 4));
         for (step, (a, b)) in cpu.iter().zip(&sim).enumerate() {

@@ -40,7 +40,8 @@ pub struct TrainerState {
 }
 
 impl TrainerState {
-    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". `step` and the counts are not compared.
+    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) is not
+    /// compared.
     pub fn differences(&self, now: &TrainerState) -> Vec<String> {
         let flat = |state: &TrainerState| {
             let mut out = BTreeMap::new();
@@ -48,6 +49,7 @@ impl TrainerState {
             for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps"] {
                 out.remove(count);
             }
+            out.retain(|key, _| key.split('.').next() != Some("scaler"));
             out
         };
         let (then, now) = (flat(self), flat(now));

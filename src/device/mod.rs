@@ -244,9 +244,10 @@ pub trait Device: Send + Sync {
     /// counted from the start of `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at
     /// multiples of [`ALIGN`] gives the same limbs. A NaN or infinity makes the result non-finite.
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()>;
-    /// From the (reduced) accumulator: `out` f32 (2) = [clip scale, norm]; scale = min(1, max_norm / (norm + 1e-6)) as in
-    /// `torch.nn.utils.clip_grad_norm_`, and 1 where `max_norm` is 0 (no clipping).
-    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()>;
+    /// From the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`: `out` f32 (2) = [scale, norm], norm the
+    /// unscaled gradient's, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in `torch.nn.utils.clip_grad_norm_`, and
+    /// `unscale` where `max_norm` is 0 (no clipping).
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()>;
     /// One fused pass (Loshchilov & Hutter 2019, decoupled decay): `g * scale[0]` into m, v; p updated; a copy in the
     /// compute dtype to `out` where one is kept. All f32 but `out`.
     #[allow(clippy::too_many_arguments)]

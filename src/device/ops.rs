@@ -59,7 +59,7 @@ impl Gemm {
         [extent(ra, ca, self.lda), extent(rb, cb, self.ldb), extent(self.m, self.n, self.ldc)]
     }
     /// Every element that the product touches lies within its view, rows of C do not overlap, and there is such a product:
-    /// A and B are f32 and C f32, or A and B are bf16 and C bf16 or f32.
+    /// A, B and C are f32, or A and B are bf16 (f16) and C bf16 (f16) or f32.
     pub fn check(&self, a: &View, b: &View, c: &ViewMut) -> Result<()> {
         let (wide_a, wide_b) = (if self.ta { self.m } else { self.k }, if self.tb { self.k } else { self.n });
         let rows = [(self.lda, wide_a), (self.ldb, wide_b), (self.ldc, self.n)];
@@ -70,7 +70,9 @@ impl Gemm {
             return Err(Error::op("gemm", what));
         }
         match (a.dtype(), b.dtype(), c.dtype()) {
-            (DType::F32, DType::F32, DType::F32) | (DType::Bf16, DType::Bf16, DType::F32 | DType::Bf16) => Ok(()),
+            (DType::F32, DType::F32, DType::F32) => Ok(()),
+            (DType::Bf16, DType::Bf16, DType::F32 | DType::Bf16) => Ok(()),
+            (DType::F16, DType::F16, DType::F32 | DType::F16) => Ok(()),
             (a, b, c) => Err(Error::op("gemm", format!("no product of {a} and {b} into {c}"))),
         }
     }

@@ -8,7 +8,7 @@ use super::workspace::{Scratch, Tensor};
 use crate::base::{DType, Result};
 use crate::comm::Tag;
 use crate::device::{CrossEntropy, Embed, View, ViewMut, VocabPart};
-use half::bf16;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// A matrix of a row a word, and which of them this rank of tp has.
@@ -61,7 +61,11 @@ pub struct LossGrad<'a> {
 impl Root {
     /// The embeddings' factor for weights in `dtype`: transformers rounds it to that first (55.4256 is 55.5 in bf16).
     fn scale(&self, dtype: DType) -> f32 {
-        if dtype == DType::Bf16 { bf16::from_f32(self.embed_scale).to_f32() } else { self.embed_scale }
+        match dtype {
+            DType::Bf16 => bf16::from_f32(self.embed_scale).to_f32(),
+            DType::F16 => f16::from_f32(self.embed_scale).to_f32(),
+            _ => self.embed_scale,
+        }
     }
 
     fn table(&self, dtype: DType) -> Embed {

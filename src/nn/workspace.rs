@@ -16,7 +16,7 @@ use std::ops::Range;
 pub struct WorkspaceOptions {
     /// The most tokens in a rank's part of a micro-batch.
     pub tokens: usize,
-    /// Of activations: f32 or bf16.
+    /// Of activations: f32, bf16 or f16.
     pub dtype: DType,
     /// What blocks keep for backward.
     pub checkpoint: Checkpointing,

@@ -1,9 +1,12 @@
-//! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW and SGD, learning-rate schedules.
+//! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW and SGD, learning-rate schedules,
+//! the loss scale of f16.
 //! Never knows of strategies, layers or files.
 pub mod clip;
 pub mod optimizer;
+pub mod scaler;
 pub mod schedule;
 
 pub use clip::GradNorm;
 pub use optimizer::{Optimizer, Rule};
+pub use scaler::{LossScaler, ScalerOptions};
 pub use schedule::{Schedule, Shape};

@@ -34,6 +34,11 @@ impl Kept {
     }
 }
 
+/// What gradients are cast to before they travel, where they travel.
+pub(super) fn narrow(reduce_dtype: DType, ranks: usize) -> Option<DType> {
+    Some(reduce_dtype).filter(|&dtype| dtype != DType::F32 && ranks > 1)
+}
+
 /// What a layer of `unit` computes with: the unit's trainable part and its frozen one, of which one may be absent.
 pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 2], layout: &'a Layout) -> Result<Weights<'a>> {
     let (trained, frozen) = match parts {

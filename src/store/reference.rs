@@ -19,7 +19,7 @@
 //! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets): params,
 //! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
 //! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
-use super::kept::Kept;
+use super::kept::{Kept, narrow};
 use super::replicas::Replicas;
 use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Error, Result};
@@ -30,8 +30,11 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReferenceOptions {
-    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
+    /// whatever it is, and so is what replicas exchange.
+    pub reduce_dtype: DType,
     /// FULL_SHARD: a layer is gathered for forward and again for backward. Otherwise SHARD_GRAD_OP: once a step.
     pub reshard: bool,
     /// Micro-batches in a step.
@@ -42,6 +45,10 @@ pub struct ReferenceOptions {
 }
 
 impl ReferenceOptions {
+    /// What a tensor's gradient is reduced in.
+    fn wire(&self, ranks: usize) -> DType {
+        narrow(self.reduce_dtype, ranks).unwrap_or(DType::F32)
+    }
     fn accumulates(&self) -> bool {
         self.grad_accum > 1 && !self.sync_each_batch
     }
@@ -148,7 +155,7 @@ impl Reference {
             weights: weights.into_iter().map(full).collect::<Result<_>>()?,
             grads: grads.into_iter().map(grad).collect::<Result<_>>()?,
             gathered: group.alloc(options.dtype, gathered, CommUse::Gathered, Category::Slots)?,
-            reduced: group.alloc(DType::F32, reduced, CommUse::Reduced, Category::Slots)?,
+            reduced: group.alloc(options.wire(group.size()), reduced, CommUse::Reduced, Category::Slots)?,
             options: options.clone(),
             layouts: layouts.to_vec(),
             tensors,
@@ -173,7 +180,8 @@ impl Reference {
             copies,
             (grads_in, Reference::owned(layouts, ranks) * DType::F32.size()),
             (Category::Slots, weights.iter().sum::<usize>() * options.dtype.size()),
-            (Category::Slots, (grads.iter().sum::<usize>() + reduced) * DType::F32.size()),
+            (Category::Slots, grads.iter().sum::<usize>() * DType::F32.size()),
+            (Category::Slots, reduced * options.wire(ranks).size()),
             (Category::Slots, CommUse::Gathered.counted(gathered * options.dtype.size(), ranks)),
         ]
     }

@@ -4,10 +4,10 @@
 //! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
 //!
-//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots. Frozen
-//! parameters cost their params only.
+//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots, but 2P
+//! where gradients travel in 2 bytes. Frozen parameters cost their params only.
 use super::flat::{Flat, Part, Unit, Wrap};
-use super::kept::{self, Kept};
+use super::kept::{self, Kept, narrow};
 use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
@@ -17,8 +17,10 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplicatedOptions {
-    /// What is computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    /// What is computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
+    /// What gradients travel in between ranks: f32, or bf16 or f16, each rank's rounded once and so is their sum.
+    pub reduce_dtype: DType,
     /// Gradients reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
     pub bucket_bytes: usize,
     /// [`Offload::Optimizer`] at most: layers compute with these weights, and peers reduce these gradients.
@@ -38,6 +40,8 @@ struct Bucket {
     parts: Vec<Kept>,
     /// Of the trainable part.
     grad: Option<Buf>,
+    /// What travels, where that is not `grad` itself.
+    wire: Option<Buf>,
     /// `grad` was zeroed for the step's sum.
     collecting: bool,
     reducing: Option<Ticket>,
@@ -60,11 +64,18 @@ impl Replicated {
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
         let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype, options.offload);
-        let grad = |part: &Part| group.alloc(DType::F32, part.padded, CommUse::Reduced, Category::Grads);
+        let wires = narrow(options.reduce_dtype, group.size());
+        let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
+        let grad = |part: &Part| match wires {
+            None => travelling(DType::F32, part.padded, Category::Grads),
+            Some(_) => dev.alloc(DType::F32, part.padded, Category::Grads),
+        };
+        let wire = |part: &Part| wires.map(|dtype| travelling(dtype, part.padded, Category::Slots)).transpose();
         let bucket = |unit: &Unit| {
             Ok(Bucket {
                 parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
                 grad: unit.part(true).map(grad).transpose()?,
+                wire: unit.part(true).map(wire).transpose()?.flatten(),
                 collecting: false,
                 reducing: None,
             })
@@ -74,11 +85,12 @@ impl Replicated {
     }
 
     /// Bytes that `new` will allocate on a rank.
-    pub fn planned(layouts: &[Layout], options: &ReplicatedOptions) -> Vec<(Category, usize)> {
+    pub fn planned(layouts: &[Layout], options: &ReplicatedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts);
         let grads = (Category::Grads, flat.trained_shard() * DType::F32.size());
         let [masters, copies] = Kept::planned(flat.shard(), options.dtype, options.offload);
-        vec![masters, copies, grads]
+        let narrow = narrow(options.reduce_dtype, ranks).map_or(0, DType::size);
+        vec![masters, copies, grads, (Category::Slots, flat.trained_shard() * narrow)]
     }
 
     /// Elements that a rank owns and trains: all that are not frozen, padding included.
@@ -131,7 +143,14 @@ impl ParamStore for Replicated {
             let bucket = &mut self.buckets[unit];
             bucket.collecting = false;
             if let Some(grad) = &mut bucket.grad {
-                let ticket = self.group.all_reduce(Tag::new("reduce", unit), grad.view_mut(), Reduce::Sum)?;
+                let travels = match &mut bucket.wire {
+                    None => grad,
+                    Some(wire) => {
+                        self.dev.copy(grad.view(), wire.view_mut())?;
+                        wire
+                    }
+                };
+                let ticket = self.group.all_reduce(Tag::new("reduce", unit), travels.view_mut(), Reduce::Sum)?;
                 bucket.reducing = Some(ticket);
             }
         }
@@ -160,6 +179,9 @@ impl Store for Replicated {
         for bucket in &mut self.buckets {
             if let Some(ticket) = bucket.reducing.take() {
                 self.group.wait(ticket)?;
+                if let (Some(wire), Some(grad)) = (&bucket.wire, &mut bucket.grad) {
+                    self.dev.copy(wire.view(), grad.view_mut())?;
+                }
             }
         }
         Ok(())

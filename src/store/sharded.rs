@@ -11,6 +11,9 @@
 //!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
 //! ```
 //!
+//! Gradients that travel in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U): the f32 ones are free at
+//! once, so that one is enough beside the root's, 4 (R + U).
+//!
 //! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them. Frozen parameters cost
 //! their params and weight slots only.
 //!
@@ -22,6 +25,7 @@
 //! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas (dp_replicate)
 //! once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the backward of u - 2.
 use super::flat::{Flat, Wrap};
+use super::kept::narrow;
 use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
@@ -45,8 +49,11 @@ pub enum BackwardPrefetch {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ShardedOptions {
-    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
+    /// whatever it is, and so is what replicas exchange.
+    pub reduce_dtype: DType,
     pub wrap: Wrap,
     /// FULL_SHARD: two weight slots take turns, so a unit is gathered for forward and again for backward. Otherwise
     /// SHARD_GRAD_OP: each unit has its slot and is gathered once in a step, whatever the number of micro-batches.
@@ -72,9 +79,15 @@ impl ShardedOptions {
         if self.limit_all_gathers { 1 } else { AHEAD }
     }
     /// Slots that the units other than the root take turns in: the current one and those ahead, or one each.
-    fn cycles(&self, units: usize) -> Cycles {
-        let weights = if self.reshard { 1 + self.ahead() } else { units };
-        Cycles { weights, grads: if self.accumulates() { units } else { 2 } }
+    fn cycles(&self, units: usize, ranks: usize) -> Cycles {
+        let wire = narrow(self.reduce_dtype, ranks);
+        // What a copy of travels is free at once.
+        let grads = if wire.is_some() { 1 } else { 2 };
+        Cycles {
+            weights: if self.reshard { 1 + self.ahead() } else { units },
+            grads: if self.accumulates() { units } else { grads },
+            wire,
+        }
     }
     /// Full gradients are summed over micro-batches before the one reduction of the step.
     fn accumulates(&self) -> bool {
@@ -103,11 +116,11 @@ impl Sharded {
         let group = mesh.fsdp.clone();
         let flat = Flat::new(layouts, options.wrap, group.size());
         let replicas = Replicas::new(mesh, flat.units.len());
-        let cycles = options.cycles(flat.units.len());
+        let cycles = options.cycles(flat.units.len(), group.size());
         Ok(Sharded {
             shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
-            grads: GradSlots::new(&*group, &flat, cycles.grads)?,
+            grads: GradSlots::new(&*dev, &*group, &flat, &cycles)?,
             landing: None,
             dev,
             group,
@@ -122,7 +135,7 @@ impl Sharded {
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = Flat::new(layouts, options.wrap, ranks);
-        let cycles = options.cycles(flat.units.len());
+        let cycles = options.cycles(flat.units.len(), ranks);
         let shards = Shards::planned(&flat, options.dtype, options.offload);
         [shards, slots::planned(&flat, &cycles, options.dtype, ranks)].concat()
     }
@@ -130,7 +143,7 @@ impl Sharded {
     /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
     pub fn gathered_apart(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
         let flat = Flat::new(layouts, options.wrap, ranks);
-        slots::gathered_apart(&flat, &options.cycles(flat.units.len()), options.dtype, ranks)
+        slots::gathered_apart(&flat, &options.cycles(flat.units.len(), ranks), options.dtype, ranks)
     }
 
     /// Elements that a rank owns and trains, padding included.
@@ -215,7 +228,7 @@ impl ParamStore for Sharded {
         let shards = &mut self.shards[unit];
         shards.collecting = false;
         let Some(grad) = shards.grad() else { return Ok(()) }; // frozen
-        self.grads.reduce(&*self.group, unit, grad, accumulate)?;
+        self.grads.reduce(&*self.dev, &*self.group, unit, grad, accumulate)?;
         self.landing = Some(unit).filter(|_| self.last && self.replicas.any());
         Ok(())
     }

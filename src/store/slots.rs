@@ -5,7 +5,8 @@
 //! Which unit uses which slot is fixed ([`flat::slot`]), so only time has to be kept apart, and two rules do that:
 //! - a weight slot is given to another unit only when this rank has released its present one, and the group writes into
 //!   it only when every rank has;
-//! - a gradient slot is written again only when the reduction that reads it is over (`wait_sent`).
+//! - a gradient slot is written again only when the reduction that reads it is over (`wait_sent`); where gradients travel
+//!   in a narrower dtype, that holds for the slots of their copies.
 //!
 //! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
 //! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
@@ -21,7 +22,12 @@ use crate::nn::Weights;
 pub(super) struct Cycles {
     pub weights: usize,
     pub grads: usize,
+    /// What gradients travel in, where that is not f32: copied into [`WIRES`] slots of their own.
+    pub wire: Option<DType>,
 }
+
+/// One travels while the next one is filled.
+const WIRES: usize = 2;
 
 /// Bytes of all slots on one of so many ranks.
 pub(super) fn planned(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) -> Vec<(Category, usize)> {
@@ -32,6 +38,10 @@ pub(super) fn planned(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) 
         slots(flat.slots(cycles.weights, Unit::trained), dtype, CommUse::Gathered),
         slots(flat.slots(cycles.weights, Unit::frozen), dtype, CommUse::Gathered),
         slots(flat.slots(cycles.grads, Unit::trained), DType::F32, CommUse::Reduced),
+        match cycles.wire {
+            Some(dtype) => slots(flat.slots(WIRES, Unit::trained), dtype, CommUse::Reduced),
+            None => (Category::Slots, 0),
+        },
     ]
 }
 
@@ -176,15 +186,29 @@ struct Reducing {
 }
 
 pub(super) struct GradSlots {
+    /// f32, which layers add into. They travel themselves, where there are no wires.
     slots: Vec<GradSlot>,
     cycle: usize,
+    /// Copies in the dtype of reduction.
+    wires: Vec<GradSlot>,
 }
 
 impl GradSlots {
-    pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize) -> Result<GradSlots> {
-        let buf = |len| group.alloc(DType::F32, len, CommUse::Reduced, Category::Slots);
-        let slot = |len| Ok(GradSlot { buf: (len > 0).then(|| buf(len)).transpose()?, reducing: None });
-        Ok(GradSlots { slots: flat.slots(cycle, Unit::trained).into_iter().map(slot).collect::<Result<_>>()?, cycle })
+    pub fn new(dev: &dyn Device, group: &dyn Collective, flat: &Flat, cycles: &Cycles) -> Result<GradSlots> {
+        let cycle = cycles.grads;
+        let slots = |cycle: usize, buf: &dyn Fn(usize) -> Result<Buf>| {
+            let slot = |len| Ok(GradSlot { buf: (len > 0).then(|| buf(len)).transpose()?, reducing: None });
+            flat.slots(cycle, Unit::trained).into_iter().map(slot).collect::<Result<Vec<_>>>()
+        };
+        let travelling = |dtype| move |len| group.alloc(dtype, len, CommUse::Reduced, Category::Slots);
+        Ok(match cycles.wire {
+            None => GradSlots { slots: slots(cycle, &travelling(DType::F32))?, cycle, wires: vec![] },
+            Some(dtype) => GradSlots {
+                slots: slots(cycle, &|len| dev.alloc(DType::F32, len, Category::Slots))?,
+                cycle,
+                wires: slots(WIRES, &travelling(dtype))?,
+            },
+        })
     }
     /// The unit's full gradient, to be written: waits until a reduction that reads the slot is over. A frozen unit
     /// (`len` 0) has none, and nothing to wait for.
@@ -212,23 +236,40 @@ impl GradSlots {
         }
     }
     /// Starts `shard (+)= this rank's part of the sum over ranks`.
-    pub fn reduce(&mut self, group: &dyn Collective, unit: usize, shard: ViewMut, accumulate: bool) -> Result<()> {
+    pub fn reduce(
+        &mut self,
+        dev: &dyn Device,
+        group: &dyn Collective,
+        unit: usize,
+        shard: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        let (frozen, full) = (|| Error::op("reduce", format!("unit {unit} is frozen")), 0..shard.len() * group.size());
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
-        let Some(buf) = &mut slot.buf else {
-            return Err(Error::op("reduce", format!("unit {unit} is frozen")));
+        let travels = match self.wires.get_mut(flat::slot(unit, WIRES)) {
+            None => slot,
+            Some(wire) => {
+                wire.finish(group)?;
+                let (from, to) = (slot.buf.as_ref().ok_or_else(frozen)?, wire.buf.as_mut().ok_or_else(frozen)?);
+                dev.copy(from.view().slice(full.clone()), to.view_mut().slice(full.clone()))?;
+                wire
+            }
         };
-        let full = buf.view_mut().slice(0..shard.len() * group.size());
+        let full = travels.buf.as_mut().ok_or_else(frozen)?.view_mut().slice(full);
         let ticket = group.reduce_scatter(Tag::new("reduce", unit), full, shard, accumulate)?;
-        slot.reducing = Some(Reducing { ticket, landed: false });
+        travels.reducing = Some(Reducing { ticket, landed: false });
         Ok(())
     }
     /// The reduction that was started last in the unit's slot has landed in its shard.
     pub fn land(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
-        self.slots[flat::slot(unit, self.cycle)].land(group)
+        match self.wires.get_mut(flat::slot(unit, WIRES)) {
+            Some(wire) => wire.land(group),
+            None => self.slots[flat::slot(unit, self.cycle)].land(group),
+        }
     }
     /// Every reduction has landed in its shard.
     pub fn finish(&mut self, group: &dyn Collective) -> Result<()> {
-        self.slots.iter_mut().try_for_each(|slot| slot.finish(group))
+        self.slots.iter_mut().chain(&mut self.wires).try_for_each(|slot| slot.finish(group))
     }
 }
 

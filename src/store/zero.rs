@@ -22,6 +22,7 @@
 //! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
 //! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
 use super::flat::{Flat, Unit, Wrap};
+use super::kept::narrow;
 use super::replicas::Replicas;
 use super::shards::Shards;
 use super::slots::{self, Cycles, GradSlots, WeightSlots};
@@ -47,8 +48,11 @@ pub enum Stage {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ZeroOptions {
     pub stage: Stage,
-    /// What is gathered and computed with: f32 or bf16. Masters, gradients and reductions are f32.
+    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
+    /// whatever it is, and so is what replicas exchange.
+    pub reduce_dtype: DType,
     /// Gradients reduced together, at most (`reduce_bucket_size`).
     pub reduce_bucket: usize,
     /// A bucket is reduced while the next one fills, which takes a second buffer (`overlap_comm`).
@@ -70,6 +74,7 @@ impl ZeroOptions {
         ZeroOptions {
             stage,
             dtype,
+            reduce_dtype: DType::F32,
             reduce_bucket: 500_000_000,
             overlap: stage == Stage::Three,
             gather_bucket: 500_000_000,
@@ -83,12 +88,13 @@ impl ZeroOptions {
         let wrap = if self.stage == Stage::Three { Wrap::Transformer } else { Wrap::AtMost(self.reduce_bucket) };
         Flat::new(layouts, wrap, ranks)
     }
-    fn cycles(&self, flat: &Flat) -> Cycles {
+    fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let (all, each) = (flat.units.len(), if self.overlap { 2 } else { 1 });
         let longest = self.buckets(flat).iter().map(Range::len).max().unwrap_or(1);
         Cycles {
             weights: if self.stage == Stage::Three { self.live(flat) } else { all },
             grads: if self.stage == Stage::One { all } else { (each * longest).min(all) },
+            wire: narrow(self.reduce_dtype, ranks),
         }
     }
     /// Units that are reduced together, from the last to the root's, which is complete last and alone in its bucket.
@@ -148,14 +154,14 @@ impl Zero {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ZeroOptions) -> Result<Zero> {
         let group = mesh.fsdp.clone();
         let flat = options.flat(layouts, group.size());
-        let cycles = options.cycles(&flat);
+        let cycles = options.cycles(&flat, group.size());
         let replicas = Replicas::new(mesh, flat.units.len());
         Ok(Zero {
             buckets: options.buckets(&flat),
             cycle: cycles.weights,
             shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
             weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
-            grads: GradSlots::new(&*group, &flat, cycles.grads)?,
+            grads: GradSlots::new(&*dev, &*group, &flat, &cycles)?,
             dev,
             group,
             replicas,
@@ -170,13 +176,13 @@ impl Zero {
     pub fn planned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts, ranks);
         let shards = Shards::planned(&flat, options.dtype, options.offload);
-        [shards, slots::planned(&flat, &options.cycles(&flat), options.dtype, ranks)].concat()
+        [shards, slots::planned(&flat, &options.cycles(&flat, ranks), options.dtype, ranks)].concat()
     }
 
     /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.
     pub fn gathered_apart(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
         let flat = options.flat(layouts, ranks);
-        slots::gathered_apart(&flat, &options.cycles(&flat), options.dtype, ranks)
+        slots::gathered_apart(&flat, &options.cycles(&flat, ranks), options.dtype, ranks)
     }
 
     /// Elements that a rank owns and trains, padding included.
@@ -268,7 +274,7 @@ impl ParamStore for Zero {
         let Some(bucket) = self.buckets.iter().find(|b| b.start == unit) else { return Ok(()) }; // not full
         for unit in bucket.clone().rev() {
             if let Some(grad) = self.shards[unit].grad() {
-                self.grads.reduce(&*self.group, unit, grad, !sums && !self.first)?;
+                self.grads.reduce(&*self.dev, &*self.group, unit, grad, !sums && !self.first)?;
             }
         }
         if self.options.overlap { Ok(()) } else { self.grads.finish(&*self.group) }

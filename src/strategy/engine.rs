@@ -15,7 +15,7 @@ use crate::device::{Buf, Device};
 use crate::nn::{
     Checkpointing, Cuts, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
 };
-use crate::optim::{GradNorm, Optimizer, Rule};
+use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
 use crate::store::{Offload, Store, initialize};
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub struct EngineOptions {
     pub rule: Rule,
     /// Largest global norm of a gradient; 0 is no clipping.
     pub grad_clip: f32,
+    /// Where f16 computes or travels: the loss is scaled, and a step whose gradient overflows is left out.
+    pub scaler: Option<ScalerOptions>,
     /// The most tokens in a micro-batch, which the ranks of sp share.
     pub tokens: usize,
     /// Activation checkpointing.
@@ -82,10 +84,14 @@ pub struct Step {
 pub struct StepReport {
     /// Mean over the step's tokens, before the update.
     pub loss: f64,
-    /// Of the whole gradient, before clipping.
+    /// Of the whole gradient, before clipping, without the loss scale.
     pub grad_norm: f32,
     /// The norm was not finite, so no weight was changed.
     pub skipped: bool,
+    /// What the loss was multiplied by, where there is a scaler.
+    pub loss_scale: Option<f32>,
+    /// The step was skipped, and no smaller loss scale is left to try.
+    pub stuck: bool,
 }
 
 pub struct Engine {
@@ -97,6 +103,7 @@ pub struct Engine {
     optimizer: Optimizer,
     summed: Summed,
     norm: GradNorm,
+    scaler: Option<LossScaler>,
     pub(super) staging: Staging,
     /// f64 (2): what is being summed over ranks.
     sums: Buf,
@@ -121,6 +128,7 @@ impl Engine {
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
+            scaler: options.scaler.map(LossScaler::new),
             staging: Staging::new(&*dev, options.tokens, split.sp)?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
@@ -153,7 +161,9 @@ impl Engine {
     /// One optimizer step over this rank's micro-batches.
     pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
         let tokens = step.tokens.max(1); // no loss anywhere: loss and gradient are 0, not 0/0
-        let loss_scale = (1.0 / tokens as f64) as f32;
+        let scale = self.scaler.as_ref().map(LossScaler::scale);
+        let by = scale.unwrap_or(1.0);
+        let loss_scale = (by as f64 / tokens as f64) as f32;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let dropout_key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
@@ -163,14 +173,18 @@ impl Engine {
         }
         self.store.finish_grads()?;
         self.summed.reduce(&*self.dev, &mut *self.store)?;
-        let grad_norm = self.norm.measure(&*self.dev, &mut *self.store)?;
+        let grad_norm = self.norm.measure(&*self.dev, &mut *self.store, 1.0 / by)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
             self.optimizer.step(&*self.dev, &mut *self.store, step.lr, self.norm.scale())?;
         }
+        let stuck = skipped && self.scaler.as_ref().is_none_or(LossScaler::exhausted);
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(!skipped);
+        }
         let loss = self.workspace.take_loss(&*self.dev)?;
         let [loss, _] = self.sum("loss", [loss, 0.0])?;
-        Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped })
+        Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
     /// Token losses, summed over all ranks' batches, and how many there are. Nothing is kept for a backward pass.
@@ -194,6 +208,14 @@ impl Engine {
     /// Weights and optimizer state, piece by piece: what checkpoints read and write.
     pub fn state(&mut self) -> (&mut dyn Store, &mut Optimizer) {
         (&mut *self.store, &mut self.optimizer)
+    }
+    /// The same on every rank: what checkpoints keep of it.
+    pub fn scaler(&mut self) -> Option<&mut LossScaler> {
+        self.scaler.as_mut()
+    }
+    /// Steps that changed the weights.
+    pub fn updates(&self) -> u64 {
+        self.optimizer.steps()
     }
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.dev

@@ -84,8 +84,8 @@ impl Strategy for Ddp {
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, &self.0)?))
     }
-    fn planned(&self, layouts: &[Layout], _: &MeshSizes) -> Vec<(Category, usize)> {
-        Replicated::planned(layouts, &self.0)
+    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
+        Replicated::planned(layouts, &self.0, mesh.world() / mesh.tp)
     }
     fn owned(&self, layouts: &[Layout], _: &MeshSizes) -> usize {
         Replicated::owned(layouts, &self.0)

@@ -127,6 +127,7 @@ mod tests {
     #[test]
     fn parts_are_added_up_and_the_norm_counts_every_element_once() {
         let sharded = Fsdp(ShardedOptions {
+            reduce_dtype: DType::F32,
             dtype: DType::F32,
             wrap: Wrap::None,
             reshard: true,
@@ -137,7 +138,12 @@ mod tests {
             limit_all_gathers: true,
             offload: Offload::Nothing,
         });
-        let replicated = Ddp(ReplicatedOptions { dtype: DType::F32, bucket_bytes: 1, offload: Offload::Nothing });
+        let replicated = Ddp(ReplicatedOptions {
+            dtype: DType::F32,
+            reduce_dtype: DType::F32,
+            bucket_bytes: 1,
+            offload: Offload::Nothing,
+        });
         let mut squares = 0.0;
         for segment in layouts(0, 2).iter().flat_map(|l| &l.segments) {
             for i in 0..segment.len() {
@@ -185,7 +191,7 @@ mod tests {
                         };
                         assert_eq!(*x, expected, "{}[{i}]", segment.name);
                     })?;
-                    assert_eq!(norm.measure(&*dev, &mut *store)?, squares.sqrt() as f32, "{sizes:?}");
+                    assert_eq!(norm.measure(&*dev, &mut *store, 1.0)?, squares.sqrt() as f32, "{sizes:?}");
                     Ok(())
                 };
                 let meters: Vec<Meter> = (0..sizes.world()).map(|_| Meter::default()).collect();

@@ -1,30 +1,9 @@
-//! What is wrong with settings one by one: features that this build lacks, numbers out of range, places that cannot be
-//! written. Relations between settings follow in [`super::plan`]. Never changes anything.
+//! What is wrong with settings one by one: numbers out of range, places that cannot be written. Relations between settings
+//! follow in [`super::plan`]. Never changes anything.
 use super::settings::*;
 use crate::base::{Error, Result};
 use crate::ckpt;
 use std::path::Path;
-
-/// Settings whose feature this build lacks are refused by name, so that no run does something else than it was told.
-pub fn unbuilt(s: &Settings) -> Result<()> {
-    let is = |asked: bool, name: &str| asked.then(|| name.to_string());
-    let p = &s.precision;
-    let unbuilt = [
-        ("precision", is(p.precision == Some(PrecisionName::Fp16), "fp16"), "the loss scaler", "--precision bf16"),
-        (
-            "reduce-dtype",
-            p.reduce_dtype.filter(|&d| d != PrecisionName::Fp32).map(|d| d.name().into()),
-            "reduction in fewer bits",
-            "--reduce-dtype fp32",
-        ),
-    ];
-    match unbuilt.into_iter().find_map(|(flag, value, feature, instead)| Some((flag, value?, feature, instead))) {
-        None => Ok(()),
-        Some((flag, value, feature, instead)) => Err(Error::input(format!(
-            "--{flag} {value} needs {feature}, which this build does not have; use {instead}"
-        ))),
-    }
-}
 
 /// A step's scalars (learning rate, dropout keys, the count of loss tokens) are arguments of its kernels, so a captured step
 /// could be replayed only with all of them patched; until they live in device memory, launches are not captured.

@@ -2,7 +2,7 @@
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
 use super::{knobs, zero};
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
@@ -137,20 +137,18 @@ fn described(m: &mut Model, tokenizer: &Tokenizer, max_len: usize) -> Result<Spe
 
 pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Spec) -> Result<EngineOptions> {
     let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
-    let dtype = match set(&s.precision.precision, "precision")? {
-        PrecisionName::Bf16 => DType::Bf16,
-        _ => DType::F32,
-    };
+    let (dtype, reduce_dtype) = (s.precision.compute()?, s.precision.reduce()?);
     let offload = knobs::offload(f, device);
     let strategy: Arc<dyn Strategy> = match (strategy, f.backend, f.fsdp_impl) {
         (StrategyName::Ddp, ..) => {
-            Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload }))
+            Arc::new(Ddp(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload }))
         }
         (_, Some(BackendName::Zero), _) => {
             Arc::new(ZeroDp(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }))
         }
         (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceFsdp(ReferenceOptions {
             dtype,
+            reduce_dtype,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
@@ -158,6 +156,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
         })),
         _ => Arc::new(Fsdp(ShardedOptions {
             dtype,
+            reduce_dtype,
             wrap: wrap(f)?,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
@@ -192,6 +191,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
+        scaler: s.precision.scaler()?,
         checkpoint: match set(&f.activation_checkpoint, "fsdp.activation_checkpoint")? {
             CheckpointName::Off => Checkpointing::Off,
             CheckpointName::Selective => Checkpointing::Selective,

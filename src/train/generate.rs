@@ -58,7 +58,6 @@ pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv
 
 impl Request {
     fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
-        super::check::unbuilt(&s)?;
         super::check::numbers(&s)?;
         let model = model(&s)?;
         ckpt::is_model(&model)?;

@@ -17,8 +17,12 @@ pub struct StepRecord {
     /// Mean over all loss tokens of the step, over all ranks, before the update.
     pub loss: f64,
     pub lr: f32,
-    /// Of the whole unsharded gradient, before clipping.
+    /// Of the whole unsharded gradient, before clipping, without the loss scale.
     pub grad_norm: f32,
+    /// What the step's loss was multiplied by; null where nothing is in fp16.
+    pub loss_scale: Option<f32>,
+    /// Steps of the run so far, this one among them, whose gradient was not finite: they changed no weight.
+    pub skipped_steps: u64,
     /// Rows that all ranks trained on in this step.
     pub samples: u64,
     /// Positions that all ranks processed in this step; none of them is padding.

@@ -22,6 +22,7 @@ pub mod names;
 pub mod outline;
 mod peak;
 pub mod plan;
+pub mod precision;
 mod report;
 mod restart;
 mod run;

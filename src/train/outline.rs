@@ -29,7 +29,6 @@ impl Outline {
         world: usize,
         per_node: usize,
     ) -> Result<Outline> {
-        check::unbuilt(&s)?;
         check::numbers(&s)?;
         let save = derive::save(&s.checkpoint)?;
         let strategy = derive::strategy(&mut s, default);

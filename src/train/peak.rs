@@ -15,6 +15,7 @@ pub fn flops(device: &dyn Device, dtype: DType, group: &Arc<dyn Collective>) -> 
     let (mut a, mut b, mut c) = (alloc()?, alloc()?, alloc()?);
     // Not zeros, which some units multiply faster.
     let bytes: Vec<u8> = match dtype {
+        DType::F16 => [0x00, 0x3c].repeat(SIDE * SIDE),
         DType::Bf16 => [0x80, 0x3f].repeat(SIDE * SIDE),
         _ => [0x00, 0x00, 0x80, 0x3f].repeat(SIDE * SIDE),
     };

@@ -51,7 +51,6 @@ impl Plan {
         if let Some((env, restart)) = launched.and_then(|env| Some((env, env.restart?))) {
             restart::adapt(&mut s, env, restart)?;
         }
-        check::unbuilt(&s)?;
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
         check::merge(&s)?;
@@ -167,7 +166,7 @@ impl Plan {
                 "total_steps": s.total,
                 "grad_clip": o.grad_clip,
             })),
-            scaler: None,
+            scaler: None, // the engine knows
             world: self.mesh.world(),
             strategy: self.engine.strategy.name().into(),
             precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),

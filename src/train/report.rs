@@ -4,7 +4,7 @@ use super::metrics::StepRecord;
 use super::plan::Plan;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, Result};
 use crate::nn::Checkpointing;
 use crate::store::Offload;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,8 +15,7 @@ use std::time::Instant;
 pub fn header(plan: &Plan, device: &str) -> Result<String> {
     let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
     let arch = spec.arch.name();
-    let dtype = |d: DType| if d == DType::Bf16 { "bf16" } else { "fp32" };
-    let compute = dtype(engine.strategy.dtype());
+    let (compute, reduce) = (value(&s.precision.precision), value(&s.precision.reduce_dtype));
     let loader = plan.loader(0)?;
     let sharding = match engine.strategy.name() {
         "ddp" => "every rank keeps all weights".to_string(),
@@ -66,7 +65,12 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
             engine.strategy.name(),
         ),
         format!(
-            "dtypes   param {compute}, compute {compute}, reduce fp32, master fp32, optimizer fp32{}",
+            "dtypes   param {compute}, compute {compute}, reduce {reduce}, master fp32, optimizer fp32{}{}",
+            match engine.scaler {
+                Some(scaler) if scaler.dynamic => format!("; loss scale {}, dynamic", scaler.initial),
+                Some(scaler) => format!("; loss scale {}", scaler.initial),
+                None => String::new(),
+            },
             match engine.checkpoint {
                 Checkpointing::Off => "",
                 Checkpointing::Selective => "; activations recomputed but for attention's",

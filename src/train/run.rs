@@ -11,7 +11,7 @@ use super::plan::Plan;
 use super::report::{self, Progress};
 use super::settings::DeviceName;
 use crate::base::{Error, Meter, Result};
-use crate::ckpt::{Checkpointer, Companions, Saved};
+use crate::ckpt::{Checkpointer, Companions, Saved, TrainerState};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
 const MEMORY_EVERY: u64 = 16;
-/// So many steps in a row without a finite gradient end the run.
+/// So many steps in a row without a finite gradient, where no loss scale is left to try, end the run.
 const HOPELESS: u32 = 10;
 /// Tokens of the held-out text that the final sample goes on from.
 const PROMPT: usize = 64;
@@ -109,7 +109,7 @@ struct Trainer<'a> {
     load_seconds: Option<f64>,
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
-    skipped_in_a_row: u32,
+    stuck_in_a_row: u32,
     held_bytes: u64,
     /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
     /// or by the GPU's data sheet.
@@ -156,6 +156,9 @@ impl<'a> Trainer<'a> {
             let (store, optimizer) = engine.state();
             let state = checkpointer.load(dir, store, optimizer)?;
             (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
+            if let (Some(scaler), Some(state)) = (engine.scaler(), &state.scaler) {
+                scaler.resume(state)?;
+            }
             loader.seek(samples);
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
@@ -188,7 +191,7 @@ impl<'a> Trainer<'a> {
             comm: mesh.stats(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
-            skipped_in_a_row: 0,
+            stuck_in_a_row: 0,
             held_bytes: 0,
             clock: Instant::now(),
             plan,
@@ -295,7 +298,7 @@ impl<'a> Trainer<'a> {
         if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
             self.held_bytes = self.held_bytes.max(self.held());
         }
-        self.skipped_in_a_row = if report.skipped { self.skipped_in_a_row + 1 } else { 0 };
+        self.stuck_in_a_row = if report.stuck { self.stuck_in_a_row + 1 } else { 0 };
 
         let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
         self.clock = Instant::now();
@@ -306,6 +309,8 @@ impl<'a> Trainer<'a> {
             loss: report.loss,
             lr,
             grad_norm: report.grad_norm,
+            loss_scale: report.loss_scale,
+            skipped_steps: number - self.engine.updates(),
             samples,
             tokens,
             fill: tokens as f64 / self.plan.tokens_per_step()? as f64,
@@ -323,7 +328,7 @@ impl<'a> Trainer<'a> {
         self.comm = comm;
         self.metrics.event("step", &record)?;
         self.progress.step(&record);
-        if self.skipped_in_a_row == HOPELESS {
+        if self.stuck_in_a_row == HOPELESS {
             return Err(Error::Run(format!(
                 "train_step: {HOPELESS} steps in a row without a finite gradient (loss {}); lower --lr, or resume from a \
                  checkpoint before it",
@@ -331,7 +336,8 @@ impl<'a> Trainer<'a> {
             )));
         }
         if report.skipped {
-            self.progress.say(&format!("step {number}: the gradient is not finite; no weight was changed"));
+            let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
+            self.progress.say(&format!("step {number}: the gradient is not finite{scale}; no weight was changed"));
         }
         self.mesh.member.set_timeout(self.plan.comm_timeout); // no rank is starting any more
         self.done = number;
@@ -391,7 +397,10 @@ impl<'a> Trainer<'a> {
         let earlier = if behind { None } else { self.checkpointer.settle().map_err(failed)? };
         let mut saved = None;
         if self.saved != Some(self.done) {
-            let state = self.plan.trainer_state(self.done, self.samples, self.trained_tokens);
+            let state = TrainerState {
+                scaler: self.engine.scaler().map(|scaler| scaler.state()),
+                ..self.plan.trainer_state(self.done, self.samples, self.trained_tokens)
+            };
             let (store, optimizer) = self.engine.state();
             let checkpointer = &mut self.checkpointer;
             saved = match behind {

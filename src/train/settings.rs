@@ -4,6 +4,7 @@
 mod faults;
 
 pub use super::names::*;
+pub use super::precision::PrecisionArgs;
 pub use super::zero::Zero;
 pub use faults::Faults;
 use serde::{Deserialize, Serialize};
@@ -333,21 +334,6 @@ pub struct Fsdp {
     /// DeepSpeed configuration: every key is honoured or refused; "auto" leaves it to flags [default: none]
     #[arg(long, value_name = "FILE.json")]
     pub deepspeed: Option<PathBuf>,
-}
-
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "Precision")]
-pub struct PrecisionArgs {
-    /// What is gathered and computed in; masters, reduction and optimizer stay fp32
-    #[arg(long)]
-    pub precision: Option<PrecisionName>,
-    /// fp32 products on a GPU through the tensor cores, with 10 bits of mantissa
-    #[arg(long)]
-    pub tf32: Option<bool>,
-    /// What gradients are reduced in
-    #[arg(long)]
-    pub reduce_dtype: Option<PrecisionName>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]

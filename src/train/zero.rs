@@ -107,6 +107,7 @@ pub fn options(s: &Settings, dtype: DType, dim: usize) -> Result<ZeroOptions> {
     let default = ZeroOptions::new(stage, dtype);
     let square = dim * dim;
     Ok(ZeroOptions {
+        reduce_dtype: s.precision.reduce()?,
         reduce_bucket: size(z.reduce_bucket_size, square, default.reduce_bucket),
         overlap: z.overlap_comm.unwrap_or(default.overlap),
         gather_bucket: size(z.allgather_bucket_size, default.gather_bucket, default.gather_bucket),

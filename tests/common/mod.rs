@@ -84,6 +84,7 @@ pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight
 pub fn sharded() -> ShardedOptions {
     ShardedOptions {
         dtype: DType::F32,
+        reduce_dtype: DType::F32,
         wrap: Wrap::Transformer,
         reshard: true,
         forward_prefetch: true,
@@ -99,7 +100,15 @@ pub fn fsdp(options: ShardedOptions) -> Arc<dyn Strategy> {
 }
 /// Buckets of so few bytes that there are several.
 pub fn ddp(dtype: DType) -> Arc<dyn Strategy> {
-    Arc::new(Ddp(ReplicatedOptions { dtype, bucket_bytes: 30_000, offload: Offload::Nothing }))
+    replicas(dtype, DType::F32)
+}
+/// f32, whose gradients travel in `reduce_dtype`.
+pub fn travelling(reduce_dtype: DType) -> Arc<dyn Strategy> {
+    replicas(DType::F32, reduce_dtype)
+}
+fn replicas(dtype: DType, reduce_dtype: DType) -> Arc<dyn Strategy> {
+    let options = ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: 30_000, offload: Offload::Nothing };
+    Arc::new(Ddp(options))
 }
 
 /// Rows of 12 tokens.
@@ -133,6 +142,7 @@ pub fn joined(a: &MicroBatch, b: &MicroBatch) -> MicroBatch {
 
 pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
     EngineOptions {
+        scaler: None,
         spec: spec.clone(),
         tuning: Tuning::default(),
         strategy,

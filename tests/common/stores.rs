@@ -10,7 +10,14 @@ pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {
     Arc::new(ReferenceFsdp(options))
 }
 pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
-    ReferenceOptions { dtype, reshard: true, grad_accum, sync_each_batch: false, offload: Offload::Nothing }
+    ReferenceOptions {
+        dtype,
+        reduce_dtype: DType::F32,
+        reshard: true,
+        grad_accum,
+        sync_each_batch: false,
+        offload: Offload::Nothing,
+    }
 }
 pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
     Arc::new(ZeroDp(options))

@@ -96,10 +96,17 @@ pub fn u32_in(name: &'static str, values: &[u32]) -> Operand {
     operand(name, Kind::Fixed(DType::U32), Role::Input, values.iter().copied())
 }
 
-/// Standard normal numbers that f32 and bf16 both hold exactly, so that every run has the same inputs.
+/// What layers compute in.
+pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// The nearest number that all of [`FLOATS`] hold exactly.
+pub fn rounded(x: f64) -> f64 {
+    f16::from_f32(bf16::from_f64(x).to_f32()).to_f64()
+}
+/// Standard normal numbers that they hold exactly, so that every run has the same inputs.
 pub fn normal(seed: u64, n: usize) -> Vec<f64> {
     let rng = Rng::new(seed, 7);
-    (0..n as u64).map(|i| bf16::from_f32(rng.normal(i)).to_f64()).collect()
+    (0..n as u64).map(|i| rounded(rng.normal(i) as f64)).collect()
 }
 /// What stands in an output before: an operation that adds must keep it, one that assigns must not.
 pub fn before(n: usize) -> Vec<f64> {
@@ -145,7 +152,7 @@ pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
 /// Runs the operation on every device and dtype; compares; then hands it every operand wrong. The CPU's vector widths
 /// must agree to the bit.
 pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naive: Outputs, run: Run) {
-    for compute in [DType::F32, DType::Bf16] {
+    for compute in FLOATS {
         let mut narrowest: Option<Vec<Vec<f64>>> = None;
         for dev in if op.starts_with("attention") { attention_devices() } else { devices() } {
             let label = format!("{op} on {} in {compute}", dev.name());

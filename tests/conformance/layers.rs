@@ -85,11 +85,16 @@ fn activations_at_the_ends() {
 fn copy_and_cast() {
     let values: Vec<f64> = (0..333).map(|i| (i as f64 * 0.37).sin() * 1e3).collect();
     for dev in devices() {
-        for from in [DType::F32, DType::Bf16] {
-            for to in [DType::F32, DType::Bf16] {
+        for from in FLOATS {
+            for to in FLOATS {
                 let src = buf(&*dev, from, &values);
                 let mut dst = buf(&*dev, to, &before(333));
-                dev.copy(src.view(), dst.view_mut()).unwrap();
+                let copied = dev.copy(src.view(), dst.view_mut());
+                if from != to && from != DType::F32 && to != DType::F32 {
+                    assert!(copied.unwrap_err().to_string().contains("cannot cast"), "{from} to {to}");
+                    continue; // from one narrow dtype to the other: nobody asks for it
+                }
+                copied.unwrap();
                 // Through f32, the only way there is.
                 assert_eq!(read(&*dev, &dst), read(&*dev, &buf(&*dev, to, &read(&*dev, &src))), "{from} to {to}");
             }
@@ -123,6 +128,26 @@ fn bf16_rounds_to_nearest_even_and_keeps_nan() {
 }
 
 #[test]
+fn f16_rounds_to_nearest_even_and_keeps_subnormals_infinities_and_nan() {
+    for dev in devices() {
+        // 65504 and the tie above it, the smallest normal, ties between subnormals, half of the smallest one.
+        let values = [1.000_488_281_25, 1.001_464_843_75, 65519.0, 65520.0, 6.103_515_625e-5, 2.5 / 16_777_216.0];
+        let more = [3.5 / 16_777_216.0, 0.5 / 16_777_216.0, f64::NEG_INFINITY, f64::NAN];
+        let src = buf(&*dev, DType::F32, &[&values[..], &more].concat());
+        let mut dst = dev.alloc(DType::F16, 10, flatshard::base::Category::Other).unwrap();
+        dev.copy(src.view(), dst.view_mut()).unwrap();
+        let mut got = vec![0; 20];
+        dev.download(dst.view(), &mut got).unwrap();
+        let got: Vec<u16> = got.chunks(2).map(|b| u16::from_ne_bytes([b[0], b[1]])).collect();
+        assert_eq!(got[..9], [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0400, 2, 4, 0, 0xfc00], "{}", dev.name());
+        assert!(half::f16::from_bits(got[9]).is_nan());
+        let mut back = buf(&*dev, DType::F32, &[0.0; 10]);
+        dev.copy(dst.view(), back.view_mut()).unwrap();
+        assert_eq!(read(&*dev, &back)[..9], read(&*dev, &dst)[..9]);
+    }
+}
+
+#[test]
 fn alloc_is_zeroed_aligned_and_counted() {
     for dev in devices() {
         let own = dev.meter().total();
@@ -148,6 +173,17 @@ fn add() {
             let [a, b] = bufs else { unreachable!() };
             dev.add(a.view(), b.view_mut())
         });
+        // Narrow elements into f32: exact in both.
+        for dev in devices() {
+            for from in [DType::Bf16, DType::F16] {
+                let (x, mut sums) = (buf(&*dev, from, &a), buf(&*dev, DType::F32, &b));
+                dev.add(x.view(), sums.view_mut()).unwrap();
+                let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| (*a as f32 + *b as f32) as f64).collect();
+                assert_eq!(read(&*dev, &sums), want, "{from} on {}", dev.name());
+                let mut narrow = buf(&*dev, from, &b);
+                assert!(dev.add(sums.view(), narrow.view_mut()).is_err(), "f32 into {from}");
+            }
+        }
     }
 }
 
@@ -158,7 +194,7 @@ fn scale() {
         let a = normal(1, n);
         let exact: Vec<f64> = a.iter().map(|a| a * 0.37f32 as f64).collect();
         for dev in devices() {
-            for dtype in [DType::F32, DType::Bf16] {
+            for dtype in FLOATS {
                 let mut x = buf(&*dev, dtype, &a);
                 dev.scale(0.37, x.view_mut()).unwrap();
                 let naive = read(&*dev, &buf(&*dev, dtype, &exact));
@@ -285,7 +321,7 @@ fn dropout() {
         let mut any_length = y("x", &a);
         any_length.role = Role::Output;
         for dev in devices() {
-            for dtype in [DType::F32, DType::Bf16] {
+            for dtype in FLOATS {
                 let mut b = buf(&*dev, dtype, &any_length.values);
                 dev.dropout(&Dropout { p, key }, b.view_mut()).unwrap();
                 let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
@@ -377,7 +413,7 @@ fn gemm() {
     let (exact, naive) = (product::<f64>(&a, &b, &c, n, k), product::<f32>(&a, &b, &c, n, k));
     for out in [y("c", &c), f32_out("c", &c)] {
         for dev in devices() {
-            for dtype in [DType::F32, DType::Bf16] {
+            for dtype in FLOATS {
                 let to = if out.kind == Kind::Compute { dtype } else { DType::F32 };
                 let (a, b, mut c) = (buf(&*dev, dtype, &a), buf(&*dev, dtype, &b), buf(&*dev, to, &c));
                 dev.gemm(&Gemm::nt(m, n, k).accumulate(), a.view(), b.view(), c.view_mut()).unwrap();

@@ -116,9 +116,12 @@ fn limbs(dev: &dyn Device, x: &[f64], cuts: &[(usize, usize)]) -> Vec<f64> {
     read(dev, &acc)
 }
 fn clip(dev: &dyn Device, acc: &[f64], max_norm: f32) -> [f64; 2] {
+    unscaled_clip(dev, acc, max_norm, 1.0)
+}
+fn unscaled_clip(dev: &dyn Device, acc: &[f64], max_norm: f32, unscale: f32) -> [f64; 2] {
     let acc = buf(dev, DType::F64, acc);
     let mut out = buf(dev, DType::F32, &[9.0, 9.0]);
-    dev.clip_scale(acc.view(), max_norm, out.view_mut()).unwrap();
+    dev.clip_scale(acc.view(), max_norm, unscale, out.view_mut()).unwrap();
     read(dev, &out).try_into().unwrap()
 }
 
@@ -186,6 +189,22 @@ fn clipping() {
     }
 }
 
+/// A loss scale that is a power of two shows in no bit but those of the factor's exponent.
+#[test]
+fn a_scaled_gradient_is_clipped_as_the_gradient() {
+    let x: Vec<f64> = normal(3, 3 * ALIGN).to_vec();
+    let scaled: Vec<f64> = x.iter().map(|x| x * 65536.0).collect();
+    for dev in devices() {
+        let [plain, scaled] = [&x, &scaled].map(|x| limbs(&*dev, x, &[(0, 3 * ALIGN)]));
+        for max_norm in [0.0, 1.0, 100.0] {
+            let [scale, norm] = clip(&*dev, &plain, max_norm);
+            assert!(norm > 10.0 && norm < 100.0);
+            let got = unscaled_clip(&*dev, &scaled, max_norm, 1.0 / 65536.0);
+            assert_eq!(got, [scale / 65536.0, norm], "{} max {max_norm}", dev.name());
+        }
+    }
+}
+
 #[test]
 fn a_gradient_that_is_not_finite_makes_the_norm_so() {
     for dev in devices() {
@@ -217,7 +236,7 @@ fn the_norm_refuses_what_does_not_fit() {
         vec![vec![1.0, 0.0]],
         &|dev, bufs| {
             let [acc, out] = bufs else { unreachable!() };
-            dev.clip_scale(acc.view(), 1.0, out.view_mut())
+            dev.clip_scale(acc.view(), 1.0, 1.0, out.view_mut())
         },
     );
 }

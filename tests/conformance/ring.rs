@@ -199,12 +199,12 @@ fn check(a: Heads, cu: &[u32], cut: fn(&[u32], usize) -> Cut) {
     };
     let (qkv, d_o) = (normal(5, n * a.row()), normal(6, n * a.q * a.d));
     let (exact, naive) = (reference::attention::<f64>(a, cu, &qkv), reference::attention::<f32>(a, cu, &qkv));
-    let o: Vec<f64> = exact[0].iter().map(|&o| half::bf16::from_f64(o).to_f64()).collect();
+    let o: Vec<f64> = exact[0].iter().map(|&o| rounded(o)).collect();
     let lse: Vec<f64> = exact[1].iter().map(|&l| l as f32 as f64).collect();
     let given = [&qkv[..], &o, &lse, &d_o];
     let d_exact = reference::attention_backward::<f64>(a, cu, given);
     let d_naive = reference::attention_backward::<f32>(a, cu, given);
-    for compute in [DType::F32, DType::Bf16] {
+    for compute in FLOATS {
         for dev in attention_devices() {
             for world in [1, 2, 4] {
                 let dev = &*dev;
@@ -298,7 +298,14 @@ fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
 fn columns_are_copied_and_others_stay() {
     let shape = Columns { rows: 3, width: 2, src_row: 4, dst_row: 3 };
     for dev in attention_devices() {
-        for (from, to) in [(DType::F32, DType::Bf16), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)] {
+        for (from, to) in [
+            (DType::F32, DType::Bf16),
+            (DType::Bf16, DType::F32),
+            (DType::F16, DType::F16),
+            (DType::F16, DType::F32),
+            (DType::F32, DType::F16),
+            (DType::Bf16, DType::Bf16),
+        ] {
             let src = buf(&*dev, from, &(0..12).map(f64::from).collect::<Vec<_>>());
             let mut dst = buf(&*dev, to, &[-1.0; 9]);
             dev.copy_columns(&shape, src.view().slice(1..12), dst.view_mut().slice(1..9)).unwrap();

@@ -3,7 +3,7 @@
 For each family a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits,
 loss and every gradient of one batch of documents, some targets ignored; loss and gradient norm of ten steps of AdamW
 over two batches in turn. The documents go through the model one by one, so packing is checked against no packing. For
-the bf16 bounds: how far PyTorch's own bf16 is from its fp32.
+the bounds of bf16 and fp16: how far PyTorch's own are from its fp32.
 """
 
 import json
@@ -57,11 +57,12 @@ def forward(model, tokens, targets, lengths=LENGTHS):
     return logits, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100) / count
 
 
-def gradients(model, tokens, targets, lengths=LENGTHS):
+def gradients(model, tokens, targets, lengths=LENGTHS, scale=1.0):
+    """`scale` is that of the loss in fp16, which is taken from the gradient again."""
     model.zero_grad()
     logits, loss = forward(model, tokens, targets, lengths)
-    loss.backward()
-    return logits.detach(), loss.item(), {name: p.grad.float().clone() for name, p in model.named_parameters()}
+    (loss * scale).backward()
+    return logits.detach(), loss.item(), {n: p.grad.float() / scale for n, p in model.named_parameters()}
 
 
 def relative(a, b):
@@ -80,11 +81,13 @@ def main():
         targets[[2, 3, 20]] = -100
         logits, loss, grads = gradients(model, tokens[0], targets)
 
-        bf16 = build().eval()
-        bf16.load_state_dict(model.state_dict())
-        logits16, loss16, grads16 = gradients(bf16.bfloat16(), tokens[0], targets)
-        errors = {"loss": abs(loss16 - loss) / loss, "logits": relative(logits16, logits),
-                  "grads": {n: relative(grads16[n], grads[n]) for n in grads}}
+        errors = {}
+        for dtype, scale in [(torch.bfloat16, 1.0), (torch.float16, 65536.0)]:
+            narrow = build().eval()
+            narrow.load_state_dict(model.state_dict())
+            logits16, loss16, grads16 = gradients(narrow.to(dtype), tokens[0], targets, scale=scale)
+            errors[dtype] = {"loss": abs(loss16 - loss) / loss, "logits": relative(logits16, logits),
+                             "grads": {n: relative(grads16[n], grads[n]) for n in grads}}
 
         decay = [p for p in model.parameters() if p.ndim > 1]
         rest = [p for p in model.parameters() if p.ndim <= 1]
@@ -105,7 +108,8 @@ def main():
         tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int()}
         save_file(tensors, here / f"{name}.safetensors")
         golden = dict(lengths=LENGTHS, loss=loss, losses=losses, norms=norms, max_norm=MAX_NORM,
-                      weight_decay=WEIGHT_DECAY, bf16_errors=errors, **ADAMW,
+                      weight_decay=WEIGHT_DECAY, bf16_errors=errors[torch.bfloat16],
+                      fp16_errors=errors[torch.float16], **ADAMW,
                       made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
         (here / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
 

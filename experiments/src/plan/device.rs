@@ -131,7 +131,7 @@ impl<W: Watch> Device for Watched<W> {
             s: &CrossEntropy, at: &VocabPart, targets: View, said: View, logits: ViewMut, loss: ViewMut
         ) logits over [targets, said, logits, logits];
         sum_squares(x: View, acc: ViewMut) x over [x];
-        clip_scale(acc: View, max_norm: f32, out: ViewMut) out over [acc, out];
+        clip_scale(acc: View, max_norm: f32, unscale: f32, out: ViewMut) out over [acc, out];
     }
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {

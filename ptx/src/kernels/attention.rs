@@ -118,6 +118,9 @@ const RING: &[Variant] = &[
     variant("copy_columns_f32_f32", "columns.ptx", &[("FROM", 0), ("TO", 0)]),
     variant("copy_columns_f32_bf16", "columns.ptx", &[("FROM", 0), ("TO", 1)]),
     variant("copy_columns_bf16_f32", "columns.ptx", &[("FROM", 1), ("TO", 0)]),
+    variant("copy_columns_f32_f16", "columns.ptx", &[("FROM", 0), ("TO", 2)]),
+    variant("copy_columns_f16_f32", "columns.ptx", &[("FROM", 2), ("TO", 0)]),
+    variant("copy_columns_f16_f16", "columns.ptx", &[("FROM", 2), ("TO", 2)]),
     variant("copy_columns_bf16_bf16", "columns.ptx", &[("FROM", 1), ("TO", 1)]),
 ];
 

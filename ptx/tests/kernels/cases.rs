@@ -39,7 +39,7 @@ fn flat(variant: &str, mut slots: Vec<Slot>, more: Vec<Slot>) -> Case {
 fn optimizers() -> Vec<Case> {
     let mut cases = vec![];
     let scale = || In(F32, vec![1.0, 1.0]);
-    let copies = [("", Out(F32, 0)), ("_bf16", Out(Bf16, N)), ("_f32", Out(F32, N))];
+    let copies = [("", Out(F32, 0)), ("_bf16", Out(Bf16, N)), ("_f16", Out(F16, N)), ("_f32", Out(F32, N))];
     for (suffix, out) in copies {
         let again = || match out {
             Out(dtype, n) => Out(dtype, n),
@@ -219,7 +219,7 @@ fn single() -> Vec<Case> {
             4 * N,
             job("check", 3, 256, vec![In(U32, vec![3.0; N]), InOut(U64, vec![0.0]), int(N), int(4), int(0)]),
         ),
-        case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), real(1.0)])),
+        case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), real(1.0), real(1.0)])),
         case("300", 12 * 300, job("embed_sort", 10, 256, sort)),
         case("300", 8 * 300, job("sum_losses", 1, 256, vec![input(1, F64, 300), InOut(F64, vec![0.0]), int(300)])),
         case(

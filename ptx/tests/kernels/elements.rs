@@ -190,7 +190,9 @@ fn scale() -> Slot {
 
 #[test]
 fn adamw() {
-    for (variant, copy) in [("adamw", None), ("adamw_bf16", Some(Bf16)), ("adamw_f32", Some(F32))] {
+    for (variant, copy) in
+        [("adamw", None), ("adamw_bf16", Some(Bf16)), ("adamw_f16", Some(F16)), ("adamw_f32", Some(F32))]
+    {
         for (n, step, skew) in [(1, 1, 0), (7, 3, 1), (1003, 1, 0), (1003, 1, 1), (4101, 1000, 0)] {
             let (g, m, p) = (normal(1, n), normal(2, n), normal(3, n));
             let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).collect();
@@ -220,7 +222,7 @@ fn adamw() {
 fn sgd_has_the_bits_of_its_formula_in_f32() {
     let (lr, momentum, decay) = (0.1f32, 0.9f32, 0.01f32);
     for (with, name) in [(false, "sgd"), (true, "sgd_momentum")] {
-        for (copy, suffix) in [(None, ""), (Some(Bf16), "_bf16"), (Some(F32), "_f32")] {
+        for (copy, suffix) in [(None, ""), (Some(Bf16), "_bf16"), (Some(F16), "_f16"), (Some(F32), "_f32")] {
             for (n, skew) in [(1, 0), (7, 1), (1003, 0), (4101, 0)] {
                 let (g, m, p) = (normal(1, n), normal(2, n), normal(3, n));
                 let (mut want_m, mut want_p) = (vec![], vec![]);

@@ -86,12 +86,15 @@ fn the_clip_scale_has_the_bits_of_the_cpu() {
     poisoned[LIMBS - 1] = 2.0;
     accumulators.push(poisoned);
     for acc in accumulators {
-        for max_norm in [0.0, 1.0, 1e-3] {
+        for (max_norm, unscale) in
+            [(0.0, 1.0), (1.0, 1.0), (1e-3, 1.0), (0.0, 0.25), (1.0, 2f32.powi(-16)), (1e-3, 1e-3)]
+        {
             let acc_buf = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(&acc, F64));
             let mut want = cpu.alloc(flatshard::base::DType::F32, 2, Category::Other).unwrap();
-            cpu.clip_scale(acc_buf.view(), max_norm, want.view_mut()).unwrap();
+            cpu.clip_scale(acc_buf.view(), max_norm, unscale, want.view_mut()).unwrap();
             let want = cpu_read(&cpu, &want, F32);
-            let got = job("clip_scale", 1, 96, vec![In(F64, acc.clone()), Out(F32, 2), real(max_norm)]).outputs();
+            let slots = vec![In(F64, acc.clone()), Out(F32, 2), real(max_norm), real(unscale)];
+            let got = job("clip_scale", 1, 96, slots).outputs();
             let same = |a: &f64, b: &f64| a == b || a.is_nan() && b.is_nan();
             assert!(got[0].iter().zip(&want).all(|(a, b)| same(a, b)), "{got:?}, not {want:?}, of {acc:?}");
         }

@@ -1,9 +1,10 @@
 //! The matrix product of the CPU device: `C (+)= op(A) op(B)` on one thread, sums always in f32. Chooses the kernel at run
 //! time; never starts a thread, and allocates only while its scratch grows.
 //!
-//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs. These
-//! share everything but the innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses
-//! the `gemm` crate, for bf16 after a conversion to f32. (That crate is as fast here in most forms, but 10 % to 15 % slower
+//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs, and so does
+//! f16, which packing turns into f32: sums of f16 products in f16 would lose what f32 keeps. These share everything but the
+//! innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses the `gemm` crate, for bf16 and
+//! f16 after a conversion to f32. (That crate is as fast here in most forms, but 10 % to 15 % slower
 //! for weight gradients, for which it also allocates up to a whole third cache in every call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -19,17 +20,17 @@ mod tests;
 
 use crate::base::{DType, Elem, Error, Result};
 use crate::device::{Gemm, View, ViewMut};
-use half::bf16;
+use half::{bf16, f16};
 
 /// How products are computed; named after bf16. The bf16 instructions of the first two count operands and sums below
 /// 2^-126 as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kernel {
-    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products an instruction; f32 as in `Avx512`.
+    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products an instruction; f32 and f16 as in `Avx512`.
     Amx,
-    /// `vdpbf16ps`, 32 products an instruction; f32 by AVX-512 multiply-adds, 16 an instruction.
+    /// `vdpbf16ps`, 32 products an instruction; f32 and f16 by AVX-512 multiply-adds, 16 an instruction.
     Avx512,
-    /// f32 through the `gemm` crate, bf16 converted to f32 by blocks. Works everywhere.
+    /// f32 through the `gemm` crate, bf16 and f16 converted to f32 by blocks. Works everywhere.
     Plain,
 }
 
@@ -124,7 +125,7 @@ impl Default for Scratch {
     }
 }
 
-/// `C (+)= op(A) op(B)` as [`Gemm`] says. A and B are f32 and C f32, or A and B are bf16 and C bf16 or f32.
+/// `C (+)= op(A) op(B)` as [`Gemm`] says. A and B are f32 and C f32, or A and B are bf16 (f16) and C bf16 (f16) or f32.
 /// Without `accumulate` C is assigned and never read; with k = 0 it becomes zero.
 pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
     shape.check(&a, &b, &c)?;
@@ -135,6 +136,8 @@ pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -
         (DType::F32, DType::F32, DType::F32) => f32_product(scratch, shape, a, b, c),
         (DType::Bf16, DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, shape, a, b, c),
         (DType::Bf16, DType::Bf16, DType::Bf16) => bf16_product::<bf16>(scratch, shape, a, b, c),
+        (DType::F16, DType::F16, DType::F32) => f16_product::<f32>(scratch, shape, a, b, c),
+        (DType::F16, DType::F16, DType::F16) => f16_product::<f16>(scratch, shape, a, b, c),
         (a, b, c) => Err(Error::op("gemm", format!("no product of {a} and {b} into {c}"))),
     }
 }
@@ -162,7 +165,19 @@ fn bf16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, 
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
-        _ => plain::bf16_product(shape, a, b, c, buffers),
+        _ => plain::narrow_product(shape, a, b, c, buffers),
+    }
+    Ok(())
+}
+
+fn f16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+    let (a, b, c) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?, c.host::<C>("gemm")?);
+    let buffers = &mut scratch.buffers;
+    match scratch.kernel {
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Amx | Kernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())
 }

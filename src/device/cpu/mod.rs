@@ -512,10 +512,10 @@ impl Device for CpuDevice {
         );
         Ok(())
     }
-    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()> {
         const OP: &str = "clip_scale";
         lengths(OP, &[("acc", acc.len(), LIMBS), ("out", out.len(), 2)])?;
-        reduce::clip_scale(acc.host(OP)?, max_norm, out.host(OP)?);
+        reduce::clip_scale(acc.host(OP)?, max_norm, unscale, out.host(OP)?);
         Ok(())
     }
     fn adamw(

@@ -97,11 +97,14 @@ pub fn norm(acc: &[f64]) -> f64 {
     sum.sqrt()
 }
 
-/// [clip scale, norm] as `torch.nn.utils.clip_grad_norm_` has them; the scale is 1 where `max_norm` is 0.
-pub fn clip_scale(acc: &[f64], max_norm: f32, out: &mut [f32]) {
-    let norm = norm(acc);
+/// [clip scale, norm] as `torch.nn.utils.clip_grad_norm_` has them, of the gradient times `unscale`, which the scale
+/// includes; without clipping (`max_norm` 0) it is nothing else.
+pub fn clip_scale(acc: &[f64], max_norm: f32, unscale: f32, out: &mut [f32]) {
+    let unscale = unscale as f64;
+    let norm = norm(acc) * unscale;
     let scale = max_norm as f64 / (norm + 1e-6);
     // Not `f64::min`, which would drop a NaN: a non-finite norm must reach the parameters' owner as it is.
-    out[0] = if max_norm == 0.0 || scale > 1.0 { 1.0 } else { scale as f32 };
+    let clip = if max_norm == 0.0 || scale > 1.0 { 1.0 } else { scale };
+    out[0] = (clip * unscale) as f32;
     out[1] = norm as f32;
 }

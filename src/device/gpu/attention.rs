@@ -14,8 +14,10 @@ const VECTOR: usize = 16;
 /// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
 fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static Family> {
     let none = || match dtype {
-        DType::F32 | DType::Bf16 => Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim)),
-        other => Error::op(op, format!("computes in f32 or bf16, got {other}")),
+        DType::F32 | DType::Bf16 | DType::F16 => {
+            Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim))
+        }
+        other => Error::op(op, format!("computes in f32, bf16 or f16, got {other}")),
     };
     let aligned = starts.iter().all(|at| at % VECTOR == 0);
     let tiles = attention::sm_80_family(dtype.name(), a.head_dim).filter(|_| aligned);

@@ -350,8 +350,8 @@ impl Device for GpuDevice {
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
         optim::sum_squares(self, x, acc)
     }
-    fn clip_scale(&self, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
-        optim::clip_scale(self, acc, max_norm, out)
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()> {
+        optim::clip_scale(self, acc, [max_norm, unscale], out)
     }
     fn adamw(
         &self,

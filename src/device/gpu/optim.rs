@@ -31,11 +31,11 @@ pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
     gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, Shape::line(1, FINISH), args)
 }
 
-pub fn clip_scale(gpu: &GpuDevice, acc: View, max_norm: f32, out: ViewMut) -> Result<()> {
+pub fn clip_scale(gpu: &GpuDevice, acc: View, [max_norm, unscale]: [f32; 2], out: ViewMut) -> Result<()> {
     const OP: &str = "clip_scale";
     acc.fits(OP, "acc", DType::F64, LIMBS)?;
     out.fits(OP, "out", DType::F32, 2)?;
-    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::F32(max_norm)])
+    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::F32(max_norm), Arg::F32(unscale)])
 }
 
 /// Of scale and g; m, v and p.

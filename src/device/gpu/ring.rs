@@ -60,6 +60,9 @@ pub fn copy_columns(gpu: &GpuDevice, shape: &Columns, src: View, dst: ViewMut) -
         (DType::F32, DType::Bf16) => "copy_columns_f32_bf16",
         (DType::Bf16, DType::F32) => "copy_columns_bf16_f32",
         (DType::Bf16, DType::Bf16) => "copy_columns_bf16_bf16",
+        (DType::F32, DType::F16) => "copy_columns_f32_f16",
+        (DType::F16, DType::F32) => "copy_columns_f16_f32",
+        (DType::F16, DType::F16) => "copy_columns_f16_f16",
         (from, to) => return Err(Error::op(OP, format!("cannot cast {from} to {to}"))),
     };
     let Columns { rows, width, src_row, dst_row } = *shape;

@@ -29,7 +29,7 @@ const BAND: usize = 1024;
 /// # Safety
 /// AVX-512 F, BW, VL and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
+pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &Gemm,
     a: &[E],
@@ -48,13 +48,13 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
     let panel_b = stretch * step * COLUMNS;
     // Sums of several stretches stay in f32 until they are complete.
     let partial = C::DTYPE != DType::F32 && stretch < steps;
-    let wide = (PACKED_B / size_of::<E>() / panel_b * COLUMNS).min(if partial { BAND } else { usize::MAX });
+    let wide = (PACKED_B / size_of::<E::Packed>() / panel_b * COLUMNS).min(if partial { BAND } else { usize::MAX });
     let wide = wide.min(n.next_multiple_of(COLUMNS));
     let high = if partial { m.min(BAND) } else { m };
     let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
 
-    let packed_a = buffers.a.take::<E>(tall * stretch * step).as_mut_ptr();
-    let packed_b = buffers.b.take::<E>(wide / COLUMNS * panel_b).as_mut_ptr();
+    let packed_a = buffers.a.take::<E::Packed>(tall * stretch * step).as_mut_ptr();
+    let packed_b = buffers.b.take::<E::Packed>(wide / COLUMNS * panel_b).as_mut_ptr();
     let band = buffers.c.take::<f32>(if partial { high * wide } else { 0 }).as_mut_ptr();
 
     for i0 in (0..m).step_by(high) {
@@ -69,7 +69,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
                     for i in (0..high).step_by(tall) {
                         let rows = tall.min(high - i);
                         pack_a(&a, i0 + i..i0 + i + rows, first..last, K::ROWS, packed_a);
-                        let panels = Panels { a: packed_a, b: packed_b, steps: last - first };
+                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first };
                         if partial {
                             panels.multiply(kernel, rows, columns, band.add(i * wide), wide, first > 0);
                         } else {
@@ -86,9 +86,9 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E>>(
 }
 
 /// Packed panels of A and of B, one after the other.
-struct Panels<E> {
-    a: *const E,
-    b: *const E,
+struct Panels<E: Load> {
+    a: *const E::Packed,
+    b: *const E::Packed,
     steps: usize,
 }
 
@@ -99,7 +99,7 @@ struct Sums([f32; 32 * COLUMNS]);
 impl<E: Load> Panels<E> {
     /// A panel of B stays in the first cache while all panels of A pass by.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn multiply<C: Store, K: Block<E>>(
+    unsafe fn multiply<C: Store, K: Block<E::Packed>>(
         &self,
         kernel: &K,
         rows: usize,

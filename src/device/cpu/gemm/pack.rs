@@ -1,15 +1,16 @@
 //! Copies blocks of A and B into the order in which the kernels read them, and writes finished blocks of C. AVX-512.
 //! Never multiplies.
 //!
-//! The unit is a *lane* of 32 bits: one f32, or two bf16 that are neighbours along k, which is what one lane of
-//! `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both operands are cut in
+//! The unit is a *lane* of 32 bits: one f32 (f16 becomes f32 here), or two bf16 that are neighbours along k, which is what
+//! one lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both operands are cut in
 //! panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
 //!
 //! - of A: `[row][lane]`, a row's 16 lanes on one cache line (a row of an AMX tile, or 16 broadcasts);
 //! - of B: `[lane][column]`, a lane of 32 columns on two cache lines (rows of two AMX tiles, or two vectors).
 //!
 //! What lies past the edge of the matrix is zero in the panel.
-use half::bf16;
+use crate::base::Elem;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -20,6 +21,8 @@ pub(super) const LANES: usize = 16;
 
 /// An element type of A and B.
 pub(super) trait Load: Copy {
+    /// As which elements they are in the panels.
+    type Packed: Elem;
     /// Elements in a lane.
     const LANE: usize;
     /// 16 lanes from one run of `valid` elements (at most 16 * LANE); the rest is zero.
@@ -34,6 +37,7 @@ fn first16(n: usize) -> __mmask16 {
 }
 
 impl Load for f32 {
+    type Packed = f32;
     const LANE: usize = 1;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -48,7 +52,25 @@ impl Load for f32 {
         unsafe { _mm512_maskz_loadu_epi32(if depth > 0 { first16(columns) } else { 0 }, from.cast()) }
     }
 }
+impl Load for f16 {
+    type Packed = f32;
+    const LANE: usize = 1;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn along(from: *const f16, valid: usize) -> __m512i {
+        // SAFETY: elements past `valid` are masked and not accessed.
+        let halves = unsafe { _mm256_maskz_loadu_epi16(first16(valid), from.cast()) };
+        _mm512_castps_si512(_mm512_cvtph_ps(halves))
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn across(from: *const f16, _: usize, depth: usize, columns: usize) -> __m512i {
+        // SAFETY: as above.
+        unsafe { f16::along(from, if depth > 0 { columns } else { 0 }) }
+    }
+}
 impl Load for bf16 {
+    type Packed = bf16;
     const LANE: usize = 2;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -94,7 +116,7 @@ pub(super) unsafe fn pack_a<E: Load>(
     rows: Range<usize>,
     steps: Range<usize>,
     height: usize,
-    out: *mut E,
+    out: *mut E::Packed,
 ) {
     let out = out.cast::<__m512i>();
     let panels = rows.len().div_ceil(height);
@@ -133,7 +155,7 @@ pub(super) unsafe fn pack_a<E: Load>(
 /// # Safety
 /// As for [`pack_a`], with 32 lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, steps: Range<usize>, out: *mut E) {
+pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, steps: Range<usize>, out: *mut E::Packed) {
     let panels = columns.len().div_ceil(COLUMNS);
     let step = |panel: usize, s: usize| {
         // Two vectors of 16 columns in each lane.
@@ -236,6 +258,20 @@ impl Store for f32 {
                 x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, to));
             }
             _mm512_mask_storeu_ps(to, mask, x);
+        }
+    }
+}
+impl Store for f16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn store(to: *mut f16, mask: __mmask16, mut x: __m512, add: bool) {
+        // SAFETY: masked lanes are not accessed.
+        unsafe {
+            if add {
+                x = _mm512_add_ps(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, to.cast())));
+            }
+            let nearest = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            _mm256_mask_storeu_epi16(to.cast(), mask, nearest);
         }
     }
 }

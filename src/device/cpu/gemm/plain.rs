@@ -1,10 +1,9 @@
-//! Products through the `gemm` crate: f32 as they are, bf16 converted to f32 by blocks. Runs on any CPU.
+//! Products through the `gemm` crate: f32 as they are, bf16 and f16 converted to f32 by blocks. Runs on any CPU.
 use super::Buffers;
 use crate::base::dtype::Float;
 use crate::device::Gemm;
-use half::bf16;
 
-/// What a product of bf16 is written to.
+/// What a product of bf16 or f16 is written to.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait Output: Float + super::pack::Store {}
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +48,7 @@ pub(super) fn f32_product(shape: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
 /// Rows and columns of C computed at once: conversion costs 1/BLOCK of the multiplications.
 const BLOCK: usize = 512;
 
-pub(super) fn bf16_product<C: Float>(shape: &Gemm, a: &[bf16], b: &[bf16], c: &mut [C], buffers: &mut Buffers) {
+pub(super) fn narrow_product<E: Float, C: Float>(shape: &Gemm, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
     let &Gemm { m, n, k, ta, tb, .. } = shape;
     for j in (0..n).step_by(BLOCK) {
         let columns = BLOCK.min(n - j);
@@ -71,9 +70,9 @@ pub(super) fn bf16_product<C: Float>(shape: &Gemm, a: &[bf16], b: &[bf16], c: &m
     }
 }
 
-/// Rows and columns `(row, column, rows, columns)` of a matrix of bf16, dense in f32.
-fn widen<'a>(
-    x: &[bf16],
+/// Rows and columns `(row, column, rows, columns)` of a matrix, dense in f32.
+fn widen<'a, E: Float>(
+    x: &[E],
     ld: usize,
     (row, column, rows, columns): (usize, usize, usize, usize),
     out: &'a mut super::Lines,

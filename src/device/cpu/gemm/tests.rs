@@ -39,6 +39,10 @@ impl Under {
             Under::Model(_) => "model of amx".into(),
         }
     }
+    /// The model's tiles hold bf16.
+    fn takes(&self, dtype: DType) -> bool {
+        matches!(self, Under::Test(_)) || dtype == DType::Bf16
+    }
     fn gemm<C: plain::Output + Elem>(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut) {
         match self {
             Under::Test(scratch) => gemm(scratch, shape, a, b, c).unwrap(),
@@ -146,29 +150,24 @@ fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: Gemm) {
 
 #[test]
 fn f32_products() {
-    let mut all = under_test();
-    all.retain(|under| matches!(under, Under::Test(_))); // tiles hold bf16
-    for size in SIZES {
-        for gap in [0, 3] {
-            forms(size, gap).for_each(|shape| agrees::<f32, f32>(&mut all, shape));
-        }
-    }
+    products::<f32, f32>();
 }
 #[test]
-fn bf16_products_into_f32() {
-    let mut all = under_test();
-    for size in SIZES {
-        for gap in [0, 3] {
-            forms(size, gap).for_each(|shape| agrees::<bf16, f32>(&mut all, shape));
-        }
-    }
+fn bf16_products() {
+    products::<bf16, f32>();
+    products::<bf16, bf16>();
 }
 #[test]
-fn bf16_products_into_bf16() {
+fn f16_products() {
+    products::<f16, f32>();
+    products::<f16, f16>();
+}
+fn products<T: Float, C: plain::Output + Elem>() {
     let mut all = under_test();
+    all.retain(|under| under.takes(T::DTYPE));
     for size in SIZES {
         for gap in [0, 3] {
-            forms(size, gap).for_each(|shape| agrees::<bf16, bf16>(&mut all, shape));
+            forms(size, gap).for_each(|shape| agrees::<T, C>(&mut all, shape));
         }
     }
 }
