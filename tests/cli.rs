@@ -368,7 +368,7 @@ fn loss_scaling_is_checked_and_needs_something_to_scale() {
     refused_tiny(&["--loss-scale", "128"], &["--loss-scale", "--precision fp16"]);
     refused_tiny(&["--precision", "bf16", "--no-consecutive-hysteresis"], &["--consecutive-hysteresis", "fp16"]);
     let fp16 = |args: &[&str], parts: &[&str]| refused_tiny(&[&["--precision", "fp16"], args].concat(), parts);
-    fp16(&["--loss-scale", "inf"], &["--loss-scale inf", "above 0"]);
+    fp16(&["--loss-scale=-1"], &["--loss-scale -1", "above 0"]);
     fp16(&["--initial-scale-power", "127"], &["127", "at most 126"]);
     fp16(&["--loss-scale-window", "0"], &["--loss-scale-window 0", "at least 1"]);
     fp16(&["--hysteresis", "0"], &["--hysteresis 0"]);

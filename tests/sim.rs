@@ -150,7 +150,8 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<f64> {
 
 #[test]
 fn run_fsdp_trains_on_it_end_to_end() {
-    for (precision, within) in [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 2.5e-3)] {
+    // AdamW moves a weight by the learning rate whichever sign a gradient of nearly nothing has.
+    for (precision, within) in [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 1e-2)] {
         let (cpu, sim) = (run("cpu", precision, &[]), run("sim", precision, &[]));
         assert_eq!((cpu.len(), sim.len()), (4, 4));
         for (step, (a, b)) in cpu.iter().zip(&sim).enumerate() {
