@@ -204,6 +204,19 @@ fn a_step_bound_by_communication_takes_the_sum_of_it() {
     }
 }
 
+/// Zigzag chunks give each rank of a ring as many pairs of a query and a key, so half of the work of the whole: every pass is seen.
+#[test]
+fn a_ring_of_two_halves_the_work() {
+    let spec = Spec { max_len: 512, ..llama() };
+    let work = Work { max_len: 512, batch_size: 1, grad_accum: 1 };
+    let options = EngineOptions { tokens: 512, ..options(&spec, fsdp(sharded()), ADAMW) };
+    let flops = |sp| {
+        let sizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp, tp: 1 };
+        simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap().totals.flops
+    };
+    assert_eq!(2 * flops(2), flops(1));
+}
+
 /// Llama 3.1 405B on 16,384 GPUs: the layout, the world and two steps of it.
 #[test]
 fn sixteen_thousand_ranks_are_simulated_at_once() {

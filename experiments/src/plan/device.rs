@@ -7,7 +7,7 @@ use flatshard::device::{
     AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
     ViewMut, VocabPart,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What becomes of the calls.
@@ -24,7 +24,7 @@ pub trait Watch: Send + Sync {
 pub struct Watched<W> {
     watch: W,
     /// What was uploaded where: how many pairs attention sees stands in integers.
-    words: Mutex<HashMap<usize, Vec<u32>>>,
+    words: Mutex<BTreeMap<usize, Vec<u32>>>,
     /// Pairs of a pass of ring attention, by the address of its ranges.
     pairs: Mutex<HashMap<usize, u64>>,
 }
@@ -40,11 +40,15 @@ impl<W: Watch> Watched<W> {
     pub fn watch(&self) -> &W {
         &self.watch
     }
-    /// The integers that `view` holds, as far as they were uploaded.
+    /// The integers that `view`, whole or a part of what was uploaded, holds.
     fn words<T>(&self, view: &View, f: impl FnOnce(&[u32]) -> T) -> T {
         let words = lock(&self.words);
-        let all = words.get(&view.address()).map_or(&[][..], |w| &w[..w.len().min(view.len())]);
-        f(all)
+        let held = words.range(..=view.address()).next_back();
+        let part = held.and_then(|(start, all)| {
+            let first = (view.address() - start) / size_of::<u32>();
+            all.get(first..all.len().min(first + view.len()))
+        });
+        f(part.unwrap_or_default())
     }
     /// From the ranges' making, or from the ranges themselves where they were uploaded.
     fn pairs(&self, ranges: &View) -> u64 {
