@@ -46,11 +46,16 @@ impl Run {
         self.0.id()
     }
     pub fn end(mut self) -> Ended {
+        // Read while it runs: a full pipe would hold it up.
+        let read = |mut pipe: Box<dyn Read + Send>| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                pipe.read_to_string(&mut text).map(|_| text).unwrap()
+            })
+        };
+        let pipes = [read(Box::new(self.0.stdout.take().unwrap())), read(Box::new(self.0.stderr.take().unwrap()))];
         wait_until("the run ends", || self.0.try_wait().unwrap().is_some());
-        let mut texts = [String::new(), String::new()];
-        self.0.stdout.take().unwrap().read_to_string(&mut texts[0]).unwrap();
-        self.0.stderr.take().unwrap().read_to_string(&mut texts[1]).unwrap();
-        let [stdout, stderr] = texts;
+        let [stdout, stderr] = pipes.map(|text| text.join().unwrap());
         Ended { status: self.0.wait().unwrap(), stdout, stderr }
     }
     /// Process of each rank, in rank order.
