@@ -123,7 +123,7 @@ fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Opt
     let MeshSizes { dp_replicate, sp, tp, .. } = plan.mesh;
     let fixed = if plan.is_sharded() { dp_replicate * sp * tp } else { sp * tp };
     let batch = set(&s.batch.batch_size, "batch.batch_size")?;
-    let fits = |n: &usize| n % fixed == 0 && global_batch % (batch * (n / (sp * tp))) == 0;
+    let fits = |n: &usize| n.is_multiple_of(fixed) && global_batch.is_multiple_of(batch * (n / (sp * tp)));
     Ok((min..now).rev().find(fits))
 }
 

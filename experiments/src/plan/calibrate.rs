@@ -65,10 +65,13 @@ impl Watch for Timed {
     }
 }
 
+/// What was started, and the bytes of its full buffer.
+type UnderWay = HashMap<Ticket, (Collected, u64)>;
+
 /// Times each call of a group. One thread calls, one call at a time.
 struct Stopwatch {
     book: Arc<Mutex<Book>>,
-    started: Mutex<(Seconds, HashMap<Ticket, (Collected, u64)>)>,
+    started: Mutex<(Seconds, UnderWay)>,
 }
 
 fn collected(seam: Seam) -> Option<Collected> {

@@ -143,7 +143,7 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let slots =
         vec![In(I32, vec![-5.0]), In(F32, y.clone()), InOut(F32, said.clone()), fault(), int(1), int(2), int(0)];
     let slots = [slots, vec![real(0.0)]].concat_slots();
-    assert_eq!(job("cross_entropy_part_f32", 1, 32, slots).outputs(), [said.clone()]);
+    assert_eq!(job("cross_entropy_part_f32", 1, 32, slots).outputs(), std::slice::from_ref(&said));
     let slots = vec![In(I32, vec![-5.0]), In(F32, said), InOut(F32, y.clone()), InOut(F64, vec![5.0]), fault()];
     let sizes = vec![int(1), int(1), int(2), int(0), real(1.0), real(0.0), int(1)];
     assert_eq!(job("cross_entropy_finish_f32", 1, 32, [slots, sizes].concat_slots()).outputs(), [y, vec![5.0]]);
