@@ -106,34 +106,6 @@ fn reducing_each_micro_batch_is_the_same_sum_in_another_order() {
     }
 }
 
-/// What one step leaves behind, with the rank's samples in one micro-batch or in two.
-fn one_step(world: usize, options: &EngineOptions, split: bool) -> Outcome {
-    let results = ranks(world, |rank| {
-        let index = rank.rank;
-        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
-        let (a, b) = (batch(&options.spec, 1, 0, index), batch(&options.spec, 1, 1, index));
-        let batches = if split { vec![a, b] } else { vec![joined(&a, &b)] };
-        let report = step(&mut engine, &batches, 1)?;
-        Ok((vec![report], fragments(&mut engine)?))
-    });
-    gathered(&options.spec, results)
-}
-
-#[test]
-fn two_micro_batches_equal_one_of_twice_the_size() {
-    let accumulated = ShardedOptions { grad_accum: 2, ..sharded() };
-    let each = ShardedOptions { sync_each_batch: true, ..accumulated.clone() };
-    let unresharded = ShardedOptions { reshard: false, ..accumulated.clone() };
-    for strategy in [ddp(DType::F32), fsdp(accumulated), fsdp(each), fsdp(unresharded)] {
-        let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, SGD) };
-        for world in [1, 2] {
-            let (weights, loss) = distance(&one_step(world, &options, true), &one_step(world, &options, false));
-            // A weight moves by about 1e-3 in this step.
-            assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
-        }
-    }
-}
-
 #[test]
 fn two_ranks_equal_one_with_both_batches() {
     // What FSDP = DDP cannot see: a wrong division common to both.
@@ -171,70 +143,6 @@ fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
             Ok(())
         });
     }
-}
-
-#[test]
-fn weights_that_change_from_outside_are_seen() {
-    // As a checkpoint does it, after a forward-only pass has filled the slots.
-    let losses = |strategy| {
-        let options = options(&llama(), strategy, SGD);
-        let losses = ranks(3, |rank| {
-            let index = rank.rank;
-            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
-            let batches = [batch(&options.spec, 1, 0, index)];
-            let before = engine.evaluate(&batches)?.0;
-            let dev = engine.device().clone();
-            let (store, _) = engine.state();
-            store.for_each_piece(&mut |piece| {
-                let mut values = vec![0f32; piece.master.len()];
-                dev.download(piece.master.as_view(), bytemuck::cast_slice_mut(&mut values))?;
-                values.iter_mut().for_each(|x| *x *= 2.0);
-                dev.upload(bytemuck::cast_slice(&values), piece.master)
-            })?;
-            store.weights_changed()?;
-            Ok((before, engine.evaluate(&batches)?.0))
-        });
-        assert!(losses.iter().all(|l| *l == losses[0] && l.0 != l.1));
-        losses[0]
-    };
-    let replicated = losses(ddp(DType::F32));
-    for reshard in [true, false] {
-        assert_eq!(losses(fsdp(ShardedOptions { reshard, ..sharded() })), replicated);
-    }
-}
-
-#[test]
-fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
-    // Between two steps, and between a step's micro-batches' weights and the update: what it gathered must not be used
-    // after the weights have changed.
-    let run = |strategy, evaluate: bool| {
-        let options = options(&llama(), strategy, SGD);
-        let results = ranks(3, |rank| {
-            let index = rank.rank;
-            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
-            let mut reports = Vec::new();
-            for number in 1..=3 {
-                let batches = [batch(&options.spec, number, 0, index)];
-                if evaluate {
-                    engine.evaluate(&batches)?;
-                }
-                reports.push(step(&mut engine, &batches, number)?);
-                if evaluate {
-                    engine.evaluate(&[batches[0].clone(), batch(&options.spec, 9, 0, index)])?;
-                }
-            }
-            Ok((reports, fragments(&mut engine)?))
-        });
-        gathered(&options.spec, results)
-    };
-    let replicated = run(ddp(DType::F32), false);
-    for reshard in [true, false] {
-        for wrap in [Wrap::Transformer, Wrap::None] {
-            let strategy = || fsdp(ShardedOptions { reshard, wrap, ..sharded() });
-            assert_same_bits(&replicated, &run(strategy(), true), "evaluate, then step");
-        }
-    }
-    assert_same_bits(&replicated, &run(ddp(DType::F32), true), "evaluate, then step, ddp");
 }
 
 #[test]

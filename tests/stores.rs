@@ -7,6 +7,7 @@ use common::*;
 use flatshard::base::DType;
 use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
 use flatshard::optim::Rule;
+use flatshard::store::{ShardedOptions, Wrap};
 use flatshard::strategy::{Engine, EngineOptions, Strategy};
 use std::sync::Arc;
 
@@ -74,11 +75,13 @@ fn one_step(world: usize, options: &EngineOptions, split: bool) -> Outcome {
 
 #[test]
 fn two_micro_batches_equal_one_of_twice_the_size() {
-    for strategy in [at_once(DType::F32, 2), by_batch(DType::F32, 2)].concat() {
+    for strategy in [vec![ddp(DType::F32)], at_once(DType::F32, 2), by_batch(DType::F32, 2)].concat() {
         let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, SGD) };
-        let (weights, loss) = distance(&one_step(2, &options, true), &one_step(2, &options, false));
-        // A weight moves by about 1e-3 in this step.
-        assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
+        for world in [1, 2] {
+            let (weights, loss) = distance(&one_step(world, &options, true), &one_step(world, &options, false));
+            // A weight moves by about 1e-3 in this step.
+            assert!(weights < 1e-7 && loss < 1e-6, "weights differ by {weights}, loss by {loss}");
+        }
     }
 }
 
@@ -163,7 +166,8 @@ fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
         gathered(&options.spec, results)
     };
     let replicated = run(ddp(DType::F32), false);
-    for strategy in every(DType::F32) {
+    let whole = |reshard| fsdp(ShardedOptions { reshard, wrap: Wrap::None, ..sharded() });
+    for strategy in every(DType::F32).into_iter().chain([true, false].map(whole)) {
         let what = format!("evaluate, then step, {}", strategy.name());
         assert_same_bits(&replicated, &run(strategy, true), &what);
     }

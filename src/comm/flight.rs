@@ -64,7 +64,7 @@ pub struct Op {
     pub started_s: f64,
     /// None: the call had not returned.
     pub returned_s: Option<f64>,
-    /// None: nobody had waited for it, or the wait had not returned.
+    /// None: nobody had waited for it, or the last wait had not returned.
     pub waited_s: Option<f64>,
 }
 
@@ -104,8 +104,7 @@ impl Flight {
     /// The kept operations, oldest first.
     pub fn ops(&self) -> Vec<Op> {
         let ring = self.lock();
-        let oldest = (ring.count as usize).checked_sub(KEPT).map_or(0, |_| ring.count as usize % KEPT);
-        let (new, old) = ring.entries.split_at(oldest);
+        let (new, old) = ring.entries.split_at(ring.oldest());
         let op = |e: &Entry| Op {
             seq: e.seq,
             op: e.seam.name().into(),
@@ -154,10 +153,14 @@ impl Ring {
         }
         self.count += 1;
     }
+    /// Where the oldest entry is; the newer half, if the ring has gone round, stands before it.
+    fn oldest(&self) -> usize {
+        self.count as usize % self.entries.len().max(1)
+    }
     /// The newest entry that `is` holds for.
     fn newest(&mut self, is: impl Fn(&Entry) -> bool) -> Option<&mut Entry> {
-        let end = self.count as usize % KEPT.min(self.entries.len().max(1));
-        let (new, old) = self.entries.split_at_mut(end);
+        let oldest = self.oldest();
+        let (new, old) = self.entries.split_at_mut(oldest);
         new.iter_mut().rev().chain(old.iter_mut().rev()).find(|e| is(e))
     }
 }
@@ -184,16 +187,21 @@ impl Hook for Recording {
             (entry.ticket, entry.returned) = (ticket, Some(now));
         }
     }
-    fn before_wait(&self, _: Seam, _: Ticket) {}
+    fn before_wait(&self, seam: Seam, ticket: Ticket) {
+        self.waited(seam, ticket, None);
+    }
     fn after_wait(&self, seam: Seam, ticket: Ticket) {
-        if seam != Seam::Wait {
-            return;
-        }
-        let now = self.flight.now();
-        let axis = self.axis;
-        let mut ring = self.flight.lock();
-        if let Some(entry) = ring.newest(|e| e.axis == axis && e.ticket == Some(ticket)) {
-            entry.waited = Some(now);
+        self.waited(seam, ticket, Some(self.flight.now()));
+    }
+}
+
+impl Recording {
+    /// An operation that is waited for again, for its input to be sent, is not over until that wait is.
+    fn waited(&self, seam: Seam, ticket: Ticket, at: Option<f64>) {
+        if matches!(seam, Seam::Wait | Seam::WaitSent)
+            && let Some(entry) = self.flight.lock().newest(|e| e.axis == self.axis && e.ticket == Some(ticket))
+        {
+            entry.waited = at;
         }
     }
 }

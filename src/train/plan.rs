@@ -49,7 +49,7 @@ impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
     pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
         if let Some((env, restart)) = launched.and_then(|env| Some((env, env.restart?))) {
-            restart::adapt(&mut s, env, restart)?;
+            restart::adapt(&mut s, env, restart);
         }
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;

@@ -49,8 +49,7 @@ impl Restarts {
             )));
         }
         let elastic = f.elastic.as_deref().map(range).transpose()?;
-        if let Some(range) = elastic.as_ref().filter(|range| !foreign && launched.is_none() && !range.contains(&nproc))
-        {
+        if let Some(range) = elastic.as_ref().filter(|range| launched.is_none() && !range.contains(&nproc)) {
             return Err(Error::input(format!(
                 "--elastic {}:{}: the run starts on {nproc} ranks, which is not between them; use --nproc-per-node",
                 range.start(),
@@ -102,19 +101,12 @@ fn duration(text: &str) -> Result<Duration> {
     })
 }
 
-/// In a rank of a restart: goes on from the last checkpoint, with as many sequences in a step as the first start had.
-pub fn adapt(s: &mut Settings, env: &RankEnv, restart: Restart) -> Result<()> {
+/// In a rank of a restart: goes on from the last checkpoint, with as many sequences in a step as the first start had, in the
+/// micro-batches that [`super::batch::solve`] finds.
+pub fn adapt(s: &mut Settings, env: &RankEnv, restart: Restart) {
     s.run.nproc_per_node = Some(env.local_world);
     s.checkpoint.resume = Some("auto".into());
-    let of_a_rank = set(&s.batch.batch_size, "batch.batch_size")? * data_parallel(s, env.world)?;
-    s.batch.grad_accum = Some(restart.global_batch / of_a_rank.max(1));
-    Ok(())
-}
-
-/// Ranks with samples of their own, among so many.
-fn data_parallel(s: &Settings, world: usize) -> Result<usize> {
-    let (tp, sp) = (set(&s.parallel.tp_size, "tp_size")?, set(&s.parallel.ring_attn_size, "ring_attn_size")?);
-    Ok(world / (tp * sp))
+    (s.batch.train_batch_size, s.batch.grad_accum) = (Some(restart.global_batch), None);
 }
 
 /// The largest number of ranks below `now` that the model's mesh and the step's batch can be split over.
@@ -184,6 +176,7 @@ fn explained(e: Error, traces: Option<&Path>, world: usize, started: SystemTime)
 
 #[cfg(test)]
 mod tests {
+    use super::super::batch;
     use super::*;
 
     #[test]
@@ -199,6 +192,22 @@ mod tests {
         assert_eq!(range("3").unwrap(), 3..=3);
         for bad in ["8:2", "0:4", "a:b", "2:"] {
             assert_eq!(range(bad).unwrap_err().exit_status(), 2, "{bad}");
+        }
+    }
+
+    /// As many sequences as before, whether the size of a micro-batch was given or followed from that of the step.
+    #[test]
+    fn a_restart_on_fewer_ranks_keeps_the_batch() {
+        let vars = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+        let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let env = RankEnv::read(&get).unwrap().unwrap();
+        for (given, expected) in [(Some(2), (2, 3)), (None, (6, 1))] {
+            let mut s = Settings::default();
+            (s.batch.batch_size, s.batch.grad_accum) = (given, Some(2));
+            adapt(&mut s, &env, Restart { attempt: 1, global_batch: 12 });
+            batch::solve(&mut s, &MeshSizes::sharded(2)).unwrap();
+            assert_eq!((s.batch.batch_size, s.batch.grad_accum), (Some(expected.0), Some(expected.1)));
+            assert_eq!((s.run.nproc_per_node, s.checkpoint.resume.as_deref()), (Some(2), Some("auto")));
         }
     }
 }
