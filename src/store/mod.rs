@@ -1,5 +1,6 @@
 //! Floor 4: how parameters are kept. Every store implements [`ParamStore`] towards the model and [`Store`] towards the
 //! optimizer, clipping and checkpoints. Never knows which layer it is holding.
+mod cut;
 pub mod flat;
 pub mod init;
 mod kept;

@@ -24,14 +24,13 @@
 //!
 //! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas (dp_replicate)
 //! once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the backward of u - 2.
+use super::cut::{self, Cut};
 use super::flat::{Flat, Wrap};
 use super::kept::narrow;
-use super::replicas::Replicas;
-use super::shards::Shards;
-use super::slots::{self, Cycles, GradSlots, WeightSlots};
+use super::slots::Cycles;
 use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, Mesh};
+use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
@@ -78,6 +77,11 @@ impl ShardedOptions {
     fn ahead(&self) -> usize {
         if self.limit_all_gathers { 1 } else { AHEAD }
     }
+    fn cut(&self, layouts: &[Layout], ranks: usize) -> cut::Plan {
+        let flat = Flat::new(layouts, self.wrap, ranks);
+        let cycles = self.cycles(flat.units.len(), ranks);
+        cut::Plan { flat, cycles, dtype: self.dtype, offload: self.offload }
+    }
     /// Slots that the units other than the root take turns in: the current one and those ahead, or one each.
     fn cycles(&self, units: usize, ranks: usize) -> Cycles {
         let wire = narrow(self.reduce_dtype, ranks);
@@ -96,70 +100,38 @@ impl ShardedOptions {
 }
 
 pub struct Sharded {
-    dev: Arc<dyn Device>,
-    group: Arc<dyn Collective>,
-    replicas: Replicas,
     options: ShardedOptions,
-    flat: Flat,
-    shards: Vec<Shards>,
-    weights: WeightSlots,
-    grads: GradSlots,
+    cut: Cut,
     /// The unit whose reduce-scatter was the last to start, when its shard is to be summed over replicas next.
     landing: Option<usize>,
-    /// Place of the micro-batch in its step.
-    first: bool,
-    last: bool,
 }
 
 impl Sharded {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ShardedOptions) -> Result<Sharded> {
-        let group = mesh.fsdp.clone();
-        let flat = Flat::new(layouts, options.wrap, group.size());
-        let replicas = Replicas::new(mesh, flat.units.len());
-        let cycles = options.cycles(flat.units.len(), group.size());
-        Ok(Sharded {
-            shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
-            weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
-            grads: GradSlots::new(&*dev, &*group, &flat, &cycles)?,
-            landing: None,
-            dev,
-            group,
-            replicas,
-            options: options.clone(),
-            flat,
-            first: true,
-            last: true,
-        })
+        let cut = Cut::new(dev, mesh, options.cut(layouts, mesh.fsdp.size()))?;
+        Ok(Sharded { options: options.clone(), cut, landing: None })
     }
 
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
-        let flat = Flat::new(layouts, options.wrap, ranks);
-        let cycles = options.cycles(flat.units.len(), ranks);
-        let shards = Shards::planned(&flat, options.dtype, options.offload);
-        [shards, slots::planned(&flat, &cycles, options.dtype, ranks)].concat()
+        options.cut(layouts, ranks).bytes(ranks)
     }
 
     /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
     pub fn gathered_apart(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
-        let flat = Flat::new(layouts, options.wrap, ranks);
-        slots::gathered_apart(&flat, &options.cycles(flat.units.len(), ranks), options.dtype, ranks)
+        options.cut(layouts, ranks).gathered_apart(ranks)
     }
 
     /// Elements that a rank owns and trains, padding included.
     pub fn owned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
-        Flat::new(layouts, options.wrap, ranks).trained_shard()
-    }
-
-    fn gather(&mut self, unit: usize) -> Result<()> {
-        self.weights.start(&*self.group, unit, self.shards[unit].gathered())
+        options.cut(layouts, ranks).flat.trained_shard()
     }
 
     /// Starts to gather what this pass uses next.
     fn gather_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
         for _ in 0..self.options.ahead() {
-            let Some(next) = self.flat.next(unit, pass) else { break };
-            self.gather(next)?;
+            let Some(next) = self.cut.flat.next(unit, pass) else { break };
+            self.cut.gather(next)?;
             unit = next;
         }
         Ok(())
@@ -168,22 +140,15 @@ impl Sharded {
     /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's gradient
     /// is complete, so that nothing waits for the reduce-scatter in between.
     fn replicate(&mut self) -> Result<()> {
-        let Some(unit) = self.landing.take() else { return Ok(()) };
-        self.grads.land(&*self.group, unit)?;
-        self.shards[unit].grad().map_or(Ok(()), |grad| self.replicas.sum(unit, grad))
-    }
-
-    fn collect(&mut self, unit: usize) -> Result<()> {
-        let len = self.flat.units[unit].trained();
-        self.grads.collect(&*self.dev, &*self.group, unit, len, &mut self.shards[unit].collecting)
+        self.landing.take().map_or(Ok(()), |unit| self.cut.replicate(unit))
     }
 }
 
 impl ParamStore for Sharded {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let unit = self.flat.home(layer).unit;
-        if !self.weights.is_open(unit) {
-            self.gather(unit)?;
+        let unit = self.cut.flat.home(layer).unit;
+        if !self.cut.is_open(unit) {
+            self.cut.gather(unit)?;
             let ahead = match pass {
                 Pass::Backward => self.options.backward_prefetch == BackwardPrefetch::Pre,
                 Pass::Forward | Pass::Evaluate => self.options.forward_prefetch,
@@ -191,17 +156,17 @@ impl ParamStore for Sharded {
             if ahead {
                 self.gather_ahead(unit, pass)?;
             }
-            self.weights.open(&*self.group, unit)?;
+            self.cut.open(unit)?;
         }
-        self.weights.layer(&self.flat, layer)
+        self.cut.layer(layer)
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        let unit = self.flat.home(layer).unit;
-        if !self.flat.closes(layer, pass) || !self.weights.is_open(unit) {
+        let unit = self.cut.flat.home(layer).unit;
+        if !self.cut.flat.closes(layer, pass) || !self.cut.is_open(unit) {
             return Ok(()); // not open: below the lowest layer that learns, backward acquires nothing
         }
-        self.weights.close(unit)?;
+        self.cut.close(unit)?;
         match pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post {
             true => self.gather_ahead(unit, pass),
             false => Ok(()),
@@ -209,27 +174,16 @@ impl ParamStore for Sharded {
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        let unit = self.flat.home(layer).unit;
-        self.collect(unit)?;
-        let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
-        let weights = self.weights.layer(&self.flat, layer)?;
-        Ok((weights, Grads { flat, layout: weights.layout }))
+        self.cut.grads(layer)
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
-        let unit = self.flat.home(layer).unit;
-        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
-        if !complete || (self.options.accumulates() && !self.last) {
-            return Ok(());
-        }
-        self.collect(unit)?; // a unit without gradient in this micro-batch counts as zero
+        let accumulates = self.options.accumulates();
+        let Some(unit) = self.cut.completed_by(layer).filter(|_| self.cut.last || !accumulates) else { return Ok(()) };
+        self.cut.complete(unit)?;
         self.replicate()?;
-        let accumulate = !self.options.accumulates() && !self.first;
-        let shards = &mut self.shards[unit];
-        shards.collecting = false;
-        let Some(grad) = shards.grad() else { return Ok(()) }; // frozen
-        self.grads.reduce(&*self.dev, &*self.group, unit, grad, accumulate)?;
-        self.landing = Some(unit).filter(|_| self.last && self.replicas.any());
+        let reducing = self.cut.reduce(unit, !accumulates && !self.cut.first)?;
+        self.landing = Some(unit).filter(|_| reducing && self.cut.last && self.cut.replicas.any());
         Ok(())
     }
 }
@@ -239,30 +193,27 @@ impl Store for Sharded {
         if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
     }
     fn units(&self) -> usize {
-        self.flat.units.len()
+        self.cut.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false
     }
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        (self.first, self.last) = (first, last);
-        if first {
-            self.shards.iter_mut().for_each(|s| s.collecting = false);
-        }
+        self.cut.begin_micro_batch(first, last);
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
         self.replicate()?;
-        self.grads.finish(&*self.group)?;
-        self.replicas.finish()
+        self.cut.finish_reductions()?;
+        self.cut.replicas.finish()
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
+        self.cut.visit(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
-        self.weights.clear(&*self.group)
+        self.cut.forget()
     }
     fn weights_updated(&mut self) -> Result<()> {
-        self.weights.clear_trained(&*self.group)
+        self.cut.forget_trained()
     }
 }

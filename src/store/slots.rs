@@ -1,5 +1,5 @@
 //! Staging slots of the sharded store: where full weights are gathered, and where full gradients wait to be reduced.
-//! Never decides when: that is `sharded`.
+//! Never decides when: that is the store.
 //!
 //! [Note: slots] Slots are allocated once and live as long as the store; nothing that a collective touches is ever freed.
 //! Which unit uses which slot is fixed ([`flat::slot`]), so only time has to be kept apart, and two rules do that:

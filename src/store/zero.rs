@@ -21,14 +21,13 @@
 //!
 //! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
 //! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
+use super::cut::{self, Cut};
 use super::flat::{Flat, Unit, Wrap};
 use super::kept::narrow;
-use super::replicas::Replicas;
-use super::shards::Shards;
-use super::slots::{self, Cycles, GradSlots, WeightSlots};
+use super::slots::Cycles;
 use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, Mesh};
+use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::ops::Range;
@@ -84,9 +83,10 @@ impl ZeroOptions {
             offload: Offload::Nothing,
         }
     }
-    fn flat(&self, layouts: &[Layout], ranks: usize) -> Flat {
+    fn cut(&self, layouts: &[Layout], ranks: usize) -> cut::Plan {
         let wrap = if self.stage == Stage::Three { Wrap::Transformer } else { Wrap::AtMost(self.reduce_bucket) };
-        Flat::new(layouts, wrap, ranks)
+        let flat = Flat::new(layouts, wrap, ranks);
+        cut::Plan { cycles: self.cycles(&flat, ranks), flat, dtype: self.dtype, offload: self.offload }
     }
     fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let (all, each) = (flat.units.len(), if self.overlap { 2 } else { 1 });
@@ -135,79 +135,53 @@ fn learning(unit: &Unit) -> usize {
 }
 
 pub struct Zero {
-    dev: Arc<dyn Device>,
-    group: Arc<dyn Collective>,
-    replicas: Replicas,
     options: ZeroOptions,
-    flat: Flat,
     buckets: Vec<Range<usize>>,
     /// Weight slots that the units other than the root take turns in.
     cycle: usize,
-    shards: Vec<Shards>,
-    weights: WeightSlots,
-    grads: GradSlots,
-    first: bool,
-    last: bool,
+    cut: Cut,
 }
 
 impl Zero {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ZeroOptions) -> Result<Zero> {
-        let group = mesh.fsdp.clone();
-        let flat = options.flat(layouts, group.size());
-        let cycles = options.cycles(&flat, group.size());
-        let replicas = Replicas::new(mesh, flat.units.len());
+        let plan = options.cut(layouts, mesh.fsdp.size());
         Ok(Zero {
-            buckets: options.buckets(&flat),
-            cycle: cycles.weights,
-            shards: Shards::new(&*dev, &flat, options.dtype, options.offload, &replicas)?,
-            weights: WeightSlots::new(&*group, &flat, cycles.weights, options.dtype)?,
-            grads: GradSlots::new(&*dev, &*group, &flat, &cycles)?,
-            dev,
-            group,
-            replicas,
+            buckets: options.buckets(&plan.flat),
+            cycle: plan.cycles.weights,
+            cut: Cut::new(dev, mesh, plan)?,
             options: options.clone(),
-            flat,
-            first: true,
-            last: true,
         })
     }
 
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> Vec<(Category, usize)> {
-        let flat = options.flat(layouts, ranks);
-        let shards = Shards::planned(&flat, options.dtype, options.offload);
-        [shards, slots::planned(&flat, &options.cycles(&flat, ranks), options.dtype, ranks)].concat()
+        options.cut(layouts, ranks).bytes(ranks)
     }
 
     /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.
     pub fn gathered_apart(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
-        let flat = options.flat(layouts, ranks);
-        slots::gathered_apart(&flat, &options.cycles(&flat, ranks), options.dtype, ranks)
+        options.cut(layouts, ranks).gathered_apart(ranks)
     }
 
     /// Elements that a rank owns and trains, padding included.
     pub fn owned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
-        options.flat(layouts, ranks).trained_shard()
+        options.cut(layouts, ranks).flat.trained_shard()
     }
 
     fn partitions_weights(&self) -> bool {
         self.options.stage == Stage::Three
     }
 
-    fn gather(&mut self, unit: usize) -> Result<()> {
-        self.weights.start(&*self.group, unit, self.shards[unit].gathered())
-    }
-
     /// Starts the gathers of what this pass uses after `unit`.
     fn prefetch(&mut self, unit: usize, pass: Pass) -> Result<()> {
         let (mut at, mut ahead) = (unit, 0);
         for _ in 1..self.cycle {
-            match self.flat.next(at, pass) {
+            match self.cut.flat.next(at, pass) {
                 Some(next) if ahead < self.options.prefetch => at = next,
                 _ => break,
             }
-            ahead += elements(&self.flat.units[at]);
-            self.gather(at)?;
+            ahead += elements(&self.cut.flat.units[at]);
+            self.cut.gather(at)?;
         }
         Ok(())
     }
@@ -215,69 +189,53 @@ impl Zero {
     /// Stages 1 and 2: all weights, with no more in flight than may be. Returns while the last of them are.
     fn gather_all(&mut self) -> Result<()> {
         let (mut oldest, mut flying) = (0, 0);
-        for unit in 0..self.flat.units.len() {
-            flying += elements(&self.flat.units[unit]);
+        for unit in 0..self.cut.flat.units.len() {
+            flying += elements(&self.cut.flat.units[unit]);
             while oldest < unit && flying > self.options.gather_bucket {
-                self.weights.open(&*self.group, oldest)?;
-                flying -= elements(&self.flat.units[oldest]);
+                self.cut.open(oldest)?;
+                flying -= elements(&self.cut.flat.units[oldest]);
                 oldest += 1;
             }
-            self.gather(unit)?;
+            self.cut.gather(unit)?;
         }
         Ok(())
-    }
-
-    fn collect(&mut self, unit: usize) -> Result<()> {
-        let len = self.flat.units[unit].trained();
-        self.grads.collect(&*self.dev, &*self.group, unit, len, &mut self.shards[unit].collecting)
     }
 }
 
 impl ParamStore for Zero {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let unit = self.flat.home(layer).unit;
-        if !self.weights.is_open(unit) {
-            self.gather(unit)?;
+        let unit = self.cut.flat.home(layer).unit;
+        if !self.cut.is_open(unit) {
+            self.cut.gather(unit)?;
             if self.partitions_weights() {
                 self.prefetch(unit, pass)?;
             }
-            self.weights.open(&*self.group, unit)?;
+            self.cut.open(unit)?;
         }
-        self.weights.layer(&self.flat, layer)
+        self.cut.layer(layer)
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        let unit = self.flat.home(layer).unit;
-        match self.partitions_weights() && self.flat.closes(layer, pass) && self.weights.is_open(unit) {
-            true => self.weights.close(unit),
+        let unit = self.cut.flat.home(layer).unit;
+        match self.partitions_weights() && self.cut.flat.closes(layer, pass) && self.cut.is_open(unit) {
+            true => self.cut.close(unit),
             false => Ok(()),
         }
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        let unit = self.flat.home(layer).unit;
-        self.collect(unit)?;
-        let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
-        let weights = self.weights.layer(&self.flat, layer)?;
-        Ok((weights, Grads { flat, layout: weights.layout }))
+        self.cut.grads(layer)
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
-        let unit = self.flat.home(layer).unit;
-        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
         let sums = self.options.stage == Stage::One;
-        if !complete || (sums && !self.last) {
-            return Ok(());
-        }
-        self.collect(unit)?; // a unit without gradient in this micro-batch counts as zero
-        self.shards[unit].collecting = false;
+        let Some(unit) = self.cut.completed_by(layer).filter(|_| self.cut.last || !sums) else { return Ok(()) };
+        self.cut.complete(unit)?;
         let Some(bucket) = self.buckets.iter().find(|b| b.start == unit) else { return Ok(()) }; // not full
         for unit in bucket.clone().rev() {
-            if let Some(grad) = self.shards[unit].grad() {
-                self.grads.reduce(&*self.dev, &*self.group, unit, grad, !sums && !self.first)?;
-            }
+            self.cut.reduce(unit, !sums && !self.cut.first)?;
         }
-        if self.options.overlap { Ok(()) } else { self.grads.finish(&*self.group) }
+        if self.options.overlap { Ok(()) } else { self.cut.finish_reductions() }
     }
 }
 
@@ -290,34 +248,29 @@ impl Store for Zero {
         }
     }
     fn units(&self) -> usize {
-        self.flat.units.len()
+        self.cut.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false
     }
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        (self.first, self.last) = (first, last);
-        if first {
-            self.shards.iter_mut().for_each(|s| s.collecting = false);
-        }
+        self.cut.begin_micro_batch(first, last);
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        self.grads.finish(&*self.group)?;
-        for (unit, shards) in self.shards.iter_mut().enumerate() {
-            shards.grad().map_or(Ok(()), |grad| self.replicas.sum(unit, grad))?;
-        }
-        self.replicas.finish()
+        self.cut.finish_reductions()?;
+        (0..self.cut.flat.units.len()).try_for_each(|unit| self.cut.replicate(unit))?;
+        self.cut.replicas.finish()
     }
     fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
+        self.cut.visit(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
-        self.weights.clear(&*self.group)?;
+        self.cut.forget()?;
         if self.partitions_weights() { Ok(()) } else { self.gather_all() }
     }
     fn weights_updated(&mut self) -> Result<()> {
-        self.weights.clear_trained(&*self.group)?;
+        self.cut.forget_trained()?;
         if self.partitions_weights() { Ok(()) } else { self.gather_all() }
     }
 }
