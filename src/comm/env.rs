@@ -10,6 +10,9 @@ pub const ARENA_FD: &str = "FLATSHARD_ARENA_FD";
 /// Set by our own launcher: its process, which no rank outlives.
 pub const PARENT_PID: &str = "FLATSHARD_PARENT_PID";
 
+/// Overrides this host's name. For tests, where one machine is several hosts.
+pub const HOST: &str = "FLATSHARD_HOST_ID";
+
 /// Set by our own launcher: that this is not the first start ([`Restart`]).
 pub const RESTART: &str = "FLATSHARD_RESTART";
 
@@ -42,6 +45,8 @@ pub struct RankEnv {
     /// Among the ranks of this host.
     pub local_rank: usize,
     pub local_world: usize,
+    /// This host's name, for messages; ranks with the same one that are numbered together share memory.
+    pub host: String,
     pub master_addr: String,
     pub master_port: u16,
     /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
@@ -109,6 +114,7 @@ impl Vars<'_> {
             world,
             local_rank,
             local_world,
+            host: self.text(HOST).unwrap_or_else(host_name),
             master_addr: self.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".into()),
             master_port: self.number("MASTER_PORT")?.unwrap_or(29500),
             run_id,
@@ -160,6 +166,9 @@ impl Vars<'_> {
     }
 }
 
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
 fn path(name: &str) -> Option<PathBuf> {
     var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }

@@ -10,6 +10,7 @@
 pub mod delayed;
 pub mod env;
 pub mod flight;
+pub mod hosts;
 pub mod mesh;
 pub mod nccl;
 pub mod operands;

@@ -37,6 +37,7 @@ impl Outline {
             world,
             local_rank: 0,
             local_world: per_node.min(world),
+            host: String::new(),
             master_addr: String::new(),
             master_port: 0,
             run_id: String::new(),

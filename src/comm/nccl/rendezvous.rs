@@ -201,6 +201,7 @@ mod tests {
             world,
             local_rank: rank,
             local_world: world,
+            host: "here".into(),
             master_addr: "127.0.0.1".into(),
             master_port: port,
             run_id: format!("test {}", std::process::id()),
