@@ -64,7 +64,10 @@ impl Roster {
             }
         }
         if !places.len().is_multiple_of(per_host) {
-            return Err(Error::input(format!("{} ranks, {per_host} on each host: some host lacks ranks", places.len())));
+            return Err(Error::input(format!(
+                "{} ranks, {per_host} on each host: some host lacks ranks",
+                places.len()
+            )));
         }
         Ok(Roster { hosts: places.iter().step_by(per_host).map(|place| place.host.clone()).collect(), per_host })
     }
