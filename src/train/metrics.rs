@@ -54,6 +54,18 @@ pub struct StepRecord {
     pub gpu: Option<Sample>,
 }
 
+/// What happens in a run, in the order in which it does. A line of the metrics file is one of these: its name in the key
+/// `event`, then its fields.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event<'r> {
+    Run(&'r Value),
+    Step(&'r StepRecord),
+    Eval(&'r Value),
+    Checkpoint(&'r Value),
+    End(&'r Value),
+}
+
 /// `None` inside where no file was asked for, and on every rank but 0.
 pub struct Metrics(Option<(File, PathBuf)>);
 
@@ -77,13 +89,11 @@ impl Metrics {
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
         Ok(Metrics(Some((file, path.to_path_buf()))))
     }
-    /// One line; `fields` is an object.
-    pub fn event(&mut self, name: &str, fields: impl Serialize) -> Result<()> {
+    /// One line.
+    pub fn event(&mut self, event: &Event) -> Result<()> {
         let Some((file, path)) = &mut self.0 else { return Ok(()) };
-        // Through a tree, an f32 would become the f64 next to it: 0.0003 would read 0.0003000000142492354.
-        let fields = serde_json::to_string(&fields).map_err(|e| Error::op("metrics", e.to_string()))?;
-        let comma = if fields == "{}" { "" } else { "," };
-        let line = format!("{{\"event\":\"{name}\"{comma}{}\n", &fields[1..]);
+        // Not through a tree, where an f32 would become the f64 next to it: 0.0003 would read 0.0003000000142492354.
+        let line = serde_json::to_string(event).map_err(|e| Error::op("metrics", e.to_string()))? + "\n";
         file.write_all(line.as_bytes()).map_err(|e| Error::io("write metrics", &*path, e))
     }
 }
@@ -121,15 +131,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/metrics.jsonl");
         let mut metrics = Metrics::open(&path, false).unwrap();
-        metrics.event("step", json!({"step": 1, "loss": f64::NAN})).unwrap();
+        metrics.event(&Event::Eval(&json!({"step": 1, "loss": f64::NAN}))).unwrap();
         record_failure(Some(&path), &Error::Run("rank 1 was lost".into()));
         record_failure(Some(&path), &Error::Signal(15));
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,
-            "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"error\",\"message\":\"rank 1 was lost\"}\n"
+            "{\"event\":\"eval\",\"step\":1,\"loss\":null}\n{\"event\":\"error\",\"message\":\"rank 1 was lost\"}\n"
         );
-        Metrics::open(&path, true).unwrap().event("run", json!({})).unwrap();
+        Metrics::open(&path, true).unwrap().event(&Event::Run(&json!({}))).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text.clone() + "{\"event\":\"run\"}\n");
         Metrics::open(&path, false).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");

@@ -29,6 +29,7 @@ mod run;
 pub mod settings;
 mod stages;
 mod tensor;
+mod watch;
 mod zero;
 
 pub use settings::StrategyName;

@@ -3,25 +3,18 @@
 use super::agree::{Agreement, Vote};
 use super::device::{self, Seat};
 use super::launch;
-use super::memory;
 use super::merge;
-use super::metrics::{Metrics, StepRecord, record_failure};
-use super::peak;
 use super::plan::Plan;
-use super::report::{self, Progress};
-use super::settings::DeviceName;
+use super::watch::{self, StepDone, Watch};
 use crate::base::{Error, Meter, Result};
-use crate::ckpt::{Checkpointer, Companions, Saved, TrainerState};
-use crate::comm::CommStats;
+use crate::ckpt::{Checkpointer, Companions, TrainerState};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
 use crate::data::{Loader, Prefetch, StepData};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
-use crate::device::gpu::telemetry::{self, Sample, Telemetry};
 use crate::strategy::{Engine, Sampling, Step};
-use serde_json::json;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -29,8 +22,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
-const MEMORY_EVERY: u64 = 16;
 /// So many steps in a row without a finite gradient, where no loss scale is left to try, end the run.
 const HOPELESS: u32 = 10;
 /// Tokens of the held-out text that the final sample goes on from.
@@ -56,10 +47,7 @@ pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
             mesh.member.abort();
             leave_traces(plan, &flight, env.rank, e);
         }
-        // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
-        if env.rank == 0 && env.parent_pid.is_none() {
-            record_failure(plan.settings.run.metrics_path.as_deref(), e);
-        }
+        watch::failed(plan, env, e);
     }
     result
 }
@@ -97,10 +85,7 @@ struct Trainer<'a> {
     data: StepData,
     held_out_data: StepData,
     stops: Stops,
-    metrics: Metrics,
-    /// Of this rank's GPU, where it has one.
-    telemetry: Option<Telemetry>,
-    progress: Progress,
+    watch: Watch<'a>,
     /// Steps done; samples and loss tokens consumed by all ranks.
     done: u64,
     samples: u64,
@@ -110,13 +95,6 @@ struct Trainer<'a> {
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
     stuck_in_a_row: u32,
-    held_bytes: u64,
-    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
-    /// or by the GPU's data sheet.
-    mfu_of_a_token: Option<f64>,
-    /// End of the last step, evaluation or checkpoint.
-    clock: Instant,
-    comm: CommStats,
 }
 
 impl<'a> Trainer<'a> {
@@ -163,37 +141,15 @@ impl<'a> Trainer<'a> {
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
 
-        let first = mesh.rank() == 0;
-        let dtype = plan.engine.strategy.dtype();
-        let peak = match (plan.settings.run.measure_peak, gpu) {
-            (Some(true), _) => Some(peak::flops(&*device, dtype, &mesh.world)?),
-            (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
-            _ => None,
-        };
-        let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
-        let mfu_of_a_token = peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64));
-        let telemetry = gpu.filter(|_| first).map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?;
-        let metrics = match &plan.settings.run.metrics_path {
-            Some(path) if first => {
-                Metrics::open(path, done > 0 || plan.attempt > 0 || plan.settings.run.after.is_some())?
-            }
-            _ => Metrics::none(),
-        };
-        let progress = match first {
-            true => Progress::new(done, plan.steps(), plan.settings.run.log_every.unwrap_or(1)),
-            false => Progress::silent(),
-        };
+        let watch = Watch::new(plan, device, gpu, mesh, done)?;
         Ok(Trainer {
             agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
             data: StepData::default(),
             held_out_data: StepData::default(),
-            comm: mesh.stats(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
             stuck_in_a_row: 0,
-            held_bytes: 0,
-            clock: Instant::now(),
             plan,
             mesh,
             flight,
@@ -201,24 +157,20 @@ impl<'a> Trainer<'a> {
             checkpointer,
             held_out,
             stops,
-            metrics,
-            telemetry,
-            progress,
+            watch,
             done,
             samples,
             trained_tokens,
-            mfu_of_a_token,
         })
     }
 
     fn run(&mut self) -> Result<()> {
-        let started = Instant::now();
-        self.begin()?;
+        self.watch.begin(self.done, self.load_seconds)?;
         let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         while self.done < self.plan.steps() {
             if let Some(signal) = self.step().map_err(|e| at_step(self.done + 1, e))? {
-                self.progress.say(&format!("signal {signal}: stopping after step {}", self.done));
+                self.watch.say(&format!("signal {signal}: stopping after step {}", self.done));
                 self.save(false)?;
                 return Err(Error::Signal(signal));
             }
@@ -234,42 +186,12 @@ impl<'a> Trainer<'a> {
         // First what must not be lost.
         self.save(false)?;
         self.evaluate()?;
-        self.progress.finish();
-        if let Some(dir) = &self.plan.settings.checkpoint.save_hf {
-            let saved = self.checkpointer.save_hf(dir, self.plan.save.dtype, self.engine.state().0)?;
-            self.progress.say(&format!("model in {}, {}", saved.path.display(), report::mib(saved.bytes)));
-        }
+        let (dir, dtype) = (&self.plan.settings.checkpoint.save_hf, self.plan.save.dtype);
+        let exported =
+            dir.as_ref().map(|dir| self.checkpointer.save_hf(dir, dtype, self.engine.state().0)).transpose()?;
+        self.watch.trained(exported.as_ref());
         self.sample()?;
-        self.metrics.event("end", json!({"steps": self.done, "seconds": started.elapsed().as_secs_f64()}))
-    }
-
-    fn begin(&mut self) -> Result<()> {
-        let device = self.engine.device().name();
-        self.progress.say(&report::header(self.plan, &device)?);
-        self.metrics.event(
-            "run",
-            json!({
-                "config": self.plan.config_json(),
-                "world_size": self.mesh.world.size(),
-                "mesh": self.plan.mesh_json(),
-                "device": device,
-                "params": self.plan.params,
-                "trainable_params": self.plan.trainable,
-                "planned_bytes": self.plan.planned_json(),
-                "data": self.plan.dataset.report().to_string(),
-                "gpu": self.telemetry.as_ref().and_then(Telemetry::sample),
-                "resumed_from_step": self.plan.resume.as_ref().map(|_| self.done),
-                "load_seconds": self.load_seconds,
-            }),
-        )?;
-        self.restart_clock();
-        Ok(())
-    }
-
-    /// What was done since the last step belongs to no step.
-    fn restart_clock(&mut self) {
-        self.comm = self.mesh.stats();
-        self.clock = Instant::now();
+        self.watch.end(self.done)
     }
 
     /// One optimizer step; or, where a rank was asked to stop, nothing but the signal that asked.
@@ -282,7 +204,7 @@ impl<'a> Trainer<'a> {
         let stop = self.stops.pending();
         let tokens = self.data.loss_tokens();
         let (schedule, saved) = (self.flight.schedule(), self.checkpointer.ended());
-        let mine = Vote { tokens, stop, held_bytes: self.held_bytes, saved, schedule };
+        let mine = Vote { tokens, stop, held_bytes: self.watch.held_bytes(), saved, schedule };
         let all = self.agreement.reach(&**self.engine.device(), mine)?;
         if all.stop.is_some() {
             return Ok(all.stop);
@@ -291,43 +213,22 @@ impl<'a> Trainer<'a> {
             self.checkpointer.advance()?;
         }
         let saved = self.checkpointer.published()?;
-        self.tell(saved)?;
+        self.watch.checkpoint(saved)?;
 
         let lr = self.plan.schedule.lr(number);
         let report = self.engine.train_step(&self.data.batches, &Step { number, lr, tokens: all.tokens })?;
-        if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
-            self.held_bytes = self.held_bytes.max(self.held());
-        }
         self.stuck_in_a_row = if report.stuck { self.stuck_in_a_row + 1 } else { 0 };
 
-        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
-        self.clock = Instant::now();
-        let StepData { samples, tokens, .. } = self.data;
-        let tokens_per_sec = tokens as f64 / step_time_s;
-        let record = StepRecord {
-            step: number,
-            loss: report.loss,
+        self.watch.step(&StepDone {
+            number,
             lr,
-            grad_norm: report.grad_norm,
-            loss_scale: report.loss_scale,
-            skipped_steps: number - self.engine.updates(),
-            samples,
-            tokens,
-            fill: tokens as f64 / self.plan.tokens_per_step()? as f64,
-            trained_tokens: all.tokens,
-            tokens_per_sec,
-            step_time_s,
-            comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
-            exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
-            comm_bytes: comm.bytes - self.comm.bytes,
+            report: &report,
+            data: &self.data,
             data_time_s,
-            peak_mem_bytes: all.held_bytes.max(self.held_bytes),
-            mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
-            gpu: self.sample_gpu(number),
-        };
-        self.comm = comm;
-        self.metrics.event("step", &record)?;
-        self.progress.step(&record);
+            trained_tokens: all.tokens,
+            held_bytes: all.held_bytes,
+            updates: self.engine.updates(),
+        })?;
         if self.stuck_in_a_row == HOPELESS {
             return Err(Error::Run(format!(
                 "train_step: {HOPELESS} steps in a row without a finite gradient (loss {}); lower --lr, or resume from a \
@@ -335,28 +236,11 @@ impl<'a> Trainer<'a> {
                 report.loss
             )));
         }
-        if report.skipped {
-            let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
-            self.progress.say(&format!("step {number}: the gradient is not finite{scale}; no weight was changed"));
-        }
         self.mesh.member.set_timeout(self.plan.comm_timeout); // no rank is starting any more
         self.done = number;
         self.samples = self.data.position;
         self.trained_tokens += all.tokens;
         Ok(None)
-    }
-
-    /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
-    fn held(&self) -> u64 {
-        match self.plan.device {
-            DeviceName::Cuda => self.engine.device().meter().peak() as u64,
-            _ => memory::held().unwrap_or(0) as u64,
-        }
-    }
-    /// What the GPU tells at steps that are logged.
-    fn sample_gpu(&self, number: u64) -> Option<Sample> {
-        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
-        self.telemetry.as_ref().filter(|_| logged)?.sample()
     }
 
     /// The held-out rows, once.
@@ -373,19 +257,7 @@ impl<'a> Trainer<'a> {
             loss += sum;
             tokens += count;
         }
-        if tokens > 0 {
-            let (loss, seconds) = (loss / tokens as f64, started.elapsed().as_secs_f64());
-            self.progress.say(&format!(
-                "eval: {} loss: {loss:.4} perplexity: {:.4} over {} held-out tokens",
-                self.done,
-                loss.exp(),
-                report::count(tokens)
-            ));
-            self.metrics
-                .event("eval", json!({"step": self.done, "loss": loss, "perplexity": loss.exp(), "tokens": tokens, "seconds": seconds}))?;
-        }
-        self.restart_clock();
-        Ok(())
+        self.watch.evaluated(self.done, loss, tokens, started.elapsed().as_secs_f64())
     }
 
     /// A checkpoint of the last step, unless there is one or nobody asked. `behind`: written while training goes on;
@@ -409,24 +281,10 @@ impl<'a> Trainer<'a> {
             };
             self.saved = Some(self.done);
         }
-        self.tell(earlier)?;
-        self.tell(saved)?;
-        self.restart_clock();
+        self.watch.checkpoint(earlier)?;
+        self.watch.checkpoint(saved)?;
+        self.watch.restart_clock();
         Ok(())
-    }
-
-    /// That a checkpoint is complete.
-    fn tell(&mut self, saved: Option<Saved>) -> Result<()> {
-        let Some(saved) = saved else { return Ok(()) };
-        let path = saved.path.display();
-        self.progress.say(&format!("checkpoint: {path}, {} in {:.2}s", report::mib(saved.bytes), saved.seconds));
-        if let Some(note) = &saved.note {
-            self.progress.say(note);
-        }
-        self.metrics.event(
-            "checkpoint",
-            json!({"step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds}),
-        )
     }
 
     /// Some text by the trained model, on stdout. All ranks compute, rank 0 prints.

@@ -1,0 +1,244 @@
+//! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, the progress on
+//! stderr. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what the
+//! loop does.
+use super::memory;
+use super::metrics::{Event, Metrics, StepRecord, record_failure};
+use super::peak;
+use super::plan::Plan;
+use super::report::{self, Progress};
+use super::settings::DeviceName;
+use crate::base::{Error, Result};
+use crate::ckpt::Saved;
+use crate::comm::CommStats;
+use crate::comm::env::RankEnv;
+use crate::comm::mesh::Mesh;
+use crate::data::StepData;
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::telemetry::{self, Sample, Telemetry};
+use crate::strategy::StepReport;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
+const MEMORY_EVERY: u64 = 16;
+
+/// What the loop knows of a step that is done.
+pub struct StepDone<'r> {
+    pub number: u64,
+    pub lr: f32,
+    pub report: &'r StepReport,
+    /// This rank's.
+    pub data: &'r StepData,
+    /// Spent on waiting for them.
+    pub data_time_s: f64,
+    /// Loss tokens, and the largest [`Watch::held_bytes`] before this step: of all ranks.
+    pub trained_tokens: u64,
+    pub held_bytes: u64,
+    /// Steps so far that changed weights.
+    pub updates: u64,
+}
+
+pub struct Watch<'a> {
+    plan: &'a Plan,
+    mesh: &'a Mesh,
+    device: Arc<dyn Device>,
+    metrics: Metrics,
+    progress: Progress,
+    /// Of this rank's GPU, where it has one.
+    telemetry: Option<Telemetry>,
+    held_bytes: u64,
+    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
+    /// or by the GPU's data sheet.
+    mfu_of_a_token: Option<f64>,
+    tokens_per_step: u64,
+    started: Instant,
+    /// End of the last step, evaluation or checkpoint; what communication had come to by then.
+    clock: Instant,
+    comm: CommStats,
+}
+
+impl<'a> Watch<'a> {
+    /// All ranks call it: they measure the peak together. `done` steps lie behind.
+    pub fn new(
+        plan: &'a Plan,
+        device: Arc<dyn Device>,
+        gpu: Option<&Cuda>,
+        mesh: &'a Mesh,
+        done: u64,
+    ) -> Result<Watch<'a>> {
+        let (run, first) = (&plan.settings.run, mesh.rank() == 0);
+        let dtype = plan.engine.strategy.dtype();
+        let peak = match (run.measure_peak, gpu) {
+            (Some(true), _) => Some(peak::flops(&*device, dtype, &mesh.world)?),
+            (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
+            _ => None,
+        };
+        let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
+        let go_on = done > 0 || plan.attempt > 0 || run.after.is_some();
+        Ok(Watch {
+            metrics: match run.metrics_path.as_ref().filter(|_| first) {
+                Some(path) => Metrics::open(path, go_on)?,
+                None => Metrics::none(),
+            },
+            progress: match first {
+                true => Progress::new(done, plan.steps(), run.log_every.unwrap_or(1)),
+                false => Progress::silent(),
+            },
+            telemetry: gpu.filter(|_| first).map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?,
+            held_bytes: 0,
+            mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
+            tokens_per_step: plan.tokens_per_step()?,
+            started: Instant::now(),
+            clock: Instant::now(),
+            comm: mesh.stats(),
+            plan,
+            mesh,
+            device,
+        })
+    }
+
+    /// A line for people.
+    pub fn say(&self, text: &str) {
+        self.progress.say(text);
+    }
+
+    /// The run begins, after `done` steps. `load_seconds`: that it took to read weights, where they were read.
+    pub fn begin(&mut self, done: u64, load_seconds: Option<f64>) -> Result<()> {
+        self.started = Instant::now();
+        let device = self.device.name();
+        self.say(&report::header(self.plan, &device)?);
+        self.metrics.event(&Event::Run(&json!({
+            "config": self.plan.config_json(),
+            "world_size": self.mesh.world.size(),
+            "mesh": self.plan.mesh_json(),
+            "device": device,
+            "params": self.plan.params,
+            "trainable_params": self.plan.trainable,
+            "planned_bytes": self.plan.planned_json(),
+            "data": self.plan.dataset.report().to_string(),
+            "gpu": self.telemetry.as_ref().and_then(Telemetry::sample),
+            "resumed_from_step": self.plan.resume.as_ref().map(|_| done),
+            "load_seconds": load_seconds,
+        })))?;
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// What was done since the last step belongs to no step.
+    pub fn restart_clock(&mut self) {
+        self.comm = self.mesh.stats();
+        self.clock = Instant::now();
+    }
+
+    /// The most that this rank was seen to hold.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+    /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
+    fn held(&self) -> u64 {
+        match self.plan.device {
+            DeviceName::Cuda => self.device.meter().peak() as u64,
+            _ => memory::held().unwrap_or(0) as u64,
+        }
+    }
+
+    /// One optimizer step.
+    pub fn step(&mut self, done: &StepDone) -> Result<()> {
+        let &StepDone { number, report, data, .. } = done;
+        if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
+            self.held_bytes = self.held_bytes.max(self.held());
+        }
+        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
+        self.clock = Instant::now();
+        let tokens_per_sec = data.tokens as f64 / step_time_s;
+        let record = StepRecord {
+            step: number,
+            loss: report.loss,
+            lr: done.lr,
+            grad_norm: report.grad_norm,
+            loss_scale: report.loss_scale,
+            skipped_steps: number - done.updates,
+            samples: data.samples,
+            tokens: data.tokens,
+            fill: data.tokens as f64 / self.tokens_per_step as f64,
+            trained_tokens: done.trained_tokens,
+            tokens_per_sec,
+            step_time_s,
+            comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
+            exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
+            comm_bytes: comm.bytes - self.comm.bytes,
+            data_time_s: done.data_time_s,
+            peak_mem_bytes: done.held_bytes.max(self.held_bytes),
+            mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
+            gpu: self.sample_gpu(number),
+        };
+        self.comm = comm;
+        self.metrics.event(&Event::Step(&record))?;
+        self.progress.step(&record);
+        if report.skipped {
+            let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
+            self.say(&format!("step {number}: the gradient is not finite{scale}; no weight was changed"));
+        }
+        Ok(())
+    }
+    /// What the GPU tells at steps that are logged.
+    fn sample_gpu(&self, number: u64) -> Option<Sample> {
+        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
+        self.telemetry.as_ref().filter(|_| logged)?.sample()
+    }
+
+    /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks.
+    pub fn evaluated(&mut self, step: u64, loss: f64, tokens: u64, seconds: f64) -> Result<()> {
+        if tokens > 0 {
+            let loss = loss / tokens as f64;
+            let (perplexity, count) = (loss.exp(), report::count(tokens));
+            self.say(&format!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"));
+            self.metrics.event(&Event::Eval(&json!({
+                "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
+            })))?;
+        }
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// That a checkpoint is complete, if one is.
+    pub fn checkpoint(&mut self, saved: Option<Saved>) -> Result<()> {
+        let Some(saved) = saved else { return Ok(()) };
+        self.say(&format!(
+            "checkpoint: {}, {} in {:.2}s",
+            saved.path.display(),
+            report::mib(saved.bytes),
+            saved.seconds
+        ));
+        if let Some(note) = &saved.note {
+            self.say(note);
+        }
+        self.metrics.event(&Event::Checkpoint(&json!({
+            "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
+        })))
+    }
+
+    /// All steps are done, and the model is in `exported` where that was asked for.
+    pub fn trained(&mut self, exported: Option<&Saved>) {
+        self.progress.finish();
+        if let Some(saved) = exported {
+            self.say(&format!("model in {}, {}", saved.path.display(), report::mib(saved.bytes)));
+        }
+    }
+
+    /// The last that is told of a run that ends well.
+    pub fn end(&mut self, steps: u64) -> Result<()> {
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.metrics.event(&Event::End(&json!({"steps": steps, "seconds": seconds})))
+    }
+}
+
+/// This rank failed, at whatever point.
+pub fn failed(plan: &Plan, env: &RankEnv, e: &Error) {
+    // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
+    if env.rank == 0 && env.parent_pid.is_none() {
+        record_failure(plan.settings.run.metrics_path.as_deref(), e);
+    }
+}
