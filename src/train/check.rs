@@ -103,7 +103,7 @@ pub fn outputs(c: &Checkpoint, run: &Run) -> Result<()> {
 }
 
 /// `path`, or the nearest directory above it that exists, can be written.
-fn writable(flag: &str, path: &Path) -> Result<()> {
+pub fn writable(flag: &str, path: &Path) -> Result<()> {
     let absolute = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
     let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if there != absolute && !there.is_dir() {

@@ -2,6 +2,7 @@
 //! merges the weights that it owns and writes them.
 use super::plan::Plan;
 use super::report;
+use super::watch::Log;
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions};
 use crate::comm::mesh::Mesh;
@@ -10,7 +11,7 @@ use crate::nn::Decoder;
 use std::path::Path;
 use std::sync::Arc;
 
-pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh) -> Result<()> {
+pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, log: &Log) -> Result<()> {
     let asked = (&plan.settings.model.pretrain, &plan.settings.checkpoint.save_hf);
     let (Some(base), Some(target)) = asked else { return Err(Error::op("merge", "a model and a place for it")) };
     let decoder = Decoder::new(plan.engine.spec.clone())?;
@@ -25,7 +26,7 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh) ->
     let adapters = checkpointer.merge(adapter, &mut *store)?;
     let saved = checkpointer.save_hf(target, plan.save.dtype, &mut *store)?;
     if mesh.rank() == 0 {
-        report::line(&format!(
+        log.info(format_args!(
             "{adapters} adapters merged; model in {}, {}",
             saved.path.display(),
             report::mib(saved.bytes)

@@ -38,7 +38,9 @@ use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use args::Parsed;
 use plan::Plan;
+use settings::LogLevel;
 use std::process::ExitCode;
+use watch::Log;
 
 /// The whole of a training binary. `strategy`: what it is for, where the settings do not say.
 pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) -> ExitCode {
@@ -97,18 +99,19 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
 
 /// One run. `stage`: which of several, for the ranks that this process starts.
 fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<()> {
-    match launched {
-        // Started by us: the parent has made room and seen that the run fits.
-        Some(env) if env.parent_pid.is_some() => run::run(plan, env),
-        Some(env) => {
-            let _lock = if env.local_rank == 0 { plan.prepare(env.rank == 0)? } else { None };
-            run::run(plan, env)
-        }
-        None => {
-            let _lock = plan.prepare(true)?;
-            restart::run(plan, stage)
-        }
+    // Started by us: the parent has made room and seen that the run fits.
+    let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
+    let first = launched.is_none_or(|env| env.rank == 0);
+    let _lock = if prepares { plan.prepare(first)? } else { None };
+    let log = Log::open(&plan.settings.watch, launched)?;
+    let result = match launched {
+        Some(env) => run::run(plan, env, &log),
+        None => restart::run(plan, stage, &log),
+    };
+    if let Err(e) = &result {
+        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // stderr has it from `failed`
     }
+    result
 }
 
 fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {

@@ -16,6 +16,15 @@ macro_rules! names {
 names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
 names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
 names!(CommName, "snake_case", Auto, Shm, Nccl);
+names!(
+    #[derive(PartialOrd, Ord)]
+    LogLevel,
+    "snake_case",
+    Error,
+    Warn,
+    Info,
+    Debug
+);
 names!(ArchName, "snake_case", Llama, Gpt);
 names!(OptimizerName, "snake_case", Adamw, Sgd);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);

@@ -53,6 +53,7 @@ impl Plan {
         }
         check::numbers(&s)?;
         check::outputs(&s.checkpoint, &s.run)?;
+        s.watch.check()?;
         check::merge(&s)?;
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
             s.model.pretrain = Some(stages::weights(before)?);

@@ -1,15 +1,10 @@
-//! What people see of a run, on stderr: a header, then a progress bar on a terminal or plain lines elsewhere. Only rank 0
-//! reports. Never decides anything.
-use super::metrics::StepRecord;
+//! The run in a few lines, before its first step. Never decides anything.
 use super::plan::Plan;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Result};
 use crate::nn::Checkpointing;
 use crate::store::Offload;
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
-use std::time::Instant;
 
 /// The run in a few lines.
 pub fn header(plan: &Plan, device: &str) -> Result<String> {
@@ -140,74 +135,4 @@ pub fn count(n: u64) -> String {
 }
 pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
-}
-
-/// To stderr. Nobody reading (`| head`) is no reason to stop training, so it does not panic as `eprintln!` would.
-pub fn line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-pub struct Progress {
-    /// None on ranks other than 0.
-    shown: Option<Shown>,
-}
-struct Shown {
-    /// None where stderr is not a terminal.
-    bar: Option<ProgressBar>,
-    log_every: u64,
-    first: u64,
-    total: u64,
-    started: Instant,
-}
-
-impl Progress {
-    pub fn silent() -> Progress {
-        Progress { shown: None }
-    }
-    /// Steps `done + 1..=total` are to come.
-    pub fn new(done: u64, total: u64, log_every: u64) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(total).with_position(done);
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.reset_eta();
-            bar
-        });
-        Progress { shown: Some(Shown { bar, log_every, first: done + 1, total, started: Instant::now() }) }
-    }
-    pub fn step(&self, r: &StepRecord) {
-        let Some(shown) = &self.shown else { return };
-        let tps = count(r.tokens_per_sec as u64);
-        if let Some(bar) = &shown.bar {
-            bar.set_message(format!("loss {:.4} {tps} tokens/s", r.loss));
-            bar.set_position(r.step);
-            return;
-        }
-        if r.step.is_multiple_of(shown.log_every) || r.step == shown.first || r.step == shown.total {
-            let done = r.step + 1 - shown.first;
-            let left = shown.started.elapsed().as_secs_f64() / done as f64 * (shown.total - r.step) as f64;
-            line(&format!(
-                "step: {} loss: {:.4} grad_norm: {:.4} lr: {:.3e} memory: {:.2}GiB tps: {tps} left: {:.0}s",
-                r.step,
-                r.loss,
-                r.grad_norm,
-                r.lr,
-                r.peak_mem_bytes as f64 / (1u64 << 30) as f64,
-                left
-            ));
-        }
-    }
-    /// A line of its own, above the bar.
-    pub fn say(&self, text: &str) {
-        match &self.shown {
-            Some(Shown { bar: Some(bar), .. }) => bar.suspend(|| line(text)),
-            Some(_) => line(text),
-            None => {}
-        }
-    }
-    pub fn finish(&self) {
-        if let Some(Shown { bar: Some(bar), .. }) = &self.shown {
-            bar.finish();
-        }
-    }
 }

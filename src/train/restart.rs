@@ -4,8 +4,8 @@ use super::derive::set;
 use super::launch::{self, Launch};
 use super::metrics;
 use super::plan::Plan;
-use super::report;
 use super::settings::{Faults, Settings};
+use super::watch::Log;
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::env::{RankEnv, Restart};
@@ -120,7 +120,7 @@ fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Opt
 }
 
 /// Runs all ranks to their end, again after a failure while there are restarts left.
-pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
+pub fn run(plan: &Plan, stage: Option<&str>, log: &Log) -> Result<()> {
     let Restarts { max, elastic, monitor_interval, time_limit, signals, traces, .. } = &plan.restarts;
     let metrics = plan.settings.run.metrics_path.as_deref();
     let global_batch = plan.loader(0)?.global_batch() as usize;
@@ -154,7 +154,7 @@ pub fn run(plan: &Plan, stage: Option<&str>) -> Result<()> {
         (attempt, before) = (attempt + 1, after);
         let from = before.as_deref().and_then(|dir| dir.file_name()).map(|name| name.to_string_lossy().into_owned());
         let told = from.as_deref().unwrap_or("the beginning");
-        report::line(&format!("{e}\nrestart {attempt} of {max} on {nproc} ranks, from {told}"));
+        log.warn(format_args!("{e}\nrestart {attempt} of {max} on {nproc} ranks, from {told}"));
         metrics::append(
             metrics,
             "restart",

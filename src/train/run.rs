@@ -5,7 +5,8 @@ use super::device::{self, Seat};
 use super::launch;
 use super::merge;
 use super::plan::Plan;
-use super::watch::{self, StepDone, Watch};
+use super::settings::LogLevel;
+use super::watch::{self, Log, StepDone, Watch};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
 use crate::comm::env::RankEnv;
@@ -28,19 +29,22 @@ const HOPELESS: u32 = 10;
 const PROMPT: usize = 64;
 
 /// Runs this process's rank. On failure the other ranks are told at once.
-pub fn run(plan: &Plan, env: &RankEnv) -> Result<()> {
+pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     let stops = Stops {
         signals: launch::catch(&plan.restarts.signals)?,
         // A parent of ours looks at the clock for all ranks, over restarts.
         deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
     };
-    let meter = Meter::default();
+    let (starting, meter) = (Instant::now(), Meter::default());
     let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
+    log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
     let mesh = flight.watch(Mesh::new(member, plan.mesh)?);
     let result = match &plan.settings.lora.merge {
-        Some(adapter) => merge::run(plan, adapter, device, &mesh),
-        None => Trainer::new(plan, device, gpu.as_deref(), &mesh, &flight, stops).and_then(|mut trainer| trainer.run()),
+        Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
+        None => {
+            Trainer::new(plan, device, gpu.as_deref(), &mesh, &flight, stops, log).and_then(|mut trainer| trainer.run())
+        }
     };
     if let Err(e) = &result {
         if !matches!(e, Error::Signal(_)) {
@@ -105,6 +109,7 @@ impl<'a> Trainer<'a> {
         mesh: &'a Mesh,
         flight: &'a Flight,
         stops: Stops,
+        log: &'a Log,
     ) -> Result<Trainer<'a>> {
         let mut engine = Engine::new(device.clone(), mesh, &plan.engine)?;
         let layouts = engine.decoder().layouts().to_vec();
@@ -141,7 +146,7 @@ impl<'a> Trainer<'a> {
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
 
-        let watch = Watch::new(plan, device, gpu, mesh, done)?;
+        let watch = Watch::new(plan, log, device, gpu, mesh, done)?;
         Ok(Trainer {
             agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
@@ -170,7 +175,7 @@ impl<'a> Trainer<'a> {
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         while self.done < self.plan.steps() {
             if let Some(signal) = self.step().map_err(|e| at_step(self.done + 1, e))? {
-                self.watch.say(&format!("signal {signal}: stopping after step {}", self.done));
+                self.watch.say(LogLevel::Info, format_args!("signal {signal}: stopping after step {}", self.done));
                 self.save(false)?;
                 return Err(Error::Signal(signal));
             }

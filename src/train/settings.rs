@@ -2,6 +2,7 @@
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
 mod faults;
+mod watch;
 
 pub use super::names::*;
 pub use super::precision::PrecisionArgs;
@@ -9,6 +10,7 @@ pub use super::zero::Zero;
 pub use faults::Faults;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+pub use watch::WatchArgs;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
@@ -39,6 +41,8 @@ pub struct Settings {
     pub checkpoint: Checkpoint,
     #[command(flatten)]
     pub faults: Faults,
+    #[command(flatten)]
+    pub watch: WatchArgs,
     #[command(flatten)]
     pub generate: Generate,
 }

@@ -1,12 +1,18 @@
-//! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, the progress on
-//! stderr. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what the
-//! loop does.
+//! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, the log, the
+//! progress. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what
+//! the loop does.
+mod gpu;
+mod log;
+mod progress;
+
+pub use log::Log;
+
 use super::memory;
 use super::metrics::{Event, Metrics, StepRecord, record_failure};
 use super::peak;
 use super::plan::Plan;
-use super::report::{self, Progress};
-use super::settings::DeviceName;
+use super::report;
+use super::settings::{DeviceName, LogLevel};
 use crate::base::{Error, Result};
 use crate::ckpt::Saved;
 use crate::comm::CommStats;
@@ -15,14 +21,19 @@ use crate::comm::mesh::Mesh;
 use crate::data::StepData;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
-use crate::device::gpu::telemetry::{self, Sample, Telemetry};
+use crate::device::gpu::telemetry;
 use crate::strategy::StepReport;
+use gpu::Gpu;
+use progress::Progress;
 use serde_json::json;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
 const MEMORY_EVERY: u64 = 16;
+/// So many steps of a start have their timings in each rank's log file; the others where --log-level is debug.
+const FIRST_STEPS: u32 = 2;
 
 /// What the loop knows of a step that is done.
 pub struct StepDone<'r> {
@@ -42,13 +53,16 @@ pub struct StepDone<'r> {
 
 pub struct Watch<'a> {
     plan: &'a Plan,
+    log: &'a Log,
     mesh: &'a Mesh,
     device: Arc<dyn Device>,
+    gpu: Gpu,
     metrics: Metrics,
-    progress: Progress,
-    /// Of this rank's GPU, where it has one.
-    telemetry: Option<Telemetry>,
+    /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
+    progress: Option<Progress>,
     held_bytes: u64,
+    /// Steps of this start.
+    steps: u32,
     /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
     /// or by the GPU's data sheet.
     mfu_of_a_token: Option<f64>,
@@ -63,6 +77,7 @@ impl<'a> Watch<'a> {
     /// All ranks call it: they measure the peak together. `done` steps lie behind.
     pub fn new(
         plan: &'a Plan,
+        log: &'a Log,
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
@@ -82,33 +97,45 @@ impl<'a> Watch<'a> {
                 Some(path) => Metrics::open(path, go_on)?,
                 None => Metrics::none(),
             },
-            progress: match first {
-                true => Progress::new(done, plan.steps(), run.log_every.unwrap_or(1)),
-                false => Progress::silent(),
-            },
-            telemetry: gpu.filter(|_| first).map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?,
+            progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
+            gpu: Gpu::new(gpu)?,
             held_bytes: 0,
+            steps: 0,
             mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
             tokens_per_step: plan.tokens_per_step()?,
             started: Instant::now(),
             clock: Instant::now(),
             comm: mesh.stats(),
             plan,
+            log,
             mesh,
             device,
         })
     }
 
-    /// A line for people.
-    pub fn say(&self, text: &str) {
-        self.progress.say(text);
+    /// What concerns all ranks, told by rank 0.
+    pub fn say(&self, level: LogLevel, text: impl Display) {
+        if let Some(progress) = &self.progress {
+            progress.say(self.log, level, text);
+        }
+    }
+    /// What concerns this rank: on stderr if it is a warning, and in its file.
+    fn tell(&self, level: LogLevel, text: impl Display) {
+        match &self.progress {
+            _ if level > LogLevel::Warn => self.log.note(level, text),
+            Some(progress) => progress.say(self.log, level, text),
+            None => self.log.say(level, text),
+        }
     }
 
     /// The run begins, after `done` steps. `load_seconds`: that it took to read weights, where they were read.
     pub fn begin(&mut self, done: u64, load_seconds: Option<f64>) -> Result<()> {
         self.started = Instant::now();
         let device = self.device.name();
-        self.say(&report::header(self.plan, &device)?);
+        self.say(LogLevel::Info, report::header(self.plan, &device)?);
+        load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
+        let (gpu, warnings) = self.gpu.sample();
+        warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
         self.metrics.event(&Event::Run(&json!({
             "config": self.plan.config_json(),
             "world_size": self.mesh.world.size(),
@@ -118,7 +145,7 @@ impl<'a> Watch<'a> {
             "trainable_params": self.plan.trainable,
             "planned_bytes": self.plan.planned_json(),
             "data": self.plan.dataset.report().to_string(),
-            "gpu": self.telemetry.as_ref().and_then(Telemetry::sample),
+            "gpu": gpu,
             "resumed_from_step": self.plan.resume.as_ref().map(|_| done),
             "load_seconds": load_seconds,
         })))?;
@@ -152,6 +179,8 @@ impl<'a> Watch<'a> {
         }
         let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
         self.clock = Instant::now();
+        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
+        let (gpu, warnings) = if logged { self.gpu.sample() } else { Default::default() };
         let tokens_per_sec = data.tokens as f64 / step_time_s;
         let record = StepRecord {
             step: number,
@@ -172,21 +201,32 @@ impl<'a> Watch<'a> {
             data_time_s: done.data_time_s,
             peak_mem_bytes: done.held_bytes.max(self.held_bytes),
             mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
-            gpu: self.sample_gpu(number),
+            gpu,
         };
         self.comm = comm;
         self.metrics.event(&Event::Step(&record))?;
-        self.progress.step(&record);
+        self.progress.iter().for_each(|progress| progress.step(self.log, &record));
+        self.tell_own(&record);
+        warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
         if report.skipped {
             let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
-            self.say(&format!("step {number}: the gradient is not finite{scale}; no weight was changed"));
+            let text = format_args!("step {number}: the gradient is not finite{scale}; no weight was changed");
+            self.say(LogLevel::Warn, text);
         }
         Ok(())
     }
-    /// What the GPU tells at steps that are logged.
-    fn sample_gpu(&self, number: u64) -> Option<Sample> {
-        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
-        self.telemetry.as_ref().filter(|_| logged)?.sample()
+    /// This rank's part of a step. Those of the first show what each rank was waiting for.
+    fn tell_own(&mut self, r: &StepRecord) {
+        let level = if self.steps < FIRST_STEPS { LogLevel::Info } else { LogLevel::Debug };
+        self.steps += 1;
+        let (step, whole, data) = (r.step, r.step_time_s, r.data_time_s);
+        let (comm, exposed, held) = (r.comm_time_s, r.exposed_comm_s, report::mib(self.held_bytes));
+        self.tell(
+            level,
+            format_args!(
+                "step {step}: {whole:.3}s, of it {data:.3}s for data, {exposed:.3}s in collectives ({comm:.3}s in flight); holds {held}"
+            ),
+        );
     }
 
     /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks.
@@ -194,7 +234,10 @@ impl<'a> Watch<'a> {
         if tokens > 0 {
             let loss = loss / tokens as f64;
             let (perplexity, count) = (loss.exp(), report::count(tokens));
-            self.say(&format!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"));
+            self.say(
+                LogLevel::Info,
+                format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"),
+            );
             self.metrics.event(&Event::Eval(&json!({
                 "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
             })))?;
@@ -206,14 +249,10 @@ impl<'a> Watch<'a> {
     /// That a checkpoint is complete, if one is.
     pub fn checkpoint(&mut self, saved: Option<Saved>) -> Result<()> {
         let Some(saved) = saved else { return Ok(()) };
-        self.say(&format!(
-            "checkpoint: {}, {} in {:.2}s",
-            saved.path.display(),
-            report::mib(saved.bytes),
-            saved.seconds
-        ));
+        let (path, size) = (saved.path.display(), report::mib(saved.bytes));
+        self.say(LogLevel::Info, format_args!("checkpoint: {path}, {size} in {:.2}s", saved.seconds));
         if let Some(note) = &saved.note {
-            self.say(note);
+            self.say(LogLevel::Warn, note);
         }
         self.metrics.event(&Event::Checkpoint(&json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
@@ -222,15 +261,17 @@ impl<'a> Watch<'a> {
 
     /// All steps are done, and the model is in `exported` where that was asked for.
     pub fn trained(&mut self, exported: Option<&Saved>) {
-        self.progress.finish();
+        self.progress.iter().for_each(Progress::finish);
         if let Some(saved) = exported {
-            self.say(&format!("model in {}, {}", saved.path.display(), report::mib(saved.bytes)));
+            let (path, size) = (saved.path.display(), report::mib(saved.bytes));
+            self.say(LogLevel::Info, format_args!("model in {path}, {size}"));
         }
     }
 
     /// The last that is told of a run that ends well.
     pub fn end(&mut self, steps: u64) -> Result<()> {
-        let seconds = self.started.elapsed().as_secs_f64();
+        let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.held_bytes));
+        self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
         self.metrics.event(&Event::End(&json!({"steps": steps, "seconds": seconds})))
     }
 }

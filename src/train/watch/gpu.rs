@@ -1,0 +1,69 @@
+//! This rank's GPU beside its work, at steps that are logged, and what of it is worth a warning. Never fails.
+use crate::base::Result;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::telemetry::{Sample, Telemetry};
+
+pub struct Gpu {
+    telemetry: Option<Telemetry>,
+    last: Sample,
+}
+
+impl Gpu {
+    /// Nothing to tell where there is no GPU.
+    pub fn new(gpu: Option<&Cuda>) -> Result<Gpu> {
+        let telemetry = gpu.map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?;
+        Ok(Gpu { telemetry, last: Sample::default() })
+    }
+    /// What it tells, and what is new and bad in that.
+    pub fn sample(&mut self) -> (Option<Sample>, Vec<String>) {
+        let sample = self.telemetry.as_ref().and_then(Telemetry::sample);
+        let Some(now) = &sample else { return (None, Vec::new()) };
+        let last = std::mem::replace(&mut self.last, now.clone());
+        (sample, warnings(&last, &self.last))
+    }
+}
+
+/// Said once for each time that it begins.
+fn warnings(last: &Sample, now: &Sample) -> Vec<String> {
+    let before = last.throttled.as_deref().unwrap_or_default();
+    let begun: Vec<_> = now.throttled.iter().flatten().filter(|reason| !before.contains(reason)).copied().collect();
+    let mut told = Vec::new();
+    if !begun.is_empty() {
+        let clock = now.sm_clock_mhz.map_or(String::new(), |mhz| format!(" to {mhz} MHz"));
+        let heat = now.temperature_c.map_or(String::new(), |c| format!(", {c} C"));
+        let power = now.power_w.map_or(String::new(), |watts| format!(", {watts:.0} W"));
+        told.push(format!("the GPU's clock is held down{clock}: {}{heat}{power}", begun.join(", ")));
+    }
+    if now.ecc_uncorrected > last.ecc_uncorrected.or(Some(0)) {
+        let errors = now.ecc_uncorrected.unwrap_or(0);
+        told.push(format!(
+            "the GPU's memory has lost data: {errors} uncorrected errors since its driver was loaded; replace it"
+        ));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_come_once_for_each_time_that_something_begins() {
+        let cool = Sample { throttled: Some(vec![]), ecc_uncorrected: Some(0), ..Sample::default() };
+        let hot = Sample {
+            throttled: Some(vec!["hot"]),
+            sm_clock_mhz: Some(1200),
+            temperature_c: Some(88),
+            power_w: Some(512.3),
+            ..cool.clone()
+        };
+        assert_eq!(warnings(&Sample::default(), &cool), Vec::<String>::new());
+        assert_eq!(warnings(&cool, &hot), ["the GPU's clock is held down to 1200 MHz: hot, 88 C, 512 W"]);
+        assert_eq!(warnings(&hot, &hot), Vec::<String>::new());
+        assert_eq!(warnings(&cool, &hot).len(), 1, "again, after it had cooled down");
+        let lost = Sample { ecc_uncorrected: Some(2), ..cool.clone() };
+        assert!(warnings(&cool, &lost)[0].contains("lost data: 2 uncorrected errors"));
+        assert_eq!(warnings(&lost, &lost), Vec::<String>::new());
+        assert_eq!(warnings(&lost, &Sample::default()), Vec::<String>::new(), "a GPU that stops telling is no news");
+    }
+}
