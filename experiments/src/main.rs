@@ -2,6 +2,7 @@
 //! reads their metrics files; it never trains by itself.
 mod analyze;
 mod catalogue;
+mod chaos;
 mod chart;
 mod compare;
 mod curve;
@@ -36,6 +37,7 @@ enum Verb {
     Compare(compare::Args),
     Suite(Box<suite::Args>),
     Smoke(smoke::Args),
+    Chaos(chaos::Args),
     /// Bytes of a rank, communication and step time of each strategy on N GPUs, and which to run: plan --help
     #[command(disable_help_flag = true)]
     Plan {
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Verb::Compare(args) => compare::main(&args),
         Verb::Suite(args) => suite::main(&args),
         Verb::Smoke(args) => smoke::main(&args),
+        Verb::Chaos(args) => chaos::main(&args),
         Verb::Plan { flags } => plan::main(&flags).map(|fits| if fits { Verdict::Good } else { Verdict::Bad }),
     };
     match result {

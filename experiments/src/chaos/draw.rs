@@ -1,0 +1,110 @@
+//! What will go wrong, drawn from a seed: the plan of a chaos run. The same numbers give the same plan everywhere. Never
+//! touches a process or a file.
+use flatshard::base::rng::Rng;
+use serde::Serialize;
+
+/// A way to go wrong.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// SIGKILL of one rank.
+    KillRank,
+    /// SIGKILL of the process that started the ranks.
+    KillLauncher,
+    /// SIGKILL of everything.
+    KillAll,
+}
+
+impl Kind {
+    pub const KILLS: [Kind; 3] = [Kind::KillRank, Kind::KillLauncher, Kind::KillAll];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::KillRank => "kill a rank",
+            Kind::KillLauncher => "kill the launcher",
+            Kind::KillAll => "kill all",
+        }
+    }
+}
+
+/// When it happens.
+#[derive(Serialize, Clone, Copy, PartialEq, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Moment {
+    /// So far into a step, as a fraction of it.
+    Step(f64),
+    /// While a checkpoint is being written.
+    Saving,
+    /// So many seconds after the ranks were started once more: the same is done twice.
+    Starting(f64),
+}
+
+#[derive(Serialize, Clone, PartialEq, Debug)]
+pub struct Fault {
+    pub kind: Kind,
+    /// To whom, where it is one of them.
+    pub rank: usize,
+    /// New steps before it, since the run recovered from the last one.
+    pub after: u64,
+    pub moment: Moment,
+    /// How much of it, in [0, 1): how long, how full.
+    pub size: f64,
+}
+
+/// New steps between two faults, at most: more than lie between two checkpoints, so that the run gets on.
+const APART: u64 = 8;
+/// Longest time from a start to a second kill: a start takes some 40 ms on an idle machine.
+const STARTING_S: f64 = 0.06;
+
+/// `kills` SIGKILLs, of which 7 of 10 hit a rank. Each kind comes once before any comes by chance.
+pub fn draw(kills: usize, ranks: usize, seed: u64) -> Vec<Fault> {
+    let dice = Rng::named(seed, "chaos");
+    let fault = |n: usize| {
+        let uniform = |i: u64| dice.uniform(8 * n as u64 + i);
+        let by_chance = || match uniform(0) {
+            x if x < 0.7 => Kind::KillRank,
+            x if x < 0.85 => Kind::KillLauncher,
+            _ => Kind::KillAll,
+        };
+        let kind = Kind::KILLS.get(n).copied().unwrap_or_else(by_chance);
+        let moment = match uniform(1) {
+            x if x < 0.2 => Moment::Saving,
+            x if x < 0.3 && kind == Kind::KillRank => Moment::Starting(STARTING_S * uniform(2)),
+            _ => Moment::Step(uniform(2)),
+        };
+        Fault {
+            kind,
+            rank: (uniform(3) * ranks as f64) as usize,
+            after: 1 + (uniform(4) * APART as f64) as u64,
+            moment,
+            size: uniform(5),
+        }
+    };
+    (0..kills).map(fault).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_plan() {
+        assert_eq!(draw(50, 2, 7), draw(50, 2, 7));
+        assert_ne!(draw(50, 2, 7), draw(50, 2, 8));
+        assert_eq!(draw(50, 2, 7)[..20], draw(20, 2, 7));
+    }
+
+    #[test]
+    fn everything_comes_and_within_its_bounds() {
+        let plan = draw(1000, 3, 1);
+        let share = |is: &dyn Fn(&Fault) -> bool| plan.iter().filter(|f| is(f)).count();
+        assert!(Kind::KILLS.iter().enumerate().all(|(n, kind)| plan[n].kind == *kind));
+        assert!((650..750).contains(&share(&|f| f.kind == Kind::KillRank)));
+        assert!((150..250).contains(&share(&|f| f.moment == Moment::Saving)));
+        assert!(share(&|f| matches!(f.moment, Moment::Starting(_))) > 30);
+        for rank in 0..3 {
+            assert!((250..420).contains(&share(&|f| f.rank == rank)));
+        }
+        assert!(plan.iter().all(|f| (1..=APART).contains(&f.after) && f.rank < 3 && (0.0..1.0).contains(&f.size)));
+    }
+}
