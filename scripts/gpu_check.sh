@@ -8,6 +8,7 @@
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${BUILD:-$root/target/gpu_check}
+[ ! -e "$build.tar.gz" ] || tar -xzf "$build.tar.gz" -C "$(dirname "$build")" || exit 2
 out=${1:-$root/target/gpu_check_out}
 mkdir -p "$out"
 rm -f "$out"/*.json "$out"/*.jsonl "$out"/*.log "$out/parts"
