@@ -31,12 +31,13 @@ pub use room::check_export;
 pub use safetensors::Dtype;
 pub use save::Saved;
 pub use source::is_model;
-pub use state::TrainerState;
+pub use state::{TrainerState, fingerprint};
 
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, DType, Result};
+use crate::comm::Mesh;
+use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
-use crate::comm::{Collective, CommUse, Mesh, Tag};
-use crate::device::{Buf, Device};
+use crate::device::Device;
 use crate::nn::{Layout, Spec};
 use crate::store::Store;
 use layout::{MAX_FILE_BYTES, Plan, Share};
@@ -85,7 +86,7 @@ impl Checkpointer {
         moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
         let plan = Plan::of_masters(layouts, moments, max_file_bytes);
-        let exchange = Exchange::new(&*dev, mesh.world.clone(), 1 + plan.tensors.list.len())?;
+        let exchange = Exchange::new(&*dev, mesh.world.clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),
@@ -121,7 +122,7 @@ impl Checkpointer {
     }
 
     fn rank(&self) -> usize {
-        self.exchange.group.rank()
+        self.exchange.rank()
     }
 
     /// What of its pieces this rank writes. Where parameters are sharded, replicas are the ranks of dp_replicate; else all
@@ -133,74 +134,6 @@ impl Checkpointer {
             false => (at.dp_replicate, dp_replicate),
         };
         Share { index, of, whole: at.tp == 0 }
-    }
-}
-
-/// Numbers from each rank to all, through the group.
-struct Exchange {
-    group: Arc<dyn Collective>,
-    mine: Buf,
-    all: Buf,
-    bytes: Vec<u8>,
-}
-
-impl Exchange {
-    /// Of a message of one rank.
-    const fn bytes(words: usize) -> usize {
-        words * size_of::<u64>()
-    }
-    /// Of up to `words` numbers a rank.
-    fn new(dev: &dyn Device, group: Arc<dyn Collective>, words: usize) -> Result<Exchange> {
-        let bytes = Exchange::bytes(words);
-        let mine = dev.alloc(DType::U8, bytes, Category::Other)?;
-        let all = group.alloc(DType::U8, bytes * group.size(), CommUse::Gathered, Category::Other)?;
-        Ok(Exchange { bytes: vec![0; bytes * group.size()], group, mine, all })
-    }
-
-    /// Every rank's numbers, as many as this rank gave, in rank order.
-    fn gather(&mut self, dev: &dyn Device, words: &[u64]) -> Result<Vec<u64>> {
-        let len = self.mine.len();
-        self.bytes[..len].fill(0);
-        for (to, word) in self.bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        dev.upload(&self.bytes[..len], self.mine.view_mut())?;
-        let ticket = self.group.all_gather(Tag::new("checkpoint", 0), self.mine.view(), self.all.view_mut())?;
-        self.group.wait(ticket)?;
-        dev.download(self.all.view(), &mut self.bytes)?;
-        self.group.release(ticket)?;
-        let word = |b: &[u8]| b.iter().rev().fold(0, |word, byte| word << 8 | *byte as u64);
-        let of_rank =
-            |bytes: &[u8]| bytes.chunks_exact(size_of::<u64>()).take(words.len()).map(word).collect::<Vec<_>>();
-        Ok(self.bytes.chunks_exact(len).flat_map(of_rank).collect())
-    }
-
-    /// `mine`, when all ranks succeeded; else an error on every rank: its own, or one that names the rank that failed.
-    fn agree<T>(&mut self, dev: &dyn Device, what: &str, mine: Result<T>) -> Result<T> {
-        let (done, value) = match mine {
-            Ok(value) => (Ok(Vec::new()), Some(value)),
-            Err(error) => (Err(error), None),
-        };
-        self.share(dev, what, done, 0)?;
-        value.ok_or_else(|| Error::op("checkpoint", "agreed on nothing"))
-    }
-
-    /// As [`Exchange::agree`]; what all ranks found, `words` numbers each, in rank order.
-    fn share(&mut self, dev: &dyn Device, what: &str, mine: Result<Vec<u64>>, words: usize) -> Result<Vec<Vec<u64>>> {
-        let mut sent = vec![0; 1 + words];
-        match &mine {
-            Ok(found) => sent[1..].copy_from_slice(found),
-            Err(error) => sent[0] = error.exit_status() as u64,
-        }
-        let all = self.gather(dev, &sent);
-        mine?; // first: a peer that has heard of it may be gone already, and that is not what went wrong
-        let all = all?;
-        let ranks = all.chunks_exact(sent.len());
-        let Some((rank, failed)) = ranks.clone().enumerate().find(|(_, r)| r[0] != 0) else {
-            return Ok(ranks.map(|r| r[1..].to_vec()).collect());
-        };
-        let text = format!("rank {rank} could not {what}; its own message says why");
-        Err(if failed[0] == 2 { Error::Input(text) } else { Error::Run(text) })
     }
 }
 

@@ -101,6 +101,12 @@ pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
     pretty(&Value::Object(map))
 }
 
+/// Of a whole checkpoint, without reading it: the state's file holds the checksums of all others.
+pub fn fingerprint(dir: &Path) -> Result<u64> {
+    let path = dir.join(FILE);
+    fs::read(&path).map(|text| xxh3_64(&text)).map_err(|e| Error::io("read", path, e))
+}
+
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);

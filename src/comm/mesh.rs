@@ -94,13 +94,22 @@ pub struct Mesh {
 
 impl Mesh {
     pub fn new(member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
+        let world = Mesh::world(&member)?;
+        Mesh::around(world, member, sizes)
+    }
+    /// The group of all ranks, once: it is there before the mesh, in which ranks may turn out to disagree.
+    pub fn world(member: &impl Member) -> Result<Arc<dyn Collective>> {
+        member.group(Axis::World, (0..member.size()).collect())
+    }
+    /// The mesh of which `world` is the group of all.
+    pub fn around(world: Arc<dyn Collective>, member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();
         let group = |axis| member.group(axis, sizes.group(axis, rank));
         Ok(Mesh {
             sizes,
             coords: sizes.coords(rank),
-            world: group(Axis::World)?,
+            world,
             dp_replicate: group(Axis::DpReplicate)?,
             dp_shard: group(Axis::DpShard)?,
             sp: group(Axis::Sp)?,

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // the communication floor: shared memory
 pub mod delayed;
 pub mod env;
+pub mod exchange;
 pub mod flight;
 pub mod hosts;
 pub mod mesh;

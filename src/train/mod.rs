@@ -26,6 +26,7 @@ pub mod precision;
 mod report;
 mod restart;
 mod run;
+mod same;
 pub mod settings;
 mod stages;
 mod tensor;

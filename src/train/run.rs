@@ -5,6 +5,7 @@ use super::device::{self, Seat};
 use super::launch;
 use super::merge;
 use super::plan::Plan;
+use super::same;
 use super::settings::LogLevel;
 use super::watch::{self, Log, StepDone, Watch};
 use crate::base::{Error, Meter, Result};
@@ -39,7 +40,10 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
-    let mesh = flight.watch(Mesh::new(member, plan.mesh)?);
+    let world = Mesh::world(&member)?;
+    // What all ranks refuse alike needs no word to the others.
+    same::check(plan, &*device, &world).inspect_err(|e| if e.exit_status() != 2 { member.abort() })?;
+    let mesh = flight.watch(Mesh::around(world, member, plan.mesh)?);
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {
