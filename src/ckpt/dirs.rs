@@ -103,7 +103,7 @@ pub fn prepare(dir: &Path) -> Result<Lock> {
         let what = "another run is using it now; wait until that has ended, or give another directory";
         return Err(bad(what.into()));
     }
-    sweep(dir, |name| name.starts_with(STEP) || name == LATEST)?;
+    sweep(dir, |name| name.starts_with(STEP) || name == LATEST || name.starts_with("probe-"))?;
     Ok(Lock { _dir: file })
 }
 

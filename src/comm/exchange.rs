@@ -64,7 +64,13 @@ impl Exchange {
     }
 
     /// As [`Exchange::agree`]; what all ranks found, `words` numbers each, in rank order.
-    pub fn share(&mut self, dev: &dyn Device, what: &str, mine: Result<Vec<u64>>, words: usize) -> Result<Vec<Vec<u64>>> {
+    pub fn share(
+        &mut self,
+        dev: &dyn Device,
+        what: &str,
+        mine: Result<Vec<u64>>,
+        words: usize,
+    ) -> Result<Vec<Vec<u64>>> {
         let mut sent = vec![0; 1 + words];
         match &mine {
             Ok(found) => sent[1..].copy_from_slice(found),

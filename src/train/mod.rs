@@ -28,8 +28,10 @@ mod restart;
 mod run;
 mod same;
 pub mod settings;
+mod shared;
 mod stages;
 mod tensor;
+pub mod verify;
 mod watch;
 mod zero;
 

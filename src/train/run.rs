@@ -6,8 +6,14 @@ use super::launch;
 use super::merge;
 use super::plan::Plan;
 use super::same;
+<<<<<<< HEAD
 use super::settings::LogLevel;
 use super::watch::{self, Log, StepDone, Watch};
+=======
+use super::shared;
+use super::verify::Verify;
+use super::watch::{self, StepDone, Watch};
+>>>>>>> 5d127ca (Bad steps in a row, replicas compared, directories that are not shared)
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
 use crate::comm::env::RankEnv;
@@ -24,8 +30,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many steps in a row without a finite gradient, where no loss scale is left to try, end the run.
-const HOPELESS: u32 = 10;
 /// Tokens of the held-out text that the final sample goes on from.
 const PROMPT: usize = 64;
 
@@ -41,8 +45,13 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
     let world = Mesh::world(&member)?;
-    // What all ranks refuse alike needs no word to the others.
-    same::check(plan, &*device, &world).inspect_err(|e| if e.exit_status() != 2 { member.abort() })?;
+    let agreed = same::check(plan, &*device, &world).and_then(|()| shared::check(plan, &*device, &world));
+    if let Err(e) = agreed {
+        if !matches!(e, Error::Input(_)) {
+            member.abort(); // what all ranks refuse alike needs no word to the others
+        }
+        return Err(e);
+    }
     let mesh = flight.watch(Mesh::around(world, member, plan.mesh)?);
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
@@ -102,7 +111,8 @@ struct Trainer<'a> {
     load_seconds: Option<f64>,
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
-    stuck_in_a_row: u32,
+    bad_in_a_row: u32,
+    verify: Option<Verify>,
 }
 
 impl<'a> Trainer<'a> {
@@ -150,7 +160,13 @@ impl<'a> Trainer<'a> {
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
 
+<<<<<<< HEAD
         let watch = Watch::new(plan, log, device, gpu, mesh, done)?;
+=======
+        let watch = Watch::new(plan, device.clone(), gpu, mesh, done)?;
+        let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
+        let verify = every.map(|every| Verify::new(device, mesh, engine.state().0, every)).transpose()?;
+>>>>>>> 5d127ca (Bad steps in a row, replicas compared, directories that are not shared)
         Ok(Trainer {
             agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
@@ -158,7 +174,8 @@ impl<'a> Trainer<'a> {
             held_out_data: StepData::default(),
             load_seconds,
             saved: plan.resume.as_ref().map(|_| done),
-            stuck_in_a_row: 0,
+            bad_in_a_row: 0,
+            verify,
             plan,
             mesh,
             flight,
@@ -175,6 +192,7 @@ impl<'a> Trainer<'a> {
 
     fn run(&mut self) -> Result<()> {
         self.watch.begin(self.done, self.load_seconds)?;
+        self.verify.iter().for_each(|verify| self.watch.say(&verify.to_string()));
         let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         while self.done < self.plan.steps() {
@@ -226,7 +244,9 @@ impl<'a> Trainer<'a> {
 
         let lr = self.plan.schedule.lr(number);
         let report = self.engine.train_step(&self.data.batches, &Step { number, lr, tokens: all.tokens })?;
-        self.stuck_in_a_row = if report.stuck { self.stuck_in_a_row + 1 } else { 0 };
+        // No loss scale helps a loss that is not finite itself.
+        let bad = report.stuck || !report.loss.is_finite();
+        self.bad_in_a_row = if bad { self.bad_in_a_row + 1 } else { 0 };
 
         self.watch.step(&StepDone {
             number,
@@ -238,12 +258,17 @@ impl<'a> Trainer<'a> {
             held_bytes: all.held_bytes,
             updates: self.engine.updates(),
         })?;
-        if self.stuck_in_a_row == HOPELESS {
+        let most = self.plan.settings.faults.max_bad_steps.unwrap_or(0);
+        if self.bad_in_a_row > most {
             return Err(Error::Run(format!(
-                "train_step: {HOPELESS} steps in a row without a finite gradient (loss {}); lower --lr, or resume from a \
-                 checkpoint before it",
-                report.loss
+                "loss {:.4}, gradient norm {}: step {} in a row that is not finite, where --max-bad-steps is {most}; lower --lr, look \
+                 at the data of these steps, or resume from a checkpoint before them",
+                report.loss, report.grad_norm, self.bad_in_a_row
             )));
+        }
+        if let Some(verify) = &mut self.verify {
+            let (store, optimizer) = self.engine.state();
+            verify.after(number, store, optimizer)?;
         }
         self.mesh.member.set_timeout(self.plan.comm_timeout); // no rank is starting any more
         self.done = number;

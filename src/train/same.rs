@@ -35,6 +35,8 @@ const OWN: [(&str, &str); 12] = [
     ("checkpoint", "resume"),
     ("faults", "save_traces_folder"),
 ];
+/// In place of their values: that there is one must be the same for all.
+const GIVEN: &str = "a value of its own";
 /// Differences that an error shows.
 const SHOWN: usize = 5;
 /// Of a file of weights, at its end.
@@ -42,12 +44,13 @@ const SAMPLE: u64 = 64 << 10;
 
 /// What is compared besides settings, and what helps where it differs.
 const REMEDIES: [(&str, &str); 5] = [
-    ("program", "install one and the same binary on all hosts"),
+    (PROGRAM, "install one and the same binary on all hosts"),
     ("data", "each host may have a copy of its own of --dataset, but the copies must be equal"),
     ("tokenizer", "each host may have a copy of its own of --tokenizer, but the copies must be equal"),
     ("model", "each host may have a copy of its own of --pretrain, but the copies must be equal"),
     ("resume", "all hosts must see one and the same --ckpt-dir, on a file system that they share"),
 ];
+const PROGRAM: &str = "program";
 const ARGUMENTS: &str = "start all ranks with the same arguments and configuration files";
 
 /// What one rank says of itself.
@@ -90,7 +93,7 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
     };
     let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
     let facts = vec![
-        ("program", program()?),
+        (PROGRAM, program()?),
         ("data", format!("{} rows, {} tokens ({:016x})", data.rows(), data.report().tokens, data.fingerprint())),
         ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
         ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
@@ -100,9 +103,10 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
     let mut facts: Vec<(String, String)> = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
     if let Value::Object(sections) = plan.config_json() {
         for (section, body) in &sections {
-            let keys = body.as_object().into_iter().flatten();
-            let compared = keys.filter(|(key, _)| !OWN.contains(&(section, key)));
-            facts.extend(compared.map(|(key, value)| (format!("{section}.{key}"), value.to_string())));
+            for (key, value) in body.as_object().into_iter().flatten() {
+                let own = OWN.contains(&(section, key));
+                facts.push((format!("{section}.{key}"), if own { GIVEN.into() } else { value.to_string() }));
+            }
         }
     }
     Ok(facts)
@@ -122,16 +126,17 @@ fn differences(ranks: &[Facts]) -> String {
         let values: Vec<String> = ranks.iter().map(value).collect();
         (values.iter().any(|v| *v != values[0])).then(|| (key.as_str(), format!("{key}: {}", who_has(&values, &hosts))))
     });
-    let different: Vec<(&str, String)> = different.collect();
-    // Of another program or other data, differences of settings may be what follows.
-    let remedy = |key: &str| REMEDIES.iter().find(|(own, _)| *own == key).map(|(_, remedy)| remedy);
-    if let Some((remedy, what)) = different.iter().find_map(|(key, what)| Some((remedy(key)?, what))) {
-        return format!("ranks disagree on {what}; {remedy}");
+    let mut different: Vec<(&str, String)> = different.collect();
+    if different.first().is_some_and(|(key, _)| *key == PROGRAM) {
+        different.truncate(1); // of another program, all else may be what follows
     }
+    let remedy = |key: &str| REMEDIES.iter().find(|(own, _)| *own == key).map_or(ARGUMENTS, |(_, remedy)| remedy);
+    let mut remedies: Vec<&str> = different.iter().map(|(key, _)| remedy(key)).collect();
+    remedies.dedup();
     let shown: Vec<&str> = different.iter().take(SHOWN).map(|(_, what)| what.as_str()).collect();
     let more = different.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-    format!("ranks disagree on {}{more}; {ARGUMENTS}", shown.join("; "))
+    format!("ranks disagree on {}{more}; {}", shown.join("; "), remedies.join("; "))
 }
 
 /// "rank 0 has a, ranks 1 and 2 have b", in the order of the ranks; with hosts where there are several.
@@ -206,7 +211,8 @@ fn note(head: &[u8]) -> Option<&[u8]> {
 /// as loading the model.
 fn weights(dir: &Path) -> Result<u64> {
     let hashed = || -> std::io::Result<u64> {
-        let mut names: Vec<_> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
         names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors"));
         names.sort();
         let mut hash = Xxh3::new();
@@ -277,7 +283,9 @@ mod tests {
 
     #[test]
     fn the_build_is_what_the_linker_noted() {
-        let note_of = |id: &[u8]| [b"\x7fELF....\x04\0\0\0", &(id.len() as u32).to_le_bytes()[..], b"\x03\0\0\0GNU\0", id].concat();
+        let note_of = |id: &[u8]| {
+            [b"\x7fELF....\x04\0\0\0", &(id.len() as u32).to_le_bytes()[..], b"\x03\0\0\0GNU\0", id].concat()
+        };
         assert_eq!(note(&[note_of(b"0123456789abcdefghij"), vec![0; 9]].concat()), Some(&b"0123456789abcdefghij"[..]));
         assert_eq!(note(&note_of(b"0123")[..20]), None, "cut short");
         assert_eq!(note(b"\x7fELF"), None);

@@ -29,4 +29,12 @@ pub struct Faults {
     /// Signals that end the run after the step at hand, saved, with status 128 + n
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub signals: Option<Vec<String>>,
+    /// Most steps in a row that are left out since their loss or gradient is not finite; one more ends the run. A loss scale
+    /// that can still fall is given the time to
+    #[arg(long, value_name = "N")]
+    pub max_bad_steps: Option<u32>,
+    /// Steps between comparisons, bit by bit, of what several ranks hold alike: parameters and optimizer states of replicas,
+    /// and what ranks of tp have whole; 0: never
+    #[arg(long, value_name = "STEPS")]
+    pub verify_every: Option<u64>,
 }
