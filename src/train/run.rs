@@ -6,14 +6,10 @@ use super::launch;
 use super::merge;
 use super::plan::Plan;
 use super::same;
-<<<<<<< HEAD
 use super::settings::LogLevel;
-use super::watch::{self, Log, StepDone, Watch};
-=======
 use super::shared;
 use super::verify::Verify;
-use super::watch::{self, StepDone, Watch};
->>>>>>> 5d127ca (Bad steps in a row, replicas compared, directories that are not shared)
+use super::watch::{self, Log, StepDone, Watch};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
 use crate::comm::env::RankEnv;
@@ -160,13 +156,9 @@ impl<'a> Trainer<'a> {
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
 
-<<<<<<< HEAD
-        let watch = Watch::new(plan, log, device, gpu, mesh, done)?;
-=======
-        let watch = Watch::new(plan, device.clone(), gpu, mesh, done)?;
+        let watch = Watch::new(plan, log, device.clone(), gpu, mesh, done)?;
         let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
         let verify = every.map(|every| Verify::new(device, mesh, engine.state().0, every)).transpose()?;
->>>>>>> 5d127ca (Bad steps in a row, replicas compared, directories that are not shared)
         Ok(Trainer {
             agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
@@ -192,7 +184,7 @@ impl<'a> Trainer<'a> {
 
     fn run(&mut self) -> Result<()> {
         self.watch.begin(self.done, self.load_seconds)?;
-        self.verify.iter().for_each(|verify| self.watch.say(&verify.to_string()));
+        self.verify.iter().for_each(|verify| self.watch.say(LogLevel::Info, format_args!("{verify}")));
         let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         while self.done < self.plan.steps() {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 12] = [
+const OWN: [(&str, &str); 13] = [
     ("run", "nproc_per_node"),
     ("run", "metrics_path"), // rank 0 writes it
     ("run", "after"),
@@ -34,6 +34,7 @@ const OWN: [(&str, &str); 12] = [
     ("checkpoint", "save_hf"),
     ("checkpoint", "resume"),
     ("faults", "save_traces_folder"),
+    ("watch", "log_file"),
 ];
 /// In place of their values: that there is one must be the same for all.
 const GIVEN: &str = "a value of its own";
