@@ -66,13 +66,17 @@ pub enum Event<'r> {
     End(&'r Value),
 }
 
-/// `None` inside where no file was asked for, and on every rank but 0.
-pub struct Metrics(Option<(File, PathBuf)>);
+/// Who is told of a run.
+pub trait Sink {
+    fn event(&mut self, event: &Event) -> Result<()>;
+}
+
+pub struct Metrics {
+    file: File,
+    path: PathBuf,
+}
 
 impl Metrics {
-    pub fn none() -> Metrics {
-        Metrics(None)
-    }
     /// A new file, or with `go_on` the end of the one that is there (a resumed run). A file of an earlier run that is not
     /// gone on with is kept beside the new one, as `FILE.1` or the next free number.
     pub fn open(path: &Path, go_on: bool) -> Result<Metrics> {
@@ -87,14 +91,16 @@ impl Metrics {
             std::fs::rename(path, free).map_err(failed)?;
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
-        Ok(Metrics(Some((file, path.to_path_buf()))))
+        Ok(Metrics { file, path: path.to_path_buf() })
     }
+}
+
+impl Sink for Metrics {
     /// One line.
-    pub fn event(&mut self, event: &Event) -> Result<()> {
-        let Some((file, path)) = &mut self.0 else { return Ok(()) };
+    fn event(&mut self, event: &Event) -> Result<()> {
         // Not through a tree, where an f32 would become the f64 next to it: 0.0003 would read 0.0003000000142492354.
         let line = serde_json::to_string(event).map_err(|e| Error::op("metrics", e.to_string()))? + "\n";
-        file.write_all(line.as_bytes()).map_err(|e| Error::io("write metrics", &*path, e))
+        self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write metrics", &self.path, e))
     }
 }
 

@@ -69,6 +69,7 @@ pub fn place(s: &mut Settings, names: &[String], index: usize) -> Result<()> {
     })?;
     s.checkpoint.ckpt_dir = Some(dir.join(name));
     s.run.stage = Some(name.clone());
+    s.watch.tensorboard = s.watch.tensorboard.take().map(|dir| dir.join(name)); // each stage counts its steps from 1
     if index + 1 < names.len() {
         s.checkpoint.save_hf = None; // the final model is the last stage's
     }

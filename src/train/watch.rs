@@ -1,14 +1,17 @@
-//! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, the log, the
-//! progress. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what
+//! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, TensorBoard, the
+//! log, the progress. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what
 //! the loop does.
+mod event_file;
 mod gpu;
 mod log;
 mod progress;
+mod scalars;
+mod tensorboard;
 
 pub use log::Log;
 
 use super::memory;
-use super::metrics::{Event, Metrics, StepRecord, record_failure};
+use super::metrics::{Event, Metrics, Sink, StepRecord, record_failure};
 use super::peak;
 use super::plan::Plan;
 use super::report;
@@ -29,6 +32,7 @@ use serde_json::json;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
+use tensorboard::TensorBoard;
 
 /// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
 const MEMORY_EVERY: u64 = 16;
@@ -57,7 +61,8 @@ pub struct Watch<'a> {
     mesh: &'a Mesh,
     device: Arc<dyn Device>,
     gpu: Gpu,
-    metrics: Metrics,
+    /// Of rank 0.
+    sinks: Vec<Box<dyn Sink>>,
     /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
     progress: Option<Progress>,
     held_bytes: u64,
@@ -91,12 +96,16 @@ impl<'a> Watch<'a> {
             _ => None,
         };
         let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
-        let go_on = done > 0 || plan.attempt > 0 || run.after.is_some();
+        let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+        let go_on = done > 0 || plan.attempt > 0;
+        if let Some(path) = run.metrics_path.as_ref().filter(|_| first) {
+            sinks.push(Box::new(Metrics::open(path, go_on || run.after.is_some())?));
+        }
+        if let Some(dir) = plan.settings.watch.tensorboard.as_ref().filter(|_| first) {
+            sinks.push(Box::new(TensorBoard::open(dir, go_on, done, mesh.world.size(), &plan.print()?)?));
+        }
         Ok(Watch {
-            metrics: match run.metrics_path.as_ref().filter(|_| first) {
-                Some(path) => Metrics::open(path, go_on)?,
-                None => Metrics::none(),
-            },
+            sinks,
             progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
             gpu: Gpu::new(gpu)?,
             held_bytes: 0,
@@ -111,6 +120,10 @@ impl<'a> Watch<'a> {
             mesh,
             device,
         })
+    }
+
+    fn tell_sinks(&mut self, event: &Event) -> Result<()> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
     }
 
     /// What concerns all ranks, told by rank 0.
@@ -136,7 +149,7 @@ impl<'a> Watch<'a> {
         load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
         let (gpu, warnings) = self.gpu.sample();
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
-        self.metrics.event(&Event::Run(&json!({
+        self.tell_sinks(&Event::Run(&json!({
             "config": self.plan.config_json(),
             "world_size": self.mesh.world.size(),
             "mesh": self.plan.mesh_json(),
@@ -204,7 +217,7 @@ impl<'a> Watch<'a> {
             gpu,
         };
         self.comm = comm;
-        self.metrics.event(&Event::Step(&record))?;
+        self.tell_sinks(&Event::Step(&record))?;
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
@@ -238,7 +251,7 @@ impl<'a> Watch<'a> {
                 LogLevel::Info,
                 format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"),
             );
-            self.metrics.event(&Event::Eval(&json!({
+            self.tell_sinks(&Event::Eval(&json!({
                 "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
             })))?;
         }
@@ -254,7 +267,7 @@ impl<'a> Watch<'a> {
         if let Some(note) = &saved.note {
             self.say(LogLevel::Warn, note);
         }
-        self.metrics.event(&Event::Checkpoint(&json!({
+        self.tell_sinks(&Event::Checkpoint(&json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
         })))
     }
@@ -272,7 +285,7 @@ impl<'a> Watch<'a> {
     pub fn end(&mut self, steps: u64) -> Result<()> {
         let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.held_bytes));
         self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
-        self.metrics.event(&Event::End(&json!({"steps": steps, "seconds": seconds})))
+        self.tell_sinks(&Event::End(&json!({"steps": steps, "seconds": seconds})))
     }
 }
 

@@ -16,6 +16,10 @@ pub struct WatchArgs {
     /// that [default: none]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// Event files for TensorBoard, one run a directory, with torchtitan's names (loss_metrics/global_avg_loss,
+    /// throughput(tps)) and the HF Trainer's (train/loss, eval/loss) [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
 }
 
 impl WatchArgs {
@@ -26,6 +30,12 @@ impl WatchArgs {
                 return Err(Error::input(format!("--log-file {}: is a directory, not a file", path.display())));
             }
             writable("--log-file", path)?;
+        }
+        if let Some(dir) = &self.tensorboard {
+            if dir.exists() && !dir.is_dir() {
+                return Err(Error::input(format!("--tensorboard {}: is a file, not a directory", dir.display())));
+            }
+            writable("--tensorboard", dir)?;
         }
         Ok(())
     }
