@@ -1,0 +1,115 @@
+# The parts of scripts/hosts_check.sh: for each what it needs, how it starts the ranks, and what must come out.
+
+# A tiny model on real text, one step short of an epoch. What the checks compare is written by rank 0.
+model=(--dataset "$here/../README.md" --embed-dim 64 --num-layers 2 --num-heads 4 --max-len 64 --batch-size 2 --max-steps 6
+    --lr 0.01 --warmup-steps 2 --save-every 3 --init-timeout 30 --comm-timeout 20)
+limit=(timeout --kill-after 5 60)
+table=()
+port=29500
+
+# train DIRECTORY: the flags of the run that leaves its results there.
+train() {
+    printf '%s\0' "$binary" "${model[@]}" --metrics-path "$LAB/$1/metrics.jsonl" --ckpt-dir "$LAB/$1/ckpt"
+}
+
+# What one host computes.
+reference() {
+    local command
+    mkdir one
+    export XDG_CACHE_HOME=$LAB/cache TMPDIR=$LAB
+    mapfile -d '' command < <(train one)
+    on node1 "${limit[@]}" "${command[@]}" --nproc-per-node 4 > one/log 2>&1 ||
+        { cat one/log; echo "the run on one host failed"; exit 1; }
+    numbers one > one/numbers
+    [ "$(wc -l < one/numbers)" -ge 6 ] || { cat one/log; echo "the run on one host wrote no metrics"; exit 1; }
+}
+
+# Losses and norms of a run with all their digits.
+numbers() {
+    sed -n -E 's/^\{"event":"step","step":([0-9]+),"loss":([^,]*),.*"grad_norm":([^,]*),.*/step \1 \2 \3/p
+        s/^\{"event":"eval",(.*)\}/eval \1/p' "$1/metrics.jsonl"
+}
+
+# Why a part cannot run here, or nothing.
+missing() {
+    case $1 in
+        torchrun) [ -n "$torchrun" ] || echo "no torchrun in PATH or TORCHRUN (pip install torch)" ;;
+        mpirun | mpi-mpirun) command -v mpirun > /dev/null || echo "no mpirun (Debian: openmpi-bin)" ;;
+        srun | mpi-srun) slurm_missing ;;
+    esac
+    case $1 in
+        mpi-*) "$binary" --help | grep -q 'possible values: .*mpi' || echo "run_fsdp was built without --features mpi" ;;
+    esac
+}
+
+# start_PART COMMAND...: two hosts, two ranks each.
+start_torchrun() {
+    local n pids=()
+    for n in 0 1; do
+        on "node$((n + 1))" "${limit[@]}" "$torchrun" --nnodes 2 --nproc-per-node 2 --node-rank "$n" --rdzv-backend c10d \
+            --rdzv-endpoint "node1:$port" --rdzv-id check --no-python "$@" &
+        pids+=($!)
+    done
+    wait "${pids[0]}" && wait "${pids[1]}"
+}
+start_mpirun() {
+    # An agent that reaches the other host without ssh. Open MPI does not run as root unasked.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent="$here/hosts/agent.sh"
+    on node1 "${limit[@]}" mpirun --host node1:2,node2:2 -np 4 "$@"
+}
+start_srun() {
+    [ -n "${SLURM_CONF:-}" ] || slurm_start
+    on node1 "${limit[@]}" srun --nodes 2 --ntasks-per-node 2 "$@"
+}
+
+start() {
+    local part=$1
+    shift
+    case $part in
+        torchrun) start_torchrun "$@" ;;
+        mpirun) start_mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=$port "$@" ;;
+        srun) MASTER_ADDR=node1 MASTER_PORT=$port start_srun "$@" ;;
+        mpi-mpirun) start_mpirun "$@" --comm mpi ;;
+        mpi-srun) start_srun --mpi pmix "$@" --comm mpi ;;
+    esac
+}
+
+# Says nothing where the run in directory $1 is the reference's.
+differs() {
+    local file
+    numbers "$1" > "$1/numbers"
+    diff one/numbers "$1/numbers" || echo "losses and norms differ from one host's (left)"
+    for file in $(cd one/ckpt && find . -name '*.safetensors'); do
+        cmp "one/ckpt/$file" "$1/ckpt/$file" || true
+    done 2>&1
+}
+
+run_part() {
+    local part=$1 why command began status=0
+    why=$(missing "$part")
+    if [ -n "$why" ]; then
+        say "$part" skipped "$why"
+        return
+    fi
+    mkdir "$part"
+    mapfile -d '' command < <(train "$part")
+    began=$(date +%s%N)
+    start "$part" "${command[@]}" > "$part/log" 2>&1 || status=$?
+    if [ $status = 0 ]; then
+        why=$(differs "$part")
+        [ -n "$why" ] || { say "$part" passed "$(wc -l < one/numbers) lines of metrics and the checkpoints equal one host's"; return; }
+        say "$part" failed "$why"
+    else
+        say "$part" failed "exit status $status"
+    fi
+    tail -n 40 "$part/log"
+    failed=1
+}
+
+# say PART RESULT NOTE, at once and in the table.
+say() {
+    local line
+    line=$(printf '%-12s %-8s %s' "$1" "$2" "$3")
+    echo "$line"
+    table+=("$line")
+}
