@@ -6,7 +6,8 @@
 #
 #   scripts/hosts_check.sh [--binary FILE] [PART...]
 #
-# Parts: torchrun, mpirun, srun (ranks talk TCP between hosts); mpi-mpirun, mpi-srun (ranks talk MPI: a build with --features mpi).
+# Parts: plain (ranks started by hand), torchrun, mpirun, srun, which talk TCP between hosts; mpi-mpirun, mpi-srun, which talk MPI
+# (a build with --features mpi); killed, cable: a rank of the other host dies, or its network does, and the others say so and end.
 # torchrun is taken from TORCHRUN or PATH.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,12 +21,12 @@ while [ $# -gt 0 ]; do
     case $1 in
         --binary) binary=$2; shift ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
-        torchrun | mpirun | srun | mpi-mpirun | mpi-srun) parts+=("$1") ;;
+        plain | torchrun | mpirun | srun | mpi-mpirun | mpi-srun | killed | cable) parts+=("$1") ;;
         *) echo "unknown part or flag: $1 (--help lists them)" >&2; exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(torchrun mpirun srun mpi-mpirun mpi-srun)
+[ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun mpi-mpirun mpi-srun killed cable)
 [ -x "$binary" ] || { echo "no $binary: cargo build --release, or --binary FILE" >&2; exit 2; }
 binary=$(realpath "$binary")
 torchrun=${TORCHRUN:-$(command -v torchrun || true)}

@@ -38,11 +38,25 @@ missing() {
         srun | mpi-srun) slurm_missing ;;
     esac
     case $1 in
-        mpi-*) "$binary" --help | grep -q 'possible values: .*mpi' || echo "run_fsdp was built without --features mpi" ;;
+        mpi-*) "$binary" --comm mpi --print-config > /dev/null 2>&1 || echo "run_fsdp was built without --features mpi" ;;
     esac
 }
 
 # start_PART COMMAND...: two hosts, two ranks each.
+start_plain() { # by hand, with torchrun's variables
+    local rank pids=() status=0
+    for rank in 0 1 2 3; do
+        on "node$((rank / 2 + 1))" "${limit[@]}" env RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 \
+            MASTER_ADDR=node1 MASTER_PORT=$port sh -c 'echo $$ > "$0"; exec "$@"' "$LAB/$part/pid.$rank" \
+            "$@" > "$LAB/$part/log.$rank" 2>&1 &
+        pids+=($!)
+    done
+    for rank in 0 1 2 3; do
+        wait "${pids[$rank]}" || status=$?
+    done
+    cat "$LAB/$part"/log.*
+    return $status
+}
 start_torchrun() {
     local n pids=()
     for n in 0 1; do
@@ -66,9 +80,10 @@ start() {
     local part=$1
     shift
     case $part in
-        torchrun) start_torchrun "$@" ;;
-        mpirun) start_mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=$port "$@" ;;
-        srun) MASTER_ADDR=node1 MASTER_PORT=$port start_srun "$@" ;;
+        plain) start_plain "$@" --comm tcp ;;
+        torchrun) start_torchrun "$@" --comm tcp ;;
+        mpirun) start_mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=$port "$@" --comm tcp ;;
+        srun) MASTER_ADDR=node1 MASTER_PORT=$port start_srun "$@" --comm tcp ;;
         mpi-mpirun) start_mpirun "$@" --comm mpi ;;
         mpi-srun) start_srun --mpi pmix "$@" --comm mpi ;;
     esac
@@ -94,16 +109,48 @@ run_part() {
     mkdir "$part"
     mapfile -d '' command < <(train "$part")
     began=$(date +%s%N)
-    start "$part" "${command[@]}" > "$part/log" 2>&1 || status=$?
-    if [ $status = 0 ]; then
-        why=$(differs "$part")
-        [ -n "$why" ] || { say "$part" passed "$(wc -l < one/numbers) lines of metrics and the checkpoints equal one host's"; return; }
-        say "$part" failed "$why"
+    case $part in
+        killed | cable) lose "${command[@]}" ;;
+        *) compare "${command[@]}" ;;
+    esac
+    [ $status = 0 ] || { tail -n 40 "$part/log"; failed=1; }
+}
+seconds() { awk -v ns=$(($(date +%s%N) - began)) 'BEGIN { printf "%.1f s", ns / 1e9 }'; }
+
+# The whole run, against one host's.
+compare() {
+    start "$part" "$@" > "$part/log" 2>&1 || status=$?
+    [ $status = 0 ] || { say "$part" failed "exit status $status"; return; }
+    why=$(differs "$part")
+    if [ -z "$why" ]; then
+        say "$part" passed "$(wc -l < one/numbers) lines of metrics and all checkpoints equal one host's ($(seconds))"
     else
-        say "$part" failed "exit status $status"
+        status=1
+        say "$part" failed "$why"
     fi
-    tail -n 40 "$part/log"
-    failed=1
+}
+
+# In the middle of a run rank 3 is killed, or node2 cut off: ranks 0 and 1 name one of the lost, and all end.
+lose() {
+    local run rank lost=3
+    start plain "$@" --max-steps 1000000 --save-every 0 --comm-timeout 3 > "$part/log" 2>&1 &
+    run=$!
+    until [ "$(numbers "$part" 2> /dev/null | wc -l)" -ge 5 ] || ! kill -0 $run 2> /dev/null; do sleep 0.05; done
+    began=$(date +%s%N)
+    case $part in
+        killed) kill -KILL "$(< "$part/pid.3")" ;;
+        cable) on node2 ip link set eth0 down && lost=[23] ;;
+    esac
+    wait $run && status=1 && why="the run ended well"
+    [ $part != cable ] || on node2 ip link set eth0 up
+    for rank in 0 1; do
+        grep -q "rank $lost on node2" "$part/log.$rank" || { status=1; why="rank $rank does not name the lost rank"; }
+    done
+    if [ $status = 0 ]; then
+        say "$part" passed "all ended after $(seconds): $(grep -h "rank $lost on node2" "$part/log.0" | tail -n 1 | cut -c 1-160)"
+    else
+        say "$part" failed "$why"
+    fi
 }
 
 # say PART RESULT NOTE, at once and in the table.

@@ -4,5 +4,9 @@
 //! | --- | --- |
 //! | `wire` | what carries bytes between hosts, as traits |
 //! | `roster` | which rank is on which host |
+//! | `mpi` | the wire of MPI, with the cargo feature `mpi` |
 pub mod roster;
 pub mod wire;
+
+#[cfg(feature = "mpi")]
+pub mod mpi;
