@@ -73,7 +73,7 @@ fn launch_dq(
     let args = args!(*tail, a; q, kv, d_o, lse, delta, Arg::InOut(dq));
     launch(gpu, &family.dq, tail.queries, a.heads, args)
 }
-/// Gradients of keys and values; sm_80's kernels where sm_90a's have no registers for them.
+/// Gradients of keys and values.
 fn launch_dkv(
     gpu: &GpuDevice,
     (family, hopper): (&Family, Option<&hopper::Family>),
@@ -82,8 +82,8 @@ fn launch_dkv(
     given: [View; 5],
     mut dkv: ViewMut,
 ) -> Result<()> {
-    if let Some(tiles) = hopper.and_then(|hopper| hopper.dkv) {
-        return hopper::dkv(gpu, &tiles, a, tail, given, dkv);
+    if let Some(hopper) = hopper {
+        return hopper.dkv.iter().try_for_each(|tiles| hopper::dkv(gpu, tiles, a, tail, given, dkv.reborrow()));
     }
     for kernel in family.dkv {
         let [q, kv, d_o, lse, delta] = given.map(Arg::In);
@@ -151,8 +151,8 @@ pub fn backward(
     delta_of(gpu, family, a, o, d_o, delta.reborrow())?;
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
     let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
-    let hopper = hopper::family(gpu, dtype, a, &[qkv.address(), kv.address(), d_o.address()]);
     let given = [qkv, kv, d_o, lse, delta];
+    let hopper = hopper::family(gpu, dtype, a, &given.map(|of| of.address()));
     launch_dq(gpu, (family, hopper), a, &tail, given, dqkv.reborrow())?;
     launch_dkv(gpu, (family, hopper), a, &tail, given, dqkv.slice(width..qkv.len()))
 }
@@ -215,8 +215,8 @@ pub fn pass_backward(
         return Ok(());
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
-    let hopper = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), d_o.address()]);
     let given = [qkv, kv, d_o, lse, delta];
+    let hopper = hopper::family(gpu, qkv.dtype(), a, &given.map(|of| of.address()));
     let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
     launch_dq(gpu, (family, hopper), a, &tail, given, dq)?;
     launch_dkv(gpu, (family, hopper), a, &Tail { bounds: of_keys, out_row: kv_row, ..tail }, given, dkv)

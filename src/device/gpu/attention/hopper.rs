@@ -35,6 +35,12 @@ fn gradients<'a>(a: &Attention, d_o: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
     map(a, d_o, a.heads, (t.queries, a.heads * a.head_dim), side)
 }
 
+/// A number a head and query, for `side` queries at a time.
+fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
+    let (n, row) = (of.len() as u64, of.len().next_multiple_of(VECTOR) as u64);
+    Arg::Map(Map { of, sizes: [n, 1, 1], strides: [row; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
+}
+
 /// Of q and kv.
 pub(super) fn forward(
     gpu: &GpuDevice,
@@ -78,6 +84,7 @@ pub(super) fn dkv(
     let columns = tiles.columns;
     let [k, v] = keys_and_values(a, kv, t, tiles.kernel.rows);
     let (q, d_o) = (queries(a, q, t, columns), gradients(a, d_o, t, columns));
-    let args = args!(*t, a; k, v, q, d_o, Arg::In(lse), Arg::In(delta), Arg::InOut(dkv));
+    let (lse, delta) = (numbers(lse, columns), numbers(delta, columns));
+    let args = args!(*t, a; k, v, q, d_o, lse, delta, Arg::InOut(dkv));
     launch(gpu, &tiles.kernel, t.keys, a.kv_heads, args)
 }

@@ -4,7 +4,7 @@ use crate::device::gpu::driver::{Arg, Map, Swizzle};
 use cudarc::driver::sys;
 
 /// Tensor maps of a launch, at most.
-const MAPS: usize = 4;
+const MAPS: usize = 6;
 
 /// The maps among a launch's arguments, in their order. A host's work of less than a microsecond each.
 pub(super) fn encode(op: &'static str, args: &[Arg]) -> Result<[sys::CUtensorMap; MAPS]> {

@@ -1,0 +1,183 @@
+//! Launches the attention kernels for sm_90a as the device does: forward, or the gradients. Never compares.
+use crate::reference::{Inputs, Outputs, Shape, Sight};
+use flatshard_ptx::emulate::{Argument, Counts, Launch, Memory, Report, Swizzle, TensorMap, parse};
+use flatshard_ptx::kernels::Variant;
+use flatshard_ptx::kernels::attention::Kernel;
+use flatshard_ptx::kernels::attention_hopper::{BOX, Family, Tiles, sm_90a_family};
+use half::{bf16, f16};
+
+fn encode(dtype: &str, values: &[f64]) -> Vec<u8> {
+    let each =
+        |x: &f64| if dtype == "bf16" { bf16::from_f64(*x).to_le_bytes() } else { f16::from_f64(*x).to_le_bytes() };
+    values.iter().flat_map(each).collect()
+}
+fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
+    let wide = |b: &[u8; 4]| f32::from_le_bytes(*b) as f64;
+    let half =
+        |b: &[u8; 2]| if dtype == "bf16" { bf16::from_le_bytes(*b).to_f64() } else { f16::from_le_bytes(*b).to_f64() };
+    if dtype == "f32" {
+        bytes.as_chunks().0.iter().map(wide).collect()
+    } else {
+        bytes.as_chunks().0.iter().map(half).collect()
+    }
+}
+/// Where a fault is planted: the variant, and what becomes of its text.
+pub type Plant<'a> = Option<(&'a str, &'a dyn Fn(String) -> String)>;
+
+pub struct Bench<'a> {
+    pub dtype: &'a str,
+    pub shape: &'a Shape,
+    pub family: Family,
+    pub schedule: u64,
+    pub plant: Plant<'a>,
+}
+impl<'a> Bench<'a> {
+    pub fn new(dtype: &'a str, shape: &'a Shape, schedule: u64) -> Bench<'a> {
+        let family = *sm_90a_family(dtype, shape.head_dim).unwrap();
+        Bench { dtype, shape, family, schedule, plant: None }
+    }
+    fn launch(
+        &self,
+        tiles: &Tiles,
+        rows: usize,
+        heads: usize,
+        arguments: &[Argument],
+        memory: &mut Memory,
+    ) -> Result<(&'static str, Counts), Report> {
+        let Kernel { variant, entry, rows: side, threads, shared } = tiles.kernel;
+        let variant = Variant::by_name(variant).unwrap();
+        let mut text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
+        if let Some((_, change)) = self.plant.filter(|(name, _)| *name == variant.name) {
+            text = change(text);
+        }
+        let kernels = parse(variant.file, &text).unwrap_or_else(|e| panic!("{e}"));
+        let kernel = kernels.iter().find(|k| k.name == entry).unwrap();
+        let grid = [(rows as u32).div_ceil(side), heads as u32, 1];
+        let (block, dynamic_shared) = ([threads, 1, 1], shared as usize);
+        Launch { kernel, grid, block, dynamic_shared, arguments, schedule: self.schedule }
+            .run(memory)
+            .map(|counts| (variant.name, counts))
+    }
+    /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to `before`.
+    pub fn run(
+        &self,
+        x: &Inputs,
+        lse_and_delta: Option<[&[f64]; 2]>,
+        before: f64,
+    ) -> Result<(Outputs, Vec<(&'static str, Counts)>), Report> {
+        let Bench { dtype, shape, family, .. } = *self;
+        let Shape { heads, kv_heads, head_dim, .. } = *shape;
+        let (queries, keys) = shape.rows();
+        let (nq, nk, wq, wk) = (queries.len(), keys.len(), heads * head_dim, kv_heads * head_dim);
+        let packed = matches!(shape.sight, Sight::Packed(_));
+        let mut memory = Memory::new();
+        // Fused rows; in a pass the keys and values stand in a buffer of their own.
+        let rows = |parts: &[(&[f64], usize)], n: usize| -> Vec<f64> {
+            (0..n).flat_map(|i| parts.iter().flat_map(move |(x, w)| x[i * w..(i + 1) * w].to_vec())).collect()
+        };
+        let (q, k, q_row, kv_row);
+        if packed {
+            (q_row, kv_row) = (wq + 2 * wk, wq + 2 * wk);
+            q = memory.upload("qkv", &encode(dtype, &rows(&[(&x.q, wq), (&x.k, wk), (&x.v, wk)], nq)));
+            k = q + 2 * wq as u64;
+        } else {
+            (q_row, kv_row) = (wq, 2 * wk);
+            q = memory.upload("q", &encode(dtype, &x.q));
+            k = memory.upload("kv", &encode(dtype, &rows(&[(&x.k, wk), (&x.v, wk)], nk)));
+        }
+        let v = k + 2 * wk as u64;
+        let d_o = memory.upload("d_o", &encode(dtype, &x.d_o));
+        let map = |address: u64, heads: usize, rows: usize, row: usize, side: u32| {
+            let sizes = [head_dim, heads, rows].map(|n| n as u64).to_vec();
+            let strides = [head_dim, row].map(|n| 2 * n as u64).to_vec();
+            let map =
+                TensorMap { address, element: 2, sizes, strides, tile: vec![BOX, 1, side], swizzle: Swizzle::B128 };
+            Argument::TensorMap(map.encode().unwrap())
+        };
+        let tables = shape.tables();
+        let bounds = match packed {
+            true => {
+                [memory.upload(
+                    "cu_seqlens",
+                    &shape.cu_seqlens().iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>(),
+                ); 2]
+            }
+            false => [0, 1].map(|of: usize| {
+                let ends = tables[of].iter().flat_map(|r| [r.start, r.end]).flat_map(u32::to_le_bytes);
+                memory.upload("ranges", &ends.collect::<Vec<u8>>())
+            }),
+        };
+        let documents = if packed { shape.cu_seqlens().len() - 1 } else { 0 };
+        let tail = |of: usize, out_row: usize| {
+            let n = [documents, shape.window, nq, nk, q_row, kv_row, out_row, heads, kv_heads, head_dim];
+            let mut tail = vec![Argument::Pointer(bounds[of])];
+            tail.extend(n.map(|n| Argument::U32(n as u32)));
+            tail.extend([shape.scale(), shape.softcap].map(|x| Argument::F32(x as f32)));
+            tail
+        };
+        let (out, size) = if packed { (dtype, 2) } else { ("f32", 4) };
+        let mut costs = vec![];
+        let Some([lse, delta]) = lse_and_delta else {
+            let (o, lse) = (memory.alloc("o", nq * wq * size), memory.alloc("lse", 4 * heads * nq));
+            let Tiles { kernel, columns } = family.forward;
+            let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
+            arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
+            arguments.extend([o, lse].map(Argument::Pointer));
+            arguments.extend(tail(0, 0));
+            costs.push(self.launch(&family.forward, nq, heads, &arguments, &mut memory)?);
+            let o = decode(out, memory.download(o).unwrap());
+            let lse = decode("f32", memory.download(lse).unwrap());
+            return Ok((Outputs { o, lse, ..Outputs::default() }, costs));
+        };
+        let single = |x: &[f64]| x.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect::<Vec<u8>>();
+        let numbers = [("lse", lse), ("delta", delta)].map(|(name, of)| memory.upload(name, &single(of)));
+        let mut gradient = |name: &str, n: usize| match packed {
+            true => memory.alloc(name, 2 * n),
+            false => memory.upload(name, &single(&vec![before; n])),
+        };
+        let (dq, dkv, dq_row, dkv_row);
+        if packed {
+            dq = gradient("dqkv", nq * q_row);
+            (dkv, dq_row, dkv_row) = (dq + 2 * wq as u64, q_row, q_row);
+        } else {
+            (dq, dkv, dq_row, dkv_row) = (gradient("dq", nq * wq), gradient("dkv", nk * 2 * wk), wq, 2 * wk);
+        }
+        let Tiles { kernel, columns } = family.dq;
+        let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
+        arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
+        arguments.push(map(d_o, heads, nq, wq, kernel.rows));
+        arguments.extend([numbers[0], numbers[1], dq].map(Argument::Pointer));
+        arguments.extend(tail(0, dq_row));
+        costs.push(self.launch(&family.dq, nq, heads, &arguments, &mut memory)?);
+        for tiles in family.dkv {
+            let Tiles { kernel, columns } = *tiles;
+            let mut arguments: Vec<Argument> = [k, v].map(|at| map(at, kv_heads, nk, kv_row, kernel.rows)).to_vec();
+            arguments.extend([map(q, heads, nq, q_row, columns), map(d_o, heads, nq, wq, columns)]);
+            arguments.extend(numbers.map(|address| {
+                let (sizes, strides) =
+                    (vec![(heads * nq) as u64, 1, 1], vec![(4 * heads * nq).next_multiple_of(16) as u64; 2]);
+                let tile = vec![columns, 1, 1];
+                let map = TensorMap { address, element: 4, sizes, strides, tile, swizzle: Swizzle::None };
+                Argument::TensorMap(map.encode().unwrap())
+            }));
+            arguments.push(Argument::Pointer(dkv));
+            arguments.extend(tail(1, dkv_row));
+            costs.push(self.launch(tiles, nk, kv_heads, &arguments, &mut memory)?);
+        }
+        let bytes = |at: u64| memory.download(at).map(|bytes| decode(out, bytes));
+        let part = |x: &[f64], row: usize, at: usize, w: usize| {
+            x.chunks(row).flat_map(|r| r[at..at + w].to_vec()).collect::<Vec<f64>>()
+        };
+        let mut outputs = Outputs::default();
+        let (dq, dkv) = if packed {
+            let all = bytes(dq).unwrap();
+            (part(&all, q_row, 0, wq), part(&all, q_row, wq, 2 * wk))
+        } else {
+            (bytes(dq).unwrap(), bytes(dkv).unwrap())
+        };
+        outputs.dq = dq;
+        outputs.dk = part(&dkv, 2 * wk, 0, wk);
+        outputs.dv = part(&dkv, 2 * wk, wk, wk);
+        Ok((outputs, costs))
+    }
+}
