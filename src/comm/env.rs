@@ -54,6 +54,8 @@ pub struct RankEnv {
     pub arena_fd: Option<RawFd>,
     pub parent_pid: Option<u32>,
     pub restart: Option<Restart>,
+    /// Started so that it can join an MPI world: by mpirun, or srun with --mpi.
+    pub mpi: bool,
 }
 
 impl RankEnv {
@@ -121,6 +123,7 @@ impl Vars<'_> {
             arena_fd: self.number(ARENA_FD)?,
             parent_pid: self.number(PARENT_PID)?,
             restart: self.number(RESTART)?,
+            mpi: false,
         }))
     }
 
@@ -147,7 +150,7 @@ impl Vars<'_> {
             *value = self.needed(name, because)?;
         }
         let id = self.text("PMIX_NAMESPACE").or_else(|| self.text("OMPI_MCA_ess_base_jobid")).unwrap_or_default();
-        self.finish(ranks, format!("mpi {id}"))
+        Ok(self.finish(ranks, format!("mpi {id}"))?.map(|env| RankEnv { mpi: true, ..env }))
     }
 
     fn slurm(&self) -> Result<Option<RankEnv>> {
@@ -162,7 +165,9 @@ impl Vars<'_> {
         let local_world = if nodes == 1 { world } else { world.div_ceil(nodes).max(local_rank + 1) };
         let [job, step, restart] =
             ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| self.text(name).unwrap_or_default());
-        self.finish([rank, world, local_rank, local_world], format!("slurm {job} {step} {restart}"))
+        let mpi = ["PMIX_RANK", "PMI_RANK"].iter().any(|name| self.text(name).is_some());
+        let env = self.finish([rank, world, local_rank, local_world], format!("slurm {job} {step} {restart}"))?;
+        Ok(env.map(|env| RankEnv { mpi, ..env }))
     }
 }
 

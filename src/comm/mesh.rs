@@ -144,6 +144,7 @@ impl Mesh {
             exposed_s: sum.exposed_s + of.exposed_s,
             bytes: sum.bytes + of.bytes,
             ops: sum.ops + of.ops,
+            crossed: sum.crossed + of.crossed,
         })
     }
     /// Every group in a wrapper: a recorder, delays.

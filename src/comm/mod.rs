@@ -16,6 +16,7 @@ pub mod mesh;
 pub mod nccl;
 pub mod operands;
 pub mod recorder;
+pub mod rendezvous;
 pub mod seam;
 pub mod shm;
 pub mod solo;
@@ -25,8 +26,8 @@ pub use mesh::{Mesh, MeshSizes};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduce {
@@ -119,6 +120,8 @@ pub struct CommStats {
     /// twice that for an all-reduce.
     pub bytes: u64,
     pub ops: u64,
+    /// Bytes that this rank sent to other hosts, where this crate sends them: neither inside a host nor by NCCL.
+    pub crossed: u64,
 }
 
 /// How long a call may block; changed while others wait by it.
@@ -135,6 +138,38 @@ impl Patience {
     }
     fn get(&self) -> Duration {
         Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Whether a rank waits for a thread that works for it. The thread's own waits count against the timeout only while the rank
+/// waits: what was started early may well take long.
+#[derive(Debug)]
+struct Waiting {
+    origin: Instant,
+    /// Microseconds after `origin`; [`Waiting::IDLE`] while the rank does not wait.
+    since: AtomicU64,
+    /// The thread must end.
+    closed: AtomicBool,
+}
+impl Waiting {
+    const IDLE: u64 = u64::MAX;
+
+    fn new() -> Waiting {
+        Waiting { origin: Instant::now(), since: AtomicU64::new(Waiting::IDLE), closed: AtomicBool::new(false) }
+    }
+    fn begin(&self) {
+        self.since.store(self.origin.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+    fn end(&self) {
+        self.since.store(Waiting::IDLE, Ordering::Relaxed);
+    }
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+    fn is_late(&self, timeout: Duration) -> bool {
+        let since = self.since.load(Ordering::Relaxed);
+        let waited = || self.origin.elapsed().saturating_sub(Duration::from_micros(since));
+        self.closed.load(Ordering::Relaxed) || since != Waiting::IDLE && waited() >= timeout
     }
 }
 

@@ -1,9 +1,13 @@
 //! The one place where a rank's device and its world come from: names in the settings, `auto` resolved, become a [`Seat`].
 //! Never computes. The plan calls [`choose`] before any rank starts, the launching process [`prepare`], each rank [`take`].
+use super::carrier::Carrier;
 use super::plan::Plan;
 use super::settings::DeviceName;
-use crate::base::{Error, Meter, Result};
+#[cfg(not(feature = "mpi"))]
+use crate::base::Error;
+use crate::base::{Meter, Result};
 use crate::comm::env::RankEnv;
+use crate::comm::hosts::{self, wire::Wire};
 use crate::comm::{Member, nccl, shm};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
@@ -17,6 +21,7 @@ use std::time::Duration;
 pub struct Wanted {
     /// Never `auto`.
     pub device: DeviceName,
+    pub carrier: Carrier,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
     /// Bytes of a rank, as far as they are known before it starts.
@@ -88,20 +93,23 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
             return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu) });
         }
     };
-    let member = shm::World::join(env, meter, &shm::Options { timeout })?;
-    Ok(Seat { device, member: Box::new(member), gpu: None })
+    let options = shm::Options { timeout };
+    let member: Box<dyn Member> = match wanted.carrier {
+        Carrier::Shm | Carrier::Nccl => Box::new(shm::World::join(env, meter, &options)?),
+        Carrier::Tcp => Box::new(hosts::World::join(env, meter, &options, tcp)?),
+        Carrier::Mpi => Box::new(hosts::World::join(env, meter, &options, mpi)?),
+    };
+    Ok(Seat { device, member, gpu: None })
 }
 
-/// Which engine moves data follows from the device; a setting that says otherwise is refused.
-pub fn check_comm(device: DeviceName, comm: super::settings::CommName) -> Result<()> {
-    use super::settings::CommName;
-    match (device, comm) {
-        (DeviceName::Cuda, CommName::Shm) => Err(Error::input(
-            "--comm shm moves data in host memory, which --device cuda does not use: leave --comm out (GPU ranks use NCCL)",
-        )),
-        (DeviceName::Cuda, _) | (_, CommName::Auto | CommName::Shm) => Ok(()),
-        (_, CommName::Nccl) => Err(Error::input(
-            "--comm nccl moves data between GPUs: it needs --device cuda; leave --comm out (CPU ranks use shared memory)",
-        )),
-    }
+fn tcp(env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {
+    Ok(Box::new(hosts::tcp::Tcp::join(env, timeout)?))
+}
+#[cfg(feature = "mpi")]
+fn mpi(env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {
+    Ok(Box::new(hosts::mpi::MpiWire::join(env, timeout)?))
+}
+#[cfg(not(feature = "mpi"))]
+fn mpi(env: &RankEnv, _: Duration) -> Result<Box<dyn Wire>> {
+    Err(Error::Run(format!("rank {}: this build has no MPI", env.rank))) // the plan has refused it
 }

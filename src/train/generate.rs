@@ -1,5 +1,6 @@
 //! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never trains and
 //! writes no file.
+use super::carrier::Carrier;
 use super::derive::{self, set};
 use super::device::{self, Seat};
 use super::launch::{self, Launch};
@@ -95,6 +96,7 @@ impl Request {
         Ok(Request {
             wanted: device::Wanted {
                 device,
+                carrier: Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?,
                 ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
                 tf32: set(&s.precision.tf32, "precision.tf32")?,
                 planned: 0,

@@ -28,7 +28,7 @@ pub fn sizes(
         tp: set(&s.parallel.tp_size, "tp_size")?,
     };
     let sizes = asked.arrange(world, nproc)?;
-    s.run.nproc_per_node = Some(nproc);
+    (s.run.nproc_per_node, s.run.num_nodes) = (Some(nproc), Some(world / nproc));
     Ok((sizes, nproc))
 }
 
@@ -43,6 +43,13 @@ fn ranks(s: &Settings, device: DeviceName, launched: Option<&RankEnv>) -> Result
                     env.local_world
                 )));
             }
+            let hosts = env.world / env.local_world;
+            if nodes != 1 && nodes != hosts {
+                return Err(Error::input(format!(
+                    "num_nodes {nodes}, but the launcher started ranks on {hosts} hosts ({} ranks, {} on each): leave the flag out",
+                    env.world, env.local_world
+                )));
+            }
             (env.world, env.local_world)
         }
         None => {
@@ -50,21 +57,15 @@ fn ranks(s: &Settings, device: DeviceName, launched: Option<&RankEnv>) -> Result
                 Some(n) => n,
                 None => device::ranks(device, set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?)?,
             };
-            if nodes > 1 && device == DeviceName::Cuda {
+            if nodes > 1 {
                 return Err(Error::input(format!(
                     "a job of {nodes} hosts is started by torchrun, srun or mpirun on each of them (torchrun --nnodes {nodes} \
                      --nproc-per-node {nproc} --no-python ...); started plainly, this binary starts ranks on this host only"
                 )));
             }
-            (nproc * nodes, nproc)
+            (nproc, nproc)
         }
     };
-    if world != nproc && device != DeviceName::Cuda {
-        return Err(Error::input(format!(
-            "the job has {world} ranks, {nproc} of them on this host, but CPU ranks meet in this host's memory only: use \
-             --num-nodes 1 (--devices N for the number of ranks)"
-        )));
-    }
     Ok((world, nproc))
 }
 

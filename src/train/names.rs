@@ -15,7 +15,7 @@ macro_rules! names {
 }
 names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
 names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
-names!(CommName, "snake_case", Auto, Shm, Nccl);
+names!(CommName, "snake_case", Auto, Shm, Tcp, Nccl, Mpi);
 names!(
     #[derive(PartialOrd, Ord)]
     LogLevel,
@@ -94,6 +94,17 @@ enum Mode {
 modes!(CheckpointName, Off, Full, Selective);
 modes!(OffloadName, Off, Parameters, Gradients, Optimizer);
 
+impl CommName {
+    pub fn name(self) -> &'static str {
+        match self {
+            CommName::Auto => "auto",
+            CommName::Shm => "shm",
+            CommName::Tcp => "tcp",
+            CommName::Nccl => "nccl",
+            CommName::Mpi => "mpi",
+        }
+    }
+}
 impl PrecisionName {
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,6 @@
 //! From raw settings to a [`Plan`]: derived, validated, the only thing that the rest sees. All validation is here, before any
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
+use super::carrier::Carrier;
 use super::restart::{self, Restarts};
 use super::settings::*;
 use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
@@ -22,6 +23,7 @@ pub struct Plan {
     pub settings: Settings,
     /// Never `auto`.
     pub device: DeviceName,
+    pub carrier: Carrier,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
     pub mesh: MeshSizes,
@@ -61,7 +63,7 @@ impl Plan {
         let device = device::choose(derive::set(&s.run.device, "run.device")?);
         let save = derive::save(&s.checkpoint)?;
         let strategy_name = derive::strategy(&mut s, default);
-        device::check_comm(device, derive::set(&s.run.comm, "run.comm")?)?;
+        let carrier = Carrier::choose(derive::set(&s.run.comm, "run.comm")?, device, launched)?;
         check::graphs(&s, device)?;
         effect::engines(&s)?;
         knobs::check(&s, strategy_name)?;
@@ -98,6 +100,7 @@ impl Plan {
         Ok(Plan {
             settings: s,
             device,
+            carrier,
             ranks_per_gpu,
             tf32,
             mesh,
@@ -136,6 +139,10 @@ impl Plan {
         self.planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
     }
 
+    /// Hosts of the job.
+    pub fn hosts(&self) -> usize {
+        self.mesh.world() / self.nproc
+    }
     pub fn is_sharded(&self) -> bool {
         self.engine.strategy.name() != "ddp"
     }
@@ -186,9 +193,9 @@ impl Plan {
 
     /// What each rank asks of the machine.
     pub fn wanted(&self) -> device::Wanted {
-        let Plan { device, ranks_per_gpu, tf32, .. } = *self;
+        let Plan { device, carrier, ranks_per_gpu, tf32, .. } = *self;
         let timeout = self.restarts.init_timeout;
-        device::Wanted { device, ranks_per_gpu, tf32, planned: self.planned_total(), timeout }
+        device::Wanted { device, carrier, ranks_per_gpu, tf32, planned: self.planned_total(), timeout }
     }
 
     /// Once on a host, before any rank starts: the run fits in memory. On the `first` host the directory of checkpoints is

@@ -24,6 +24,10 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
             format!("{}, unit: {}{note}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap))
         }
     };
+    let hosts = match plan.hosts() {
+        1 => String::new(),
+        n => format!("{n} hosts {}, ", plan.carrier.between()),
+    };
     let parts = plan.planned.iter().filter(|p| p.1 > 0 && p.0 != Category::Host).map(|(category, bytes)| {
         let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
         format!("{name} {}", mib(*bytes as u64))
@@ -51,7 +55,7 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
             if spec.tied { ", tied head" } else { "" },
         ),
         format!(
-            "ranks    {} on {device}: dp_replicate {} x dp_shard {} x sp {} x tp {}; {} ({sharding})",
+            "ranks    {} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}; {} ({sharding})",
             plan.mesh.world(),
             plan.mesh.dp_replicate,
             plan.mesh.dp_shard,

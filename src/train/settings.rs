@@ -93,7 +93,8 @@ pub struct Run {
     /// Length of that text in tokens
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
-    /// What moves data between ranks: NCCL for GPUs, shared memory for the rest
+    /// What moves data between ranks: NCCL for GPUs; for the rest shared memory, between hosts TCP, or MPI (feature mpi)
+    /// under mpirun
     #[arg(long)]
     pub comm: Option<CommName>,
     /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow

@@ -28,7 +28,7 @@ struct Reader {
     released: AtomicU64,
 }
 
-pub(super) struct Shared {
+pub(in crate::comm) struct Shared {
     seat: Arc<Seat>,
     /// The pages in front, then the buffer, or one for each rank.
     mapping: Mapping,
@@ -79,7 +79,7 @@ pub(super) struct Request {
 impl Shared {
     /// The buffer in the group's region from `cursor` on, which moves behind it: alike on all ranks, since all of them
     /// allocate the same in the same order.
-    pub fn alloc(seat: &Arc<Seat>, cursor: &mut u64, r: Request) -> Result<Buf> {
+    pub(super) fn alloc(seat: &Arc<Seat>, cursor: &mut u64, r: Request) -> Result<Buf> {
         let bytes = r.len * r.dtype.size();
         let front = (size_of::<Front>() + r.ranks * size_of::<Reader>()).next_multiple_of(PAGE);
         let stride = if r.usage == CommUse::Gathered { 0 } else { bytes.next_multiple_of(PAGE) };
@@ -126,7 +126,7 @@ impl Shared {
     pub fn stride(&self) -> usize {
         self.stride
     }
-    pub fn name(&self) -> Name {
+    pub(super) fn name(&self) -> Name {
         Name { group: self.group, index: self.index }
     }
     /// Names byte `at` of the buffer, alike on all ranks.

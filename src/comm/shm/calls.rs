@@ -61,8 +61,8 @@ impl Group {
     }
     /// The call as what its operands are checked for.
     fn check(&self, kind: Kind, tag: Tag) -> Call<'_> {
-        let Hub { seat, axis, .. } = &self.hub;
-        Call { rank: seat.rank, op: kind.name(), group: axis.name(), size: self.hub.size(), tag }
+        let Hub { axis, me, .. } = &self.hub;
+        Call { rank: self.hub.name(*me), op: kind.name(), group: axis.name(), size: self.hub.size(), tag }
     }
 }
 

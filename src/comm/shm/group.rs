@@ -11,15 +11,15 @@ use super::op::{Op, Step};
 use super::record::{Desc, Kind, Lanes, Phase, RING};
 use super::seat::{Seat, lock};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket};
+use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket, Waiting};
 use crate::device::{Buf, cpu::simd::Level};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the operations of a group see of it.
 pub(super) struct Hub {
     pub lanes: Lanes,
-    /// World ranks of the members.
+    /// Seats of the members.
     pub ranks: Vec<usize>,
     /// This rank's index among them.
     pub me: usize,
@@ -28,11 +28,17 @@ pub(super) struct Hub {
     pub id: u64,
     pub level: Level,
     pub seat: Arc<Seat>,
+    /// In a group that a thread uses for its rank.
+    pub waiting: Option<Arc<Waiting>>,
 }
 
 impl Hub {
     pub fn size(&self) -> usize {
         self.ranks.len()
+    }
+    /// World rank of a member.
+    pub fn name(&self, member: usize) -> usize {
+        self.seat.name(self.ranks[member])
     }
     pub fn publish(&self, seq: u64, phase: Phase) {
         self.lanes.record(self.me, seq).publish(seq, phase);
@@ -40,10 +46,13 @@ impl Hub {
     pub fn reached(&self, rank: usize, seq: u64, phase: Phase) -> bool {
         self.lanes.record(rank, seq).reached(seq, phase)
     }
+    pub fn vacant(&self, buffer: &Shared, content: u64) -> bool {
+        (0..self.size()).all(|r| buffer.free_of(r, content))
+    }
     fn all_reached(&self, seq: u64, phase: Phase) -> bool {
         (0..self.size()).all(|r| self.reached(r, seq, phase))
     }
-    fn ring(&self) {
+    pub fn ring(&self) {
         for (r, &rank) in self.ranks.iter().enumerate() {
             if r != self.me {
                 self.seat.ring(rank);
@@ -51,7 +60,7 @@ impl Hub {
         }
     }
     pub fn error(&self, op: &'static str, tag: Tag, what: String) -> Error {
-        Error::Comm { rank: self.seat.rank, op, group: self.axis.name().into(), unit: tag.to_string(), what }
+        Error::Comm { rank: self.name(self.me), op, group: self.axis.name().into(), unit: tag.to_string(), what }
     }
 }
 
@@ -89,18 +98,29 @@ pub struct Group {
 
 /// What a blocked rank waits for.
 #[derive(Clone, Copy)]
-pub(super) enum Until {
+pub(super) enum Until<'a> {
     /// The slot for this operation is free.
     Room(u64),
     Complete(u64),
     Sent(u64),
+    /// The ranks have released all contents of the buffer before this one.
+    Vacant(&'a Shared, u64),
 }
 
 const TICKET_SEQ: u32 = 48;
+const HOLDS: &str = "still holds the gathered buffer: ";
+/// How often a thread that waits for its rank looks whether the rank waits, too, and the other way round.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 impl Group {
-    /// `ranks` are world ranks in group order; this rank is among them.
-    pub(super) fn new(seat: Arc<Seat>, axis: Axis, region: u64, ranks: Vec<usize>) -> Result<Arc<Group>> {
+    /// `ranks` are seats in group order; this rank's is among them. `waiting`: where a thread uses the group for its rank.
+    pub(super) fn new(
+        seat: Arc<Seat>,
+        axis: Axis,
+        ranks: Vec<usize>,
+        waiting: Option<Arc<Waiting>>,
+    ) -> Result<Arc<Group>> {
+        let region = seat.arena.region(axis as usize, ranks.first().copied().unwrap_or(0));
         let me = ranks.iter().position(|&r| r == seat.rank);
         let me = me.ok_or_else(|| Error::op("group", format!("rank {} is not one of {ranks:?}", seat.rank)))?;
         let bytes = Lanes::bytes(ranks.len());
@@ -118,7 +138,8 @@ impl Group {
             stats: CommStats::default(),
             failed: None,
         };
-        let hub = Hub { lanes, ranks, me, axis, id: region / REGION, level: Level::best(), seat: seat.clone() };
+        let hub =
+            Hub { lanes, ranks, me, axis, id: region / REGION, level: Level::best(), seat: seat.clone(), waiting };
         let group = Arc::new(Group { hub, inner: Mutex::new(inner) });
         seat.enter(&group);
         Ok(group)
@@ -194,9 +215,9 @@ impl Group {
     }
 
     /// Blocks, progressing, until it is so.
-    fn until(&self, inner: &mut Inner, until: Until, op: &'static str, tag: Tag) -> Result<()> {
+    pub(super) fn until(&self, inner: &mut Inner, until: Until, op: &'static str, tag: Tag) -> Result<()> {
         let seat = &self.hub.seat;
-        let mut deadline = None;
+        let mut blocked = None;
         loop {
             let heard = seat.bell_count();
             self.check_alive(inner, op, tag)?;
@@ -204,13 +225,22 @@ impl Group {
             if self.is_so(inner, until) {
                 return Ok(());
             }
-            seat.progress_others(self);
-            let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + seat.timeout.get());
-            if now >= deadline {
+            seat.progress_others(Some(self));
+            let timeout = seat.timeout.get();
+            let left = match &self.hub.waiting {
+                Some(waiting) => {
+                    if waiting.is_late(timeout) {
+                        Duration::ZERO
+                    } else {
+                        LOOK
+                    }
+                }
+                None => timeout.saturating_sub(blocked.get_or_insert_with(Instant::now).elapsed()),
+            };
+            if left.is_zero() {
                 return Err(self.timed_out(inner, until, op, tag));
             }
-            seat.listen(heard, deadline - now);
+            seat.listen(heard, left);
         }
     }
     fn is_so(&self, inner: &Inner, until: Until) -> bool {
@@ -223,11 +253,12 @@ impl Group {
             Until::Complete(seq) => self.op(inner, seq).is_none_or(|op| op.complete),
             Until::Sent(seq) => self.op(inner, seq).is_none_or(|op| match op.kind {
                 Kind::ReduceScatter => op.step == Step::Retired || op.desc.place == Desc::STAGED && op.complete,
-                Kind::SendRecv if op.desc.place != Desc::STAGED => {
+                Kind::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
                     op.complete && self.hub.reached(op.desc.to as usize, seq, Phase::Done)
                 }
                 _ => op.complete,
             }),
+            Until::Vacant(buffer, content) => self.hub.vacant(buffer, content),
         }
     }
     /// The operation, unless its slot has passed on to a later one: then it was retired.
@@ -247,15 +278,16 @@ impl Group {
             }
             Until::Complete(seq) | Until::Sent(seq) => match self.op(inner, seq) {
                 Some(Op { step: Step::Write, into: Some((buffer, content)), .. }) => {
-                    (peers(&|r| !buffer.free_of(r, *content)), "still holds the gathered buffer: ")
+                    (peers(&|r| !buffer.free_of(r, *content)), HOLDS)
                 }
                 Some(op) => (peers(&|r| !hub.reached(r, seq, op.awaited())), ""),
                 None => (vec![], ""),
             },
+            Until::Vacant(buffer, content) => (peers(&|r| !buffer.free_of(r, content)), HOLDS),
         };
-        let names: Vec<String> = missing.iter().map(|&r| hub.ranks[r].to_string()).collect();
+        let names: Vec<String> = missing.iter().map(|&r| hub.name(r).to_string()).collect();
         let details: Vec<String> =
-            missing.iter().map(|&r| format!("rank {}: {what}{}", hub.ranks[r], hub.lanes.last(r))).collect();
+            missing.iter().map(|&r| format!("rank {}: {what}{}", hub.name(r), hub.lanes.last(r))).collect();
         let text = format!(
             "no answer within {:?} from rank{} {} ({})",
             hub.seat.timeout.get(),
@@ -325,7 +357,7 @@ impl Group {
     fn tag(&self, inner: &Inner, seq: u64) -> (&'static str, Tag) {
         self.op(inner, seq).map_or(("wait", Tag::new("operation", seq as usize)), |op| (op.kind.name(), op.tag))
     }
-    pub(super) fn wait_until(&self, ticket: Ticket, until: fn(u64) -> Until) -> Result<()> {
+    pub(super) fn wait_until(&self, ticket: Ticket, until: fn(u64) -> Until<'static>) -> Result<()> {
         self.call(|inner| {
             let seq = self.seq(inner, "wait", ticket)?;
             let (op, tag) = self.tag(inner, seq);

@@ -12,6 +12,7 @@
 //! | `buffer` | what `alloc` gives: who still reads it, when its memory goes back |
 //! | `group` | progress, starts and waits |
 //! | `calls` | the `Collective` |
+//! | `part` | what a group over several hosts does on each of them |
 //! | `rendezvous` | how ranks of other launchers find the arena |
 mod arena;
 mod buffer;
@@ -19,18 +20,24 @@ mod calls;
 mod group;
 mod mail;
 mod op;
+mod part;
 mod record;
 mod rendezvous;
 mod seat;
 mod sum;
 
 pub use arena::Arena;
+pub(in crate::comm) use buffer::Shared;
 pub use group::Group;
+pub(in crate::comm) use part::Passed;
+pub(in crate::comm) use record::{Desc, Kind};
+pub(in crate::comm) use sum::{Fold, Sources};
 
 use super::env::RankEnv;
 use super::mesh::{Mesh, MeshSizes};
-use super::{Axis, Collective, Member};
+use super::{Axis, Collective, Member, Waiting};
 use crate::base::{Error, Meter, Result};
+use group::LOOK;
 use seat::Seat;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,22 +64,34 @@ impl World {
         if rank >= arena.world() {
             return Err(Error::input(format!("rank {rank} of a world of {} ranks", arena.world())));
         }
-        Ok(World { seat: Arc::new(Seat::take(arena, rank, meter, options.timeout)?) })
+        Ok(World { seat: Arc::new(Seat::take(arena, rank, 0, meter, options.timeout)?) })
     }
-    /// The world of a process that a launcher started. Returns when all its ranks are there.
+    /// The world of a process that a launcher started, all on this host. Returns when all its ranks are there.
     pub fn join(env: &RankEnv, meter: Meter, options: &Options) -> Result<World> {
         if env.local_world != env.world {
             return Err(Error::input(format!(
-                "{} of {} ranks are on this host: CPU ranks share memory, so all of them must be on one host",
+                "{} of {} ranks are on this host: --comm shm moves data in one host's memory; leave --comm out",
                 env.local_world, env.world
             )));
         }
-        let Some(fd) = env.arena_fd else {
-            return Ok(World { seat: Arc::new(rendezvous::meet(env, meter, options)?) });
-        };
+        let Some(fd) = env.arena_fd else { return World::join_host(env, meter, options) };
         let world = World::new(Arc::new(Arena::open(fd, env.world)?), env.rank, meter, options)?;
         world.seat.assemble(Instant::now() + options.timeout)?;
         Ok(world)
+    }
+    /// As [`World::join`], of the ranks that are on this host: the only ones of this world, whose ranks are local ranks.
+    pub(in crate::comm) fn join_host(env: &RankEnv, meter: Meter, options: &Options) -> Result<World> {
+        Ok(World { seat: Arc::new(rendezvous::meet(env, meter, options)?) })
+    }
+    /// As [`World::new`]; messages name the ranks from `first` on.
+    pub(in crate::comm) fn on_host(
+        arena: Arc<Arena>,
+        rank: usize,
+        first: usize,
+        meter: Meter,
+        options: &Options,
+    ) -> Result<World> {
+        Ok(World { seat: Arc::new(Seat::take(arena, rank, first, meter, options.timeout)?) })
     }
     pub fn rank(&self) -> usize {
         self.seat.rank
@@ -82,14 +101,44 @@ impl World {
     }
     /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
     pub fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<Group>> {
-        let lead = ranks.first().copied().unwrap_or(0);
-        Group::new(self.seat.clone(), axis, self.seat.arena.region(axis as usize, lead), ranks)
+        Group::new(self.seat.clone(), axis, ranks, None)
+    }
+    /// As [`World::group`], for a thread that uses it while `waiting` says whether the rank waits.
+    pub(in crate::comm) fn group_for(
+        &self,
+        axis: Axis,
+        ranks: Vec<usize>,
+        waiting: Arc<Waiting>,
+    ) -> Result<Arc<Group>> {
+        Group::new(self.seat.clone(), axis, ranks, Some(waiting))
+    }
+    /// Blocks until it is so. Looks when this rank's bell rings, and meanwhile moves on what its groups have pending.
+    pub(in crate::comm) fn rest_until(&self, is_so: &mut dyn FnMut() -> bool) {
+        loop {
+            let heard = self.seat.bell_count();
+            if is_so() {
+                return;
+            }
+            self.seat.progress_others(None);
+            self.seat.listen(heard, LOOK);
+        }
+    }
+    /// Rings this rank's own bell, for its other threads.
+    pub(in crate::comm) fn ring(&self) {
+        self.seat.ring(self.seat.rank);
+    }
+    pub(in crate::comm) fn timeout(&self) -> Duration {
+        self.seat.timeout.get()
     }
     /// This rank failed: calls of the others into any group end at once with "rank N failed".
     pub fn abort(&self) {
-        self.seat.abort(self.seat.rank);
+        self.blame(self.seat.name(self.seat.rank));
     }
-    /// The first rank that called [`World::abort`], if any did.
+    /// As [`World::abort`] by a world rank, of this host or another.
+    pub(in crate::comm) fn blame(&self, rank: usize) {
+        self.seat.abort(rank);
+    }
+    /// The first rank that called [`World::abort`], if any did; a world rank.
     pub fn failed(&self) -> Option<usize> {
         self.seat.failed()
     }

@@ -132,8 +132,7 @@ impl Op {
     }
     /// All ranks have released what the gather will overwrite.
     fn free(&self, hub: &Hub) -> bool {
-        let free = |(buffer, content): &(Arc<Shared>, u64)| (0..hub.size()).all(|r| buffer.free_of(r, *content));
-        self.into.as_ref().is_none_or(free)
+        self.into.as_ref().is_none_or(|(buffer, content)| hub.vacant(buffer, *content))
     }
 
     /// Goes as far as it can.
@@ -225,7 +224,7 @@ impl Op {
             if !self.matched {
                 let theirs = record.desc();
                 if !Desc::agrees(&self.desc, hub.me, &theirs, peer) {
-                    let (me, peer) = (hub.ranks[hub.me], hub.ranks[peer]);
+                    let (me, peer) = (hub.name(hub.me), hub.name(peer));
                     let what = format!(
                         "operation {} differs: rank {me} called {}, rank {peer} called {theirs}",
                         self.seq, self.desc

@@ -32,7 +32,7 @@ pub(super) enum Phase {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(in crate::comm) enum Kind {
     Alloc = 1,
     AllGather,
     ReduceScatter,
@@ -58,7 +58,7 @@ impl Kind {
 /// An operation as its ranks must agree on it. Plain integers, so any bytes in shared memory are a valid value.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Desc {
+pub(in crate::comm) struct Desc {
     kind: u8,
     dtype: u8,
     /// The reduction, or the usage of an allocation.
@@ -71,7 +71,7 @@ pub(super) struct Desc {
     pub recv_len: u64,
     /// Where in the arena ([`Desc::STAGED`] if not), the same for all ranks.
     pub place: u64,
-    /// Group ranks: destination, or the root of a broadcast; source.
+    /// Group ranks: destination, or the root of a broadcast; source. [`Desc::NOBODY`]: on another host.
     pub to: u32,
     pub from: u32,
     what: [u8; 24],
@@ -82,6 +82,7 @@ const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F64, DType::U32, DTy
 impl Desc {
     /// Not in the arena: goes through the mailboxes.
     pub const STAGED: u64 = u64::MAX;
+    pub const NOBODY: u32 = u32::MAX;
 
     pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize) -> Desc {
         let mut what = [0; 24];

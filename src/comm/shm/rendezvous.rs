@@ -1,10 +1,10 @@
-//! How ranks that another launcher started find the arena: rank 0 makes it and says in a small file where. Never used by
+//! How ranks of a host that another launcher started find the arena: the first of them makes it and says in a small file where. Never used by
 //! our own launcher, whose ranks inherit the arena.
 //!
-//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world); its text names
+//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world, host); its text names
 //! the descriptor `/proc/PID/fd/N`, when that process started, and a random word that the arena holds too. A file that a
 //! dead job left behind is seen through by the process's start time, or by a process whose descriptor is no such arena.
-//! Rank 0 removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
+//! It removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
 use super::seat::Seat;
 use super::{Arena, Options};
 use crate::base::{Error, Meter, Result};
@@ -25,13 +25,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub(super) fn meet(env: &RankEnv, meter: Meter, options: &Options) -> Result<Seat> {
     let path = place(env);
     let deadline = Instant::now() + PATIENCE.min(options.timeout);
-    let (seat, published) = match env.rank {
+    let (seat, published) = match env.local_rank {
         0 => {
-            let arena = Arc::new(Arena::create(env.world)?);
+            let arena = Arc::new(Arena::create(env.local_world)?);
             let nonce = RandomState::new().hash_one(std::process::id());
             arena.set_nonce(nonce)?;
             let published = Published::new(path, &arena, nonce)?;
-            (Seat::take(arena, 0, meter, options.timeout)?, Some(published))
+            (Seat::take(arena, 0, first(env), meter, options.timeout)?, Some(published))
         }
         _ => (find(&path, env, meter, options, deadline)?, None),
     };
@@ -40,9 +40,16 @@ pub(super) fn meet(env: &RankEnv, meter: Meter, options: &Options) -> Result<Sea
     Ok(seat)
 }
 
+/// World rank of this host's first.
+fn first(env: &RankEnv) -> usize {
+    env.rank - env.local_rank
+}
+
 fn place(env: &RankEnv) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
-    let job = format!("{} {} {} {}", env.run_id, env.master_addr, env.master_port, env.world);
+    let RankEnv { run_id, master_addr, master_port, world, host, .. } = env;
+    // Two hosts of a test are one machine.
+    let job = format!("{run_id} {master_addr} {master_port} {world} {host} {}", first(env));
     let shm = Path::new("/dev/shm");
     let dir = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
     dir.join(format!("flatshard-{uid}-{:016x}", xxhash_rust::xxh3::xxh3_64(job.as_bytes())))
@@ -81,15 +88,17 @@ impl Drop for Published {
 fn find(path: &Path, env: &RankEnv, meter: Meter, options: &Options, deadline: Instant) -> Result<Seat> {
     loop {
         // A seat that is taken belongs to a rank of another job of the same name: look again.
-        let seat = open(path, env.world);
-        match seat.and_then(|arena| Seat::take(arena, env.rank, meter.clone(), options.timeout).ok()) {
+        let seat = open(path, env.local_world);
+        let take = |arena| Seat::take(arena, env.local_rank, first(env), meter.clone(), options.timeout).ok();
+        match seat.and_then(take) {
             Some(seat) => return Ok(seat),
             None if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
             None => {
                 return Err(Error::Run(format!(
-                    "rank {}: rank 0 of {} did not show up on this host (looked for {}; MASTER_PORT {} and the \
+                    "rank {}: rank {} of {} did not show up on this host (looked for {}; MASTER_PORT {} and the \
                      launcher's job id must be the same for all ranks, and their own for each job)",
                     env.rank,
+                    first(env),
                     env.world,
                     path.display(),
                     env.master_port

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// At the start of the arena: zero, or 1 + the rank that failed first.
+/// At the start of the arena: zero, or 1 + the world rank that failed first, of this host or another.
 #[repr(C, align(128))]
 struct Header {
     failed: AtomicU32,
@@ -32,7 +32,10 @@ struct Bell {
 }
 
 pub(super) struct Seat {
+    /// Among the ranks of this host.
     pub rank: usize,
+    /// World rank of the first of them: they are numbered together.
+    pub first: usize,
     pub arena: Arc<Arena>,
     pub meter: Meter,
     pub timeout: Patience,
@@ -57,9 +60,10 @@ pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Seat {
-    pub fn take(arena: Arc<Arena>, rank: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
-        let seat = Seat::view(arena, rank, meter, timeout)?;
+    pub fn take(arena: Arc<Arena>, rank: usize, first: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
+        let seat = Seat { first, ..Seat::view(arena, rank, meter, timeout)? };
         if let Err(pid) = seat.bell(rank).pid.compare_exchange(0, std::process::id(), AcqRel, Acquire) {
+            let rank = seat.name(rank);
             let what = format!("two processes say that they are rank {rank}: {pid} and {}", std::process::id());
             return Err(Error::input(what));
         }
@@ -73,6 +77,7 @@ impl Seat {
         let spin_max = if cores < arena.world() { SPIN_MIN } else { SPIN_MAX };
         Ok(Seat {
             rank,
+            first: 0,
             arena,
             meter,
             timeout: Patience::new(timeout),
@@ -92,28 +97,33 @@ impl Seat {
         unsafe { self.words.shared(size_of::<Header>() + rank * size_of::<Bell>()) }
     }
 
+    /// World rank of a rank of this host.
+    pub fn name(&self, rank: usize) -> usize {
+        self.first + rank
+    }
+
     /// Waits until all ranks have taken their seats.
     pub fn assemble(&self, deadline: Instant) -> Result<()> {
-        let missing =
-            || -> Vec<usize> { (0..self.arena.world()).filter(|&r| self.bell(r).pid.load(Acquire) == 0).collect() };
+        let empty = |&r: &usize| self.bell(r).pid.load(Acquire) == 0;
+        let missing = || -> Vec<usize> { (0..self.arena.world()).filter(empty).map(|r| self.name(r)).collect() };
+        let me = self.name(self.rank);
         while !missing().is_empty() {
             if let Some(rank) = self.failed() {
-                return Err(Error::Run(format!("rank {}: rank {rank} failed while ranks were starting", self.rank)));
+                return Err(Error::Run(format!("rank {me}: rank {rank} failed while ranks were starting")));
             }
             if Instant::now() > deadline {
-                let what =
-                    format!("rank {}: of {} ranks these never started: {:?}", self.rank, self.arena.world(), missing());
+                let what = format!("rank {me}: of {} ranks these never started: {:?}", self.arena.world(), missing());
                 return Err(Error::Run(what));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
-    /// The first rank that failed, if any did.
+    /// The first rank that failed, if any did; a world rank.
     pub fn failed(&self) -> Option<usize> {
         (self.header().failed.load(Acquire) as usize).checked_sub(1)
     }
-    /// Tells all ranks that `rank` failed; the first one told of stays.
+    /// Tells all ranks of this host that a world rank failed; the first one told of stays.
     pub fn abort(&self, rank: usize) {
         let _ = self.header().failed.compare_exchange(0, rank as u32 + 1, AcqRel, Acquire);
         for r in 0..self.arena.world() {
@@ -180,11 +190,11 @@ impl Seat {
         lock(&self.groups).push(Arc::downgrade(group));
     }
     /// Moves on what is pending in this rank's other groups: a peer that this rank waits for may be waiting for those.
-    pub fn progress_others(&self, blocked: &Group) {
+    pub fn progress_others(&self, blocked: Option<&Group>) {
         // Two threads of one rank may block in two groups at once: whoever comes second leaves the work to the first.
         let Ok(groups) = self.groups.try_lock() else { return };
         for group in groups.iter().filter_map(Weak::upgrade) {
-            if !std::ptr::eq(&*group, blocked) {
+            if blocked.is_none_or(|blocked| !std::ptr::eq(&*group, blocked)) {
                 group.try_progress();
             }
         }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 /// The same range of every rank's buffer: rank r's starts at `base + r * stride` bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Sources {
+pub(in crate::comm) struct Sources {
     base: *const u8,
     stride: usize,
 }
@@ -63,6 +63,8 @@ impl Term<f64> for f64 {
 #[derive(Clone, Copy)]
 struct Job {
     dst: *mut u8,
+    /// What was summed before, in what sums are made in; null: nothing.
+    before: *const u8,
     sources: Sources,
     n: usize,
     len: usize,
@@ -95,8 +97,12 @@ impl Job {
         let load = |r: usize| unsafe { self.sources.of(r).cast::<I>().add(at).cast::<[I; N]>().read_unaligned() };
         // SAFETY: within `dst`, by the caller's word.
         let out = unsafe { self.dst.cast::<O>().add(at).cast::<[O; N]>() };
-        let mut acc = load(0).map(I::wide);
-        for r in 1..self.n {
+        let (mut acc, first) = match self.before.is_null() {
+            true => (load(0).map(I::wide), 1),
+            // SAFETY: as for the sources.
+            false => (unsafe { self.before.cast::<S>().add(at).cast::<[S; N]>().read_unaligned() }, 0),
+        };
+        for r in first..self.n {
             let x = load(r);
             for i in 0..N {
                 acc[i] = op(acc[i], x[i].wide());
@@ -138,10 +144,10 @@ impl Job {
 
 /// One reduction: of what, and with which vector instructions.
 #[derive(Clone, Copy)]
-pub(super) struct Fold {
+pub(in crate::comm) struct Fold {
     pub level: Level,
     pub from: DType,
-    /// As `from`, or f32.
+    /// As `from`, or f32; of a single f32 source, anything.
     pub into: DType,
     pub op: Reduce,
     pub accumulate: bool,
@@ -152,7 +158,15 @@ impl Fold {
     /// # Safety
     /// `dst` and all `n` sources are valid for so many elements, and nobody else writes to them during the call.
     pub unsafe fn run(self, dst: *mut u8, sources: Sources, n: usize, len: usize) {
-        let job = Job { dst, sources, n, len, accumulate: self.accumulate };
+        // SAFETY: the caller's word.
+        unsafe { self.go_on(dst, std::ptr::null(), sources, n, len) }
+    }
+    /// As [`Fold::run`], after what was summed before: f32, or f64 for f64. The destination may be that.
+    ///
+    /// # Safety
+    /// As for [`Fold::run`], also for `before`, unless null.
+    pub unsafe fn go_on(self, dst: *mut u8, before: *const u8, sources: Sources, n: usize, len: usize) {
+        let job = Job { dst, before, sources, n, len, accumulate: self.accumulate };
         self.level.run(
             #[inline(always)]
             // SAFETY: the caller's word.
@@ -163,6 +177,8 @@ impl Fold {
                     (DType::Bf16, _) => job.run::<f32, bf16, f32>(self.op),
                     (DType::F16, DType::F16) => job.run::<f32, f16, f16>(self.op),
                     (DType::F16, _) => job.run::<f32, f16, f32>(self.op),
+                    (_, DType::Bf16) => job.run::<f32, f32, bf16>(self.op),
+                    (_, DType::F16) => job.run::<f32, f32, f16>(self.op),
                     _ => job.run::<f32, f32, f32>(self.op),
                 }
             },

@@ -1,0 +1,223 @@
+//! Sums over several hosts with the bits of one: strictly in rank order, `((g0 + g1) + g2) + ...`, in f32 (f64 for f64), rounded
+//! once. Never changes the order for speed.
+//!
+//! [Note: chain] Ranks lie host by host, so the sum of a shard is a chain of hosts: a rank of the first one adds its host's pieces,
+//! read in place, and sends the partial sum to its column on the next, which goes on adding; the last host sends the whole to
+//! the owner. Every column does that for the shards of its own ranks. It is cut into *tasks* (a chunk of one owner's shard), so that
+//! all hosts work at the same time: in iteration i, host h sums task i and at the same time sends task i - 1 and receives task i,
+//! and task i - r whole, if it is the owner of that. r = H - h: the last of H hosts begins H - 1 - h iterations after h and sends
+//! what it summed one later. So in every iteration all that a rank waits for is sent by iterations that do not wait for it.
+//!
+//! For two hosts that is twice a shard forward and once a shard back, all of it at the same time. Rings that add in another order
+//! would send a shard less; but then two hosts would train other weights than one.
+use super::job::Job;
+use super::post::Post;
+use super::steps::copy;
+use super::wire::Move;
+use crate::base::{DType, Result};
+use crate::comm::shm::{Fold, Sources};
+use crate::device::cpu::simd::Level;
+use std::ops::Range;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// Elements of a task.
+const CHUNK: usize = 64 << 10;
+
+/// Where partial sums are: one that is received and added to, one that is sent, one that is whole. Allocated by the first
+/// reduction of a group.
+#[derive(Default)]
+pub(super) struct Scratch([Vec<u64>; 3]);
+
+impl Scratch {
+    /// Each with room for a chunk of f64.
+    fn parts(&mut self) -> [*mut u8; 3] {
+        self.0.each_mut().map(|part| {
+            part.resize(CHUNK, 0);
+            part.as_mut_ptr().cast()
+        })
+    }
+}
+
+/// What is summed where: the shards of this column's ranks, one a host.
+struct Shards<'a> {
+    /// The operands of this host's ranks.
+    sources: Sources,
+    /// Elements of the operands that are the shard of the rank on host `d`.
+    range: &'a dyn Fn(usize) -> Range<usize>,
+    /// This rank's own goes here.
+    dst: *mut u8,
+}
+
+fn fold(job: &Job, from: DType, into: DType, accumulate: bool) -> Fold {
+    Fold { level: Level::best(), from, into, op: job.reduce, accumulate }
+}
+
+/// # Safety
+/// Operands and `dst` are valid and lent; nobody writes to the operands' shards meanwhile, but this rank to its own `dst`.
+unsafe fn chain(post: &mut Post, job: &Job, scratch: &mut Scratch, shards: Shards) -> Result<()> {
+    let (hosts, here, columns) = (post.places.hosts, post.places.host(), post.places.columns);
+    let wide = if job.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let last = here + 1 == hosts;
+    let longest = (0..hosts).map(|d| (shards.range)(d).len()).max().unwrap_or(0);
+    let each = longest.div_ceil(CHUNK);
+    // Owner and elements of a task; the last of a shorter shard may have none, and then no message.
+    let task = |i: usize| {
+        let (owner, range) = (i / each, (shards.range)(i / each));
+        let start = (range.start + i % each * CHUNK).min(range.end);
+        (owner, start..(start + CHUNK).min(range.end))
+    };
+    let tasks = each * hosts;
+    let lag = hosts - here;
+    let [mut sum, mut sent, whole] = scratch.parts();
+    // SAFETY: scratch has room for a chunk; ranges are within the operands; `dst` holds this host's shard.
+    unsafe {
+        let read = |at: *mut u8, range: &Range<usize>| from_raw_parts(at.cast_const(), range.len() * wide.size());
+        let write = |at: *mut u8, range: &Range<usize>| from_raw_parts_mut(at, range.len() * wide.size());
+        let keep = |from: *mut u8, range: &Range<usize>| {
+            let at = (range.start - (shards.range)(here).start) * job.into.size();
+            let fold = fold(job, wide, job.into, job.accumulate);
+            fold.run(shards.dst.add(at), Sources::new(from, 0), 1, range.len());
+        };
+        for i in 0..tasks + if last { 1 } else { lag } {
+            let receives = Some(i).filter(|&i| here > 0 && i < tasks).map(task);
+            let sends = i.checked_sub(1).filter(|&i| i < tasks).map(task).filter(|(owner, _)| !last || *owner != here);
+            let gets = i.checked_sub(lag).filter(|&i| !last && i < tasks).map(task).filter(|(owner, _)| *owner == here);
+            let none = 0..0;
+            let next = |owner: usize| post.places.across(if last { owner } else { here + 1 });
+            let moves = [
+                sends
+                    .as_ref()
+                    .map_or(Move::send(post.places.me, &[]), |(to, range)| Move::send(next(*to), read(sent, range))),
+                Move::recv(
+                    post.places.across(here.saturating_sub(1)),
+                    write(sum, receives.as_ref().map_or(&none, |(_, range)| range)),
+                ),
+                Move::recv(
+                    post.places.across(hosts - 1),
+                    write(whole, gets.as_ref().map_or(&none, |(_, range)| range)),
+                ),
+            ];
+            post.exchange(job.kind, job.tag, moves)?;
+            if let Some((_, range)) = &gets {
+                keep(whole, range);
+            }
+            if i < tasks {
+                let (owner, range) = task(i);
+                let before = if here > 0 { sum.cast_const() } else { std::ptr::null() };
+                let operands = shards.sources.offset(range.start * job.dtype.size());
+                fold(job, job.dtype, wide, false).go_on(sum, before, operands, columns, range.len());
+                if last && owner == here {
+                    keep(sum, &range);
+                }
+                std::mem::swap(&mut sum, &mut sent);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `complete` is called when this rank has its shard; peers may still be reading its input.
+pub(super) fn reduce_scatter(
+    post: &mut Post,
+    job: &Job,
+    scratch: &mut Scratch,
+    complete: &mut dyn FnMut(&Post),
+) -> Result<()> {
+    post.agree(job.kind, job.tag, &job.desc)?;
+    let (columns, column, ranks) = (post.places.columns, post.places.column(), post.places.size());
+    let shard = |host: usize, len: usize| {
+        let start = (host * columns + column) * len;
+        start..start + len
+    };
+    if let Some(sources) = job.there {
+        let range = |host| shard(host, job.len);
+        // SAFETY: all ranks are here, so their inputs are; they stay until the meeting below.
+        unsafe { chain(post, job, scratch, Shards { sources, range: &range, dst: job.dst }) }?;
+        complete(post);
+        return post.meet(job.kind, job.tag, &job.desc);
+    }
+    let (stages, room) = post.stages();
+    let size = job.dtype.size();
+    let piece = (room / ranks / size) & !63;
+    for at in (0..job.len).step_by(piece) {
+        let n = piece.min(job.len - at);
+        let range = |host| shard(host, n);
+        // SAFETY: the own stage has room for a piece of each shard, and peers have left it; the rest as above.
+        unsafe {
+            for rank in 0..ranks {
+                let mine = stages.of(column).cast_mut().add(rank * n * size);
+                copy(job.src.add((rank * job.len + at) * size), mine, n * size);
+            }
+            post.meet(job.kind, job.tag, &job.desc)?;
+            let dst = job.dst.add(at * job.into.size());
+            chain(post, job, scratch, Shards { sources: stages, range: &range, dst })?;
+        }
+        post.meet(job.kind, job.tag, &job.desc)?;
+    }
+    complete(post);
+    Ok(())
+}
+
+/// A reduce-scatter of the column's slice of the buffer, gathered again between hosts and then inside them.
+pub(super) fn all_reduce(post: &mut Post, job: &Job, scratch: &mut Scratch) -> Result<()> {
+    post.agree(job.kind, job.tag, &job.desc)?;
+    let size = job.dtype.size();
+    if let Some(sources) = job.there {
+        // SAFETY: all ranks are here; the buffers are lent, and peers write to their own slices only.
+        return unsafe { all_reduce_in(post, job, scratch, sources, job.dst, job.len) };
+    }
+    let (stages, room) = post.stages();
+    for at in (0..job.len).step_by(room / size) {
+        let n = (room / size).min(job.len - at);
+        // SAFETY: the own stage has room for n elements and peers have left it.
+        unsafe {
+            let (mine, out) = (stages.of(post.places.column()).cast_mut(), job.dst.add(at * size));
+            copy(out, mine, n * size);
+            post.meet(job.kind, job.tag, &job.desc)?;
+            all_reduce_in(post, job, scratch, stages, out, n)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As for [`chain`]; `sources` are where the reduced slices are put, too, and `out` where all of them go in the end.
+unsafe fn all_reduce_in(
+    post: &mut Post,
+    job: &Job,
+    scratch: &mut Scratch,
+    sources: Sources,
+    out: *mut u8,
+    len: usize,
+) -> Result<()> {
+    let (size, hosts, columns) = (job.dtype.size(), post.places.hosts, post.places.columns);
+    let (column, here) = (post.places.column(), post.places.host());
+    let slice = |column| part(0..len, column, columns, size);
+    let range = |host| part(slice(column), host, hosts, size);
+    let mine = sources.of(column).cast_mut();
+    // SAFETY: ranges are within the buffers; each rank writes its own buffer's slice, which no other rank reads before the
+    // meeting, and `out`, which nobody else has.
+    unsafe {
+        let dst = mine.add(range(here).start * size);
+        chain(post, job, scratch, Shards { sources, range: &range, dst })?;
+        for (to, from) in post.places.rounds() {
+            let theirs = from_raw_parts_mut(mine.add(range(from).start * size), range(from).len() * size);
+            let done = from_raw_parts(mine.add(range(here).start * size), range(here).len() * size);
+            let (to, from) = (post.places.across(to), post.places.across(from));
+            post.exchange(job.kind, job.tag, [Move::send(to, done), Move::recv(from, theirs)])?;
+        }
+        post.meet(job.kind, job.tag, &job.desc)?;
+        for column in 0..columns {
+            let slice = slice(column);
+            copy(sources.of(column).add(slice.start * size), out.add(slice.start * size), slice.len() * size);
+        }
+    }
+    post.meet(job.kind, job.tag, &job.desc)
+}
+
+/// The `i`th of `n` parts of a range: equal but for the last ones, whole cache lines each.
+fn part(range: Range<usize>, i: usize, n: usize, size: usize) -> Range<usize> {
+    let each = range.len().div_ceil(n).next_multiple_of(64 / size);
+    let at = |i: usize| (range.start + i * each).min(range.end);
+    at(i)..at(i + 1)
+}

@@ -1,0 +1,53 @@
+//! One operation as the worker runs it: raw operands, checked before. Never runs anything.
+use crate::base::DType;
+use crate::comm::shm::{Desc, Kind, Shared, Sources};
+use crate::comm::{Reduce, Tag};
+use std::sync::Arc;
+
+/// Pointers are valid as long as `keep`; the caller leaves the memory alone until its waits say so (Note in `comm`).
+pub(super) struct Job {
+    pub kind: Kind,
+    pub tag: Tag,
+    /// What all ranks must agree on; ranks in it are the group's.
+    pub desc: Desc,
+    /// Of what is read, and of what is written.
+    pub dtype: DType,
+    pub into: DType,
+    pub reduce: Reduce,
+    pub accumulate: bool,
+    pub src: *const u8,
+    pub dst: *mut u8,
+    /// Elements: of the shard, of the buffer, or sent.
+    pub len: usize,
+    /// Where all ranks of the host reach the buffer that is gathered into, reduced or sent; `None`: staged.
+    pub there: Option<Sources>,
+    /// What is gathered into, and as its how manieth content.
+    pub content: Option<(Arc<Shared>, u64)>,
+    pub keep: [Option<Arc<dyn Send + Sync>>; 2],
+}
+
+// SAFETY: the pointers stand for buffers kept alive by `keep`, lent to the operation until its waits are done.
+unsafe impl Send for Job {}
+
+impl Job {
+    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize) -> Job {
+        Job {
+            kind,
+            tag,
+            desc: Desc::new(kind, tag, dtype, len),
+            dtype,
+            into: dtype,
+            reduce: Reduce::Sum,
+            accumulate: false,
+            src: std::ptr::null(),
+            dst: std::ptr::null_mut(),
+            len,
+            there: None,
+            content: None,
+            keep: [None, None],
+        }
+    }
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+}

@@ -1,0 +1,52 @@
+//! What a rank's groups share: its place in its host's memory, its wire, and what is known of a rank that failed. Never moves data.
+use super::wire::{Lost, Wire};
+use crate::comm::shm;
+use std::sync::{Mutex, PoisonError};
+
+pub(super) struct Link {
+    /// World rank.
+    pub rank: usize,
+    pub wire: Box<dyn Wire>,
+    /// Its ranks are local ranks.
+    pub local: shm::World,
+    lost: Mutex<Option<Lost>>,
+}
+
+impl Link {
+    pub fn new(rank: usize, wire: Box<dyn Wire>, local: shm::World) -> Link {
+        Link { rank, wire, local, lost: Mutex::default() }
+    }
+    /// The local rank of a rank of this host.
+    pub fn seat(&self, rank: usize) -> usize {
+        rank - (self.rank - self.local.rank())
+    }
+    /// Word of a lost rank came over the wire: what waits on this host ends.
+    pub fn learn(&self, lost: Lost) {
+        let rank = lost.rank;
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(lost);
+        self.local.blame(rank);
+    }
+    /// This rank has lost another, and tells everybody.
+    pub fn blame(&self, lost: &Lost) -> String {
+        self.wire.tell(lost);
+        self.learn(lost.clone());
+        self.describe(lost.rank)
+    }
+    /// This rank fails; where another did so before, that is what others hear.
+    pub fn abort(&self) {
+        self.local.abort();
+        let told = self.lost.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if let Some(rank) = self.local.failed().filter(|_| !told) {
+            self.wire.tell(&Lost { rank, why: "failed".into() });
+        }
+    }
+    /// "rank 2 on node7 failed", "rank 2 on node7: connection closed".
+    pub fn describe(&self, rank: usize) -> String {
+        let name = self.wire.roster().name(rank);
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        match lost.as_ref().filter(|lost| lost.rank == rank && lost.why != "failed") {
+            Some(lost) => format!("{name}: {}", lost.why),
+            None => format!("{name} failed"),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Operations over several hosts that move bytes and change none: gathers, broadcasts, what pairs send each other. Never sums.
+//!
+//! Each begins with a round in which every rank hears from its column of the other hosts, then meets its own host: after that all
+//! ranks of the group are known to be there with the same operation.
+use super::job::Job;
+use super::post::Post;
+use super::wire::Move;
+use crate::base::Result;
+use crate::comm::shm::{Desc, Passed};
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// Copies, unless it is there already.
+///
+/// # Safety
+/// Both are valid for so many bytes.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if from != to.cast_const() {
+        // SAFETY: the caller's word.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }
+}
+
+/// A buffer that all ranks of the host gather into gets, from each of them, its own shard and those of its column of the other
+/// hosts. Any other buffer is filled by pieces from the first rank's stage, which is such a buffer.
+pub(super) fn all_gather(post: &mut Post, job: &Job) -> Result<()> {
+    post.agree(job.kind, job.tag, &job.desc)?;
+    let (bytes, ranks) = (job.bytes(), post.places.size());
+    if job.there.is_some() {
+        if let Some((buffer, content)) = &job.content {
+            post.told(post.local.vacated(job.kind, job.tag, buffer, *content))?;
+        }
+        // SAFETY: `dst` holds a shard of each rank. All ranks of the host have released it, and each writes its own column's.
+        unsafe { gather(post, job, job.src, job.dst, bytes) }?;
+        return post.meet(job.kind, job.tag, &job.desc);
+    }
+    let (stages, room) = post.stages();
+    let piece = (room / ranks) & !63;
+    for at in (0..bytes).step_by(piece) {
+        let n = piece.min(bytes - at);
+        let stage = stages.of(0).cast_mut();
+        // SAFETY: the first rank's stage has room for a piece of each rank; all have left it (the meeting below, or that of the
+        // operation before). `src` and `dst` are lent.
+        unsafe { gather(post, job, job.src.add(at), stage, n) }?;
+        post.meet(job.kind, job.tag, &job.desc)?;
+        for rank in 0..ranks {
+            // SAFETY: as above; all pieces are there.
+            unsafe { copy(stage.add(rank * n), job.dst.add(rank * bytes + at), n) };
+        }
+        post.meet(job.kind, job.tag, &job.desc)?;
+    }
+    Ok(())
+}
+
+/// This rank's own shard of `bytes`, and its column's of the other hosts, to their places in `full`.
+///
+/// # Safety
+/// `full` is valid for as many shards as there are ranks; those of this column nobody else touches.
+pub(super) unsafe fn gather(post: &mut Post, job: &Job, shard: *const u8, full: *mut u8, bytes: usize) -> Result<()> {
+    // SAFETY: the caller's word; shards do not overlap.
+    unsafe {
+        copy(shard, full.add(post.places.me * bytes), bytes);
+        for (to, from) in post.places.rounds() {
+            let (to, from) = (post.places.across(to), post.places.across(from));
+            let theirs = from_raw_parts_mut(full.add(from * bytes), bytes);
+            let mine = from_raw_parts(full.add(post.places.me * bytes), bytes);
+            post.exchange(job.kind, job.tag, [Move::send(to, mine), Move::recv(from, theirs)])?;
+        }
+    }
+    Ok(())
+}
+
+/// From the root to its column, from there to each host's others.
+pub(super) fn broadcast(post: &mut Post, job: &Job) -> Result<()> {
+    post.agree(job.kind, job.tag, &job.desc)?;
+    let (root, bytes) = (job.desc.to as usize, job.bytes());
+    let column = root % post.places.columns;
+    if post.places.me == root {
+        for (to, _) in post.places.rounds() {
+            let to = post.places.across(to);
+            // SAFETY: the lent buffer.
+            let mine = unsafe { from_raw_parts(job.src, bytes) };
+            post.exchange(job.kind, job.tag, [Move::send(to, mine)])?;
+        }
+    } else if post.places.column() == column && post.places.here(root).is_none() {
+        // SAFETY: the lent buffer.
+        let mine = unsafe { from_raw_parts_mut(job.dst, bytes) };
+        post.exchange(job.kind, job.tag, [Move::recv(root, mine)])?;
+    }
+    // SAFETY: the lent buffer.
+    post.told(unsafe { post.local.spread(job.tag, job.dst, bytes, column) })
+}
+
+/// Pairs on one host through shared memory, others over the wire, both at the same time.
+pub(super) fn send_recv(post: &mut Post, job: &mut Job) -> Result<()> {
+    let (to, from) = (job.desc.to as usize, job.desc.from as usize);
+    let wanted = job.desc.recv_len as usize;
+    let passed = Passed {
+        dtype: job.dtype,
+        send: post.places.here(to).map(|to| (job.src, job.len, to)),
+        recv: post.places.here(from).map(|from| (job.dst, wanted, from)),
+        keep: std::mem::take(&mut job.keep),
+    };
+    let (sends, receives) = (passed.send.is_none(), passed.recv.is_none());
+    let keep = passed.keep.clone();
+    let local = post.told(post.local.pass(job.tag, passed))?;
+    // Nothing is sent of what is not wanted: each pair compares its calls first.
+    let (mine, mut theirs) = (job.desc, job.desc);
+    let said = if sends { bytemuck::bytes_of(&mine) } else { &[] };
+    let heard = if receives { bytemuck::bytes_of_mut(&mut theirs) } else { &mut [] };
+    post.exchange(job.kind, job.tag, [Move::send(to, said), Move::recv(from, heard)])?;
+    if receives {
+        post.compare(job.kind, job.tag, &mine, &theirs, from)?;
+    }
+    let size = job.dtype.size();
+    // SAFETY: the lent buffers, kept until the end.
+    let moves = unsafe {
+        [
+            Move::send(to, if sends { from_raw_parts(job.src, job.bytes()) } else { &[] }),
+            Move::recv(from, if receives { from_raw_parts_mut(job.dst, wanted * size) } else { &mut [] }),
+        ]
+    };
+    post.exchange(job.kind, job.tag, moves)?;
+    post.told(post.local.finish(local))?;
+    drop(keep);
+    Ok(())
+}
+
+pub(super) fn barrier(post: &mut Post, job: &Job) -> Result<()> {
+    let desc: &Desc = &job.desc;
+    post.agree(job.kind, job.tag, desc)
+}
