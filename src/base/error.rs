@@ -10,6 +10,9 @@ pub enum Error {
     /// The text names the value and the remedy.
     #[error("{0}")]
     Input(String),
+    /// A checkpoint is not what was written, or parts of it are missing. Exit status 2, where no older one is gone on from.
+    #[error("{0}")]
+    Damaged(String),
     /// An operation was handed lengths, dtypes or values that do not fit it: a fault of the program.
     #[error("{op}: {what}")]
     Op { op: &'static str, what: String },
@@ -31,13 +34,20 @@ impl Error {
     /// 2 for bad input, 128 + n after signal n, 1 for everything that failed while running.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Error::Input(_) => 2,
+            Error::Input(_) | Error::Damaged(_) => 2,
             Error::Signal(n) => (128 + n) as u8,
             _ => 1,
         }
     }
     pub fn input(what: impl Into<String>) -> Error {
         Error::Input(what.into())
+    }
+    /// Bad input that is the fault of a checkpoint's files.
+    pub fn damaged(self) -> Error {
+        match self {
+            Error::Input(what) => Error::Damaged(what),
+            other => other,
+        }
     }
     pub fn op(op: &'static str, what: impl Into<String>) -> Error {
         Error::Op { op, what: what.into() }

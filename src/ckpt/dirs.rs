@@ -85,6 +85,19 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
     }
 }
 
+/// As [`resolve`], with those to take where it is damaged: older ones, where nobody has named one. Those of later steps belong
+/// to a run that was abandoned.
+pub fn candidates(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Vec<PathBuf>> {
+    let Some(newest) = resolve(ckpt_dir, resume)? else { return Ok(Vec::new()) };
+    let mut found = match (resume, ckpt_dir) {
+        (Resume::Auto, Some(dir)) => complete(dir)?,
+        _ => Vec::new(),
+    };
+    let at = newest.file_name().and_then(|name| step(&name.to_string_lossy())).unwrap_or(0);
+    found.retain(|(step, _)| *step < at);
+    Ok(std::iter::once(newest).chain(found.into_iter().map(|(_, path)| path)).collect())
+}
+
 /// Keeps a directory of checkpoints for one run, until it is dropped or its process ends, however that ends.
 #[derive(Debug)]
 pub struct Lock {
@@ -103,8 +116,13 @@ pub fn prepare(dir: &Path) -> Result<Lock> {
         let what = "another run is using it now; wait until that has ended, or give another directory";
         return Err(bad(what.into()));
     }
-    sweep(dir, |name| name.starts_with(STEP) || name == LATEST || name.starts_with("probe-"))?;
+    clear(dir)?;
     Ok(Lock { _dir: file })
+}
+
+/// Removes what dead saves left in `dir`, where nobody is saving.
+pub fn clear(dir: &Path) -> Result<()> {
+    sweep(dir, |name| name.starts_with(STEP) || name == LATEST || name.starts_with("probe-"))
 }
 
 /// Removes what dead saves left in `dir`; `ours` tells by the name behind the mark of an unfinished one.
@@ -231,6 +249,19 @@ mod tests {
             fs::write(dir.path().join(LATEST), stale).unwrap();
             assert_eq!(newest().as_deref(), Some("step-00000020"), "latest holds {stale:?}");
         }
+    }
+
+    #[test]
+    fn older_ones_follow_only_where_nobody_named_one() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), &["step-00000010", "step-00000020", "step-00000030", "step-00000040"]);
+        point_latest(dir.path(), "step-00000030").unwrap();
+        let steps = |resume: Resume| -> Vec<u64> {
+            let found = candidates(Some(dir.path()), &resume).unwrap();
+            found.iter().map(|path| step(&path.file_name().unwrap().to_string_lossy()).unwrap()).collect()
+        };
+        assert_eq!(steps(Resume::Auto), [30, 20, 10]);
+        assert_eq!(steps(Resume::Dir(dir.path().to_path_buf())), [30]);
     }
 
     #[test]

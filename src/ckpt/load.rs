@@ -29,7 +29,8 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
 
 impl Checkpointer {
     /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks of any strategy. An error is
-    /// an error on all ranks; after one, the store's content is unspecified.
+    /// an error on all ranks; after one, the store's content is unspecified. After [`crate::base::Error::Damaged`], all may
+    /// load another one.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
         let opened = Source::checkpoint(dir, &self.spec, &self.layouts, self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
@@ -54,6 +55,7 @@ impl Checkpointer {
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
         let sums = Reader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
+        let sums = sums.map_err(|e| if checksums.is_some() { e.damaged() } else { e });
         let all = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
         let total = super::total(&all, tensors);
         let verified =

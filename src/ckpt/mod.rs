@@ -25,7 +25,7 @@ pub mod state;
 mod writer;
 
 pub use companions::Companions;
-pub use dirs::{Lock, Resume, newest, prepare, resolve};
+pub use dirs::{Lock, Resume, candidates, clear, newest, prepare, resolve};
 pub use load::{inspect, inspect_model};
 pub use room::check_export;
 pub use safetensors::Dtype;

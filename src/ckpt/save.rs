@@ -289,6 +289,8 @@ impl Publication {
             dirs::sync_dir(&self.dir)?;
             return dirs::publish(&self.dir, &self.target).map(|()| None);
         };
+        let headers = self.plan.files.iter().map(|file| (file.name.clone(), file_checksum(&file.header)));
+        checksums.headers.extend(headers);
         let tensors = self.plan.tensors.list.iter().zip(sums);
         checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
         dirs::write_synced(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;

@@ -30,19 +30,30 @@ impl Source {
         for (name, sum) in &checksums.files {
             let stated = header::plain(name).map_err(|e| bad(&dir.join(state::FILE), e))?;
             let path = dir.join(stated);
-            let content = fs::read(&path).map_err(|e| bad(&path, format!("{e}; the checkpoint is not complete")))?;
+            let content =
+                fs::read(&path).map_err(|e| damaged(&path, format!("{e}; the checkpoint is not complete")))?;
             if file_checksum(&content) != *sum {
                 let found = file_checksum(&content);
-                return Err(bad(&path, format!("was changed after it was saved: its checksum is {found}, not {sum}")));
+                return Err(damaged(
+                    &path,
+                    format!("was changed after it was saved: its checksum is {found}, not {sum}"),
+                ));
             }
         }
         let plan = Plan::of_masters(layouts, moments, u64::MAX);
         let mut found = Found::default();
-        found.open(dir, plan.stem)?;
+        found.open(dir, plan.stem).map_err(Error::damaged)?;
         if !moments.is_empty() {
-            found.open(dir, "optimizer")?;
+            found.open(dir, "optimizer").map_err(Error::damaged)?;
         }
-        let source = found.matched(dir, &plan, true)?;
+        // What does not fit is the fault of the flags, unless the file does not say any more what it said.
+        let changed = found.changed(&checksums.headers);
+        let source = found.matched(dir, &plan, true);
+        if let Some(path) = changed {
+            let why = source.err().map_or(String::new(), |e| format!(" ({e})"));
+            return Err(damaged(&path, format!("has a header that was changed after it was saved{why}")));
+        }
+        let source = source?;
         let then = hf::read(dir)?;
         same_model(dir, &then, spec)?;
         Ok((source, state, checksums))
@@ -63,12 +74,11 @@ impl Source {
             let stored = checksums.tensors.get(&tensor.name).map_or("none", String::as_str);
             if stored != hex(*sum) {
                 let what = format!(
-                    "tensor {} was changed after it was saved: its checksum is {}, not {stored}; resume from another \
-                     checkpoint",
+                    "tensor {} was changed after it was saved: its checksum is {}, not {stored}",
                     tensor.name,
                     hex(*sum)
                 );
-                return Err(bad(&self.files[tensor.file].0, what));
+                return Err(damaged(&self.files[tensor.file].0, what));
             }
         }
         Ok(())
@@ -77,6 +87,10 @@ impl Source {
 
 pub(super) fn bad(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::input(format!("{}: {what}", path.display()))
+}
+
+fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
+    bad(path, what).damaged()
 }
 
 fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
@@ -132,6 +146,8 @@ pub fn is_model(dir: &Path) -> Result<()> {
 #[derive(Default)]
 struct Found {
     files: Vec<(PathBuf, File)>,
+    /// Checksums of their headers.
+    headers: Vec<String>,
     tensors: BTreeMap<String, Tensor>,
 }
 
@@ -178,8 +194,19 @@ impl Found {
                 return Err(bad(&path, format!("holds tensor {name}, which another file holds too")));
             }
         }
+        self.headers.push(file_checksum(&[&prefix[..], &text].concat()));
         self.files.push((path, file));
         Ok(())
+    }
+
+    /// The first file whose header is not the one that was written.
+    fn changed(&self, written: &BTreeMap<String, String>) -> Option<PathBuf> {
+        let changed = |(path, sum): &(&PathBuf, &String)| {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            written.get(&name).is_some_and(|written| written != *sum)
+        };
+        let files = self.files.iter().map(|(path, _)| path);
+        files.zip(&self.headers).find(changed).map(|(path, _)| path.clone())
     }
 
     /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that models

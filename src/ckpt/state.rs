@@ -78,6 +78,10 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
 pub struct Checksums {
     /// xxh3_64 of each small file beside the tensors.
     pub files: BTreeMap<String, String>,
+    /// The same of the header of each file of tensors, its length included. None in checkpoints of earlier versions of this
+    /// program.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
     /// [`super::checksum::checksum`] of each tensor of the model and of the optimizer.
     pub tensors: BTreeMap<String, String>,
 }
@@ -110,23 +114,25 @@ pub fn fingerprint(dir: &Path) -> Result<u64> {
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);
-    let bad = |what: String| Error::input(format!("{}: {what}; resume from another checkpoint", path.display()));
-    let text = fs::read(&path).map_err(|e| bad(format!("{e}, so this is not a complete checkpoint")))?;
+    let damaged = |what: String| Error::Damaged(format!("{}: {what}", path.display()));
+    let text = fs::read(&path).map_err(|e| damaged(format!("{e}, so this is not a complete checkpoint")))?;
     let mut map: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| bad(format!("is not the JSON object that was written ({e})")))?;
+        serde_json::from_slice(&text).map_err(|e| damaged(format!("is not the JSON object that was written ({e})")))?;
     let stored = map.shift_remove("checksum");
     let computed = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
+    let whole = stored == Some(json!(computed));
     if map.get("version") != Some(&json!(VERSION)) {
         let found = map.get("version").map_or("none".to_string(), Value::to_string);
-        return Err(bad(format!("has version {found}; this program reads version {VERSION}")));
+        let what = format!("has version {found}; this program reads version {VERSION}");
+        return Err(if whole { Error::input(format!("{}: {what}", path.display())) } else { damaged(what) });
     }
-    if stored != Some(json!(computed)) {
+    if !whole {
         let stored = stored.map_or("none".to_string(), |v| v.to_string());
-        return Err(bad(format!(
+        return Err(damaged(format!(
             "was changed after it was written: its checksum says {stored}, its content {computed}"
         )));
     }
-    let field = |e: serde_json::Error| bad(format!("lacks what a checkpoint holds ({e})"));
+    let field = |e: serde_json::Error| damaged(format!("lacks what a checkpoint holds ({e})"));
     let checksums = map.shift_remove("checksums").unwrap_or_default();
     let checksums = serde_json::from_value(checksums).map_err(field)?;
     Ok((serde_json::from_value(Value::Object(map)).map_err(field)?, checksums))

@@ -5,6 +5,9 @@ use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Device};
 use std::sync::Arc;
 
+/// What ranks tell each other in place of an exit status: the checkpoint is damaged.
+const DAMAGED: u64 = u64::MAX;
+
 /// Numbers from each rank to all, through the group.
 pub struct Exchange {
     group: Arc<dyn Collective>,
@@ -74,6 +77,7 @@ impl Exchange {
         let mut sent = vec![0; 1 + words];
         match &mine {
             Ok(found) => sent[1..].copy_from_slice(found),
+            Err(Error::Damaged(_)) => sent[0] = DAMAGED,
             Err(error) => sent[0] = error.exit_status() as u64,
         }
         let all = self.gather(dev, &sent);
@@ -84,7 +88,11 @@ impl Exchange {
             return Ok(ranks.map(|r| r[1..].to_vec()).collect());
         };
         let text = format!("rank {rank} could not {what}; its own message says why");
-        Err(if failed[0] == 2 { Error::Input(text) } else { Error::Run(text) })
+        Err(match failed[0] {
+            DAMAGED => Error::Damaged(text),
+            2 => Error::Input(text),
+            _ => Error::Run(text),
+        })
     }
 }
 

@@ -3,11 +3,11 @@
 use super::settings::*;
 use super::{knobs, zero};
 use crate::base::{Category, Error, Result};
-use crate::ckpt::{self, Checkpointer, Resume, TrainerState};
+use crate::ckpt::{self, Checkpointer};
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Checkpointing, Cuts, Decoder, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Checkpointing, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::ZeroOptions;
 use crate::store::flat::Wrap;
@@ -381,31 +381,4 @@ fn bytes(name: &str, text: &str) -> Result<u64> {
     let split = UNITS.iter().find_map(|(unit, size)| Some((upper.strip_suffix(unit)?, *size)));
     let size = split.and_then(|(number, unit)| number.trim().parse::<u64>().ok()?.checked_mul(unit)).filter(|&n| n > 0);
     size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 5GB, 200MB or 1GiB")))
-}
-
-/// The checkpoint to go on from, when it is one of this model and optimizer.
-pub fn resume(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<(PathBuf, TrainerState)>> {
-    let from = match (c.resume.as_deref(), &c.ckpt_dir) {
-        (None, None) => return Ok(None),
-        // A fresh run would replace the checkpoints of equal steps and prune the others.
-        (None, Some(dir)) => match ckpt::newest(dir)? {
-            None => return Ok(None),
-            Some(there) => {
-                return Err(Error::input(format!(
-                    "--ckpt-dir {}: holds {} of an earlier run; add --resume auto to go on from it, or give another \
-                     directory: nothing is overwritten",
-                    dir.display(),
-                    there.file_name().unwrap_or_default().to_string_lossy()
-                )));
-            }
-        },
-        (Some("auto"), _) => Resume::Auto,
-        (Some(dir), _) => Resume::Dir(dir.into()),
-    };
-    let Some(dir) = ckpt::resolve(c.ckpt_dir.as_deref(), &from)? else { return Ok(None) };
-    if let Some(lora) = &e.tuning.lora {
-        ckpt::adapter::same(&dir, lora)?;
-    }
-    let state = ckpt::inspect(&dir, &e.spec, decoder.layouts(), e.rule.state())?;
-    Ok(Some((dir, state)))
 }

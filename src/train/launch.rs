@@ -5,12 +5,13 @@ use crate::comm::env::Restart;
 use crate::comm::shm::{Arena, Watch};
 use crate::comm::{env, nccl};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +34,14 @@ pub fn signal(name: &str) -> Result<i32> {
     found.map(|&(_, signal)| signal).ok_or_else(|| {
         Error::input(format!("--signals {name}: it must be some of {}", SIGNALS.map(|(known, _)| known).join(", ")))
     })
+}
+
+/// A file that would become larger than the user's limit (ulimit -f) fails the write, as on a full disk, and the error says which
+/// file it was; the signal would end the process without a word.
+pub fn pass_over_file_sizes() -> Result<()> {
+    let unread = Arc::new(AtomicBool::new(false));
+    let registered = signal_hook::flag::register(SIGXFSZ, unread);
+    registered.map(drop).map_err(|e| Error::Run(format!("signal handlers: {e}")))
 }
 
 pub fn catch(signals: &[i32]) -> Result<Signals> {

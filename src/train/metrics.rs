@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all groups
@@ -63,6 +64,7 @@ pub enum Event<'r> {
     Step(&'r StepRecord),
     Eval(&'r Value),
     Checkpoint(&'r Value),
+    Damaged(&'r Value),
     End(&'r Value),
 }
 
@@ -90,7 +92,8 @@ impl Metrics {
             let free = (1..).map(numbered).find(|kept| !kept.exists()).unwrap_or_else(|| numbered(0));
             std::fs::rename(path, free).map_err(failed)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        file.write_all(end_of_line(path).as_bytes()).map_err(failed)?;
         Ok(Metrics { file, path: path.to_path_buf() })
     }
 }
@@ -114,18 +117,29 @@ pub fn record_failure(path: Option<&Path>, e: &Error) {
 /// Adds an event to a file that a run has begun, for whoever is left of it.
 pub fn append(path: Option<&Path>, event: &str, mut fields: Value) {
     let Some(path) = path else { return };
-    let Ok(text) = std::fs::read_to_string(path) else { return };
-    // A line that a killed rank left unfinished is ended first.
-    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    if !path.exists() {
+        return;
+    }
     let mut line = json!({"event": event});
     if let (Some(line), Some(fields)) = (line.as_object_mut(), fields.as_object_mut()) {
         line.append(fields);
     }
-    let line = format!("{newline}{line}\n");
+    let line = format!("{}{line}\n", end_of_line(path));
     if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
         // The run has failed already, and what is written here goes to stderr too.
         let _ = file.write_all(line.as_bytes());
     }
+}
+
+/// What ends a line that a run left unfinished when it was killed, or when the disk was full.
+fn end_of_line(path: &Path) -> &'static str {
+    let last = || -> Option<u8> {
+        let file = path.metadata().ok().filter(|m| m.is_file() && m.len() > 0)?;
+        let mut last = [0];
+        File::open(path).ok()?.read_exact_at(&mut last, file.len() - 1).ok()?;
+        Some(last[0])
+    };
+    if last().is_none_or(|last| last == b'\n') { "" } else { "\n" }
 }
 
 #[cfg(test)]
@@ -147,6 +161,18 @@ mod tests {
         );
         Metrics::open(&path, true).unwrap().event(&Event::Run(&json!({}))).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text.clone() + "{\"event\":\"run\"}\n");
+        // A line that was cut off is a line of its own.
+        for (begun, expected) in
+            [("{\"event\":\"st", "{\"event\":\"st\n{\"event\":\"run\"}\n"), ("", "{\"event\":\"run\"}\n")]
+        {
+            let cut = dir.path().join("cut.jsonl");
+            std::fs::write(&cut, begun).unwrap();
+            Metrics::open(&cut, true).unwrap().event(&Event::Run(&json!({}))).unwrap();
+            assert_eq!(std::fs::read_to_string(&cut).unwrap(), expected);
+            std::fs::write(&cut, begun).unwrap();
+            append(Some(&cut), "run", json!({}));
+            assert_eq!(std::fs::read_to_string(&cut).unwrap(), expected);
+        }
         Metrics::open(&path, false).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         let kept = std::fs::read_to_string(dir.path().join("deep/metrics.jsonl.1")).unwrap();

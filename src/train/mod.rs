@@ -26,6 +26,7 @@ pub mod plan;
 pub mod precision;
 mod report;
 mod restart;
+mod resume;
 mod run;
 mod same;
 pub mod settings;
@@ -62,6 +63,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     if let Some(parent) = launched.and_then(|env| env.parent_pid) {
         launch::follow_parent(parent)?;
     }
+    launch::pass_over_file_sizes()?;
     let cli = match args::parse::<args::Cli>(program, about, std::env::args().skip(1))? {
         Parsed::Help(text) => {
             print!("{text}");

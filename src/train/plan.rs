@@ -2,6 +2,7 @@
 //! rank starts. Never starts anything and writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::carrier::Carrier;
 use super::restart::{self, Restarts};
+use super::resume::{self, Resume};
 use super::settings::*;
 use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
@@ -14,7 +15,6 @@ use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
 use crate::strategy::EngineOptions;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub struct Plan {
     pub trainable: usize,
     /// Of one rank, in the order of [`CATEGORIES`].
     pub planned: Vec<(Category, usize)>,
-    /// The checkpoint to go on from, and where that run stood.
-    pub resume: Option<(PathBuf, TrainerState)>,
+    /// The checkpoint to go on from.
+    pub resume: Option<Resume>,
     pub save: derive::SaveOptions,
     pub comm_timeout: Duration,
     pub restarts: Restarts,
@@ -83,7 +83,7 @@ impl Plan {
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
         let planned = derive::planned(&engine, &mesh, save.behind, device)?;
         let restarts = Restarts::new(&s, nproc, launched)?;
-        let resume = derive::resume(&s.checkpoint, &engine, &decoder)?;
+        let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
@@ -122,7 +122,7 @@ impl Plan {
 
     /// The checkpoint to go on from is the last step's.
     pub fn is_done(&self) -> bool {
-        self.resume.as_ref().is_some_and(|(_, state)| state.step >= self.steps())
+        self.resume.as_ref().is_some_and(|resume| resume.state.step >= self.steps())
     }
     pub fn steps(&self) -> u64 {
         self.schedule.total
@@ -263,7 +263,7 @@ impl Plan {
             "steps": self.steps(),
             "tokens_per_step": self.tokens_per_step()?,
             "dataset": self.dataset.report().to_string(),
-            "resume": self.resume.as_ref().map(|r| &r.0),
+            "resume": self.resume.as_ref().map(|r| &r.dir),
             "planned_bytes": self.planned_json(),
         });
         serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))

@@ -1,5 +1,6 @@
 //! The run in a few lines, before its first step. Never decides anything.
 use super::plan::Plan;
+use super::resume::Resume;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Result};
@@ -7,7 +8,7 @@ use crate::nn::Checkpointing;
 use crate::store::Offload;
 
 /// The run in a few lines.
-pub fn header(plan: &Plan, device: &str) -> Result<String> {
+pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<String> {
     let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
     let arch = spec.arch.name();
     let (compute, reduce) = (value(&s.precision.precision), value(&s.precision.reduce_dtype));
@@ -97,7 +98,7 @@ pub fn header(plan: &Plan, device: &str) -> Result<String> {
         format!("data     {}", plan.dataset.report()),
     ]);
     lines.extend(offloaded(plan));
-    if let Some((dir, then)) = &plan.resume {
+    if let Some(Resume { dir, state: then, .. }) = resumed {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));

@@ -147,6 +147,9 @@ pub fn run(plan: &Plan, stage: Option<&str>, log: &Log) -> Result<()> {
             metrics::record_failure(metrics, &e);
             return Err(e);
         }
+        if let Some(dir) = &plan.settings.checkpoint.ckpt_dir {
+            ckpt::clear(dir)?; // all ranks are dead: what they were saving is in the way of what comes
+        }
         let after = newest()?;
         if let Some(range) = elastic.as_ref().filter(|_| attempt > 0 && after == before) {
             nproc = fewer(plan, nproc, *range.start(), global_batch)?.unwrap_or(nproc);

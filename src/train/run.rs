@@ -5,6 +5,7 @@ use super::device::{self, Seat};
 use super::launch;
 use super::merge;
 use super::plan::Plan;
+use super::resume::Resume;
 use super::same;
 use super::settings::LogLevel;
 use super::shared;
@@ -105,6 +106,8 @@ struct Trainer<'a> {
     trained_tokens: u64,
     /// That it took to read weights, where they were read.
     load_seconds: Option<f64>,
+    /// The checkpoint that was gone on from.
+    resumed: Option<Resume>,
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
     bad_in_a_row: u32,
@@ -126,7 +129,7 @@ impl<'a> Trainer<'a> {
         let moments = plan.engine.rule.state();
         let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
         let mut checkpointer = Checkpointer::with_files_of(max, device.clone(), mesh, spec, &layouts, moments)?;
-        let source = plan.resume.as_ref().map(|r| &r.0).or(plan.settings.model.pretrain.as_ref());
+        let source = plan.resume.as_ref().map(|r| &r.dir).or(plan.settings.model.pretrain.as_ref());
         if mesh.rank() == 0 {
             let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
             let ends = (plan.tokenizer.bos(), plan.tokenizer.eos());
@@ -145,9 +148,25 @@ impl<'a> Trainer<'a> {
         if let Some(dir) = plan.settings.model.pretrain.as_ref().filter(|_| adapted || plan.resume.is_none()) {
             checkpointer.load_model(dir, engine.state().0)?;
         }
-        if let Some((dir, _)) = &plan.resume {
+        let mut resumed = plan.resume.clone();
+        while let Some(resume) = &resumed {
             let (store, optimizer) = engine.state();
-            let state = checkpointer.load(dir, store, optimizer)?;
+            match checkpointer.load(&resume.dir, store, optimizer) {
+                Err(Error::Damaged(what)) => {
+                    let older = resume.clone().fall_back(what, &plan.engine, engine.decoder())?;
+                    resumed = Some(older);
+                }
+                loaded => {
+                    loaded?;
+                    break;
+                }
+            }
+        }
+        if let Some(Resume { dir, state, damaged, .. }) = &resumed {
+            if mesh.rank() == 0 && !damaged.is_empty() {
+                damaged.iter().for_each(|what| log.warn(format_args!("warning: damaged checkpoint: {what}")));
+                log.warn(format_args!("warning: going on from {}, after step {}", dir.display(), state.step));
+            }
             (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
             if let (Some(scaler), Some(state)) = (engine.scaler(), &state.scaler) {
                 scaler.resume(state)?;
@@ -165,7 +184,8 @@ impl<'a> Trainer<'a> {
             data: StepData::default(),
             held_out_data: StepData::default(),
             load_seconds,
-            saved: plan.resume.as_ref().map(|_| done),
+            saved: resumed.as_ref().map(|_| done),
+            resumed,
             bad_in_a_row: 0,
             verify,
             plan,
@@ -183,7 +203,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn run(&mut self) -> Result<()> {
-        self.watch.begin(self.done, self.load_seconds)?;
+        self.watch.begin(self.resumed.as_ref(), self.load_seconds)?;
         self.verify.iter().for_each(|verify| self.watch.say(LogLevel::Info, format_args!("{verify}")));
         let (eval_every, save_every) = (self.plan.settings.run.eval_every, self.plan.settings.checkpoint.save_every);
         let due = |every: Option<u64>, step: u64| every.is_some_and(|n| n > 0 && step.is_multiple_of(n));

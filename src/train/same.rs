@@ -7,6 +7,7 @@
 //! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and the
 //! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: [`super::shared`].
 use super::plan::Plan;
+use super::resume::Resume;
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::Collective;
@@ -89,7 +90,7 @@ pub fn check(plan: &Plan, dev: &dyn Device, world: &Arc<dyn Collective>) -> Resu
 fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
     let data = &plan.dataset;
     let resume = match &plan.resume {
-        Some((dir, state)) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
+        Some(Resume { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
     };
     let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;

@@ -15,6 +15,7 @@ use super::metrics::{Event, Metrics, Sink, StepRecord, record_failure};
 use super::peak;
 use super::plan::Plan;
 use super::report;
+use super::resume::Resume;
 use super::settings::{DeviceName, LogLevel};
 use crate::base::{Error, Result};
 use crate::ckpt::Saved;
@@ -141,11 +142,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The run begins, after `done` steps. `load_seconds`: that it took to read weights, where they were read.
-    pub fn begin(&mut self, done: u64, load_seconds: Option<f64>) -> Result<()> {
+    /// The run begins, where `resumed` stands. `load_seconds`: that it took to read weights, where they were read.
+    pub fn begin(&mut self, resumed: Option<&Resume>, load_seconds: Option<f64>) -> Result<()> {
         self.started = Instant::now();
         let device = self.device.name();
-        self.say(LogLevel::Info, report::header(self.plan, &device)?);
+        self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
         load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
         let (gpu, warnings) = self.gpu.sample();
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
@@ -159,9 +160,12 @@ impl<'a> Watch<'a> {
             "planned_bytes": self.plan.planned_json(),
             "data": self.plan.dataset.report().to_string(),
             "gpu": gpu,
-            "resumed_from_step": self.plan.resume.as_ref().map(|_| done),
+            "resumed_from_step": resumed.map(|resume| resume.state.step),
             "load_seconds": load_seconds,
         })))?;
+        for (what, from) in resumed.iter().flat_map(|resume| resume.damaged.iter().map(|what| (what, &resume.dir))) {
+            self.tell_sinks(&Event::Damaged(&json!({"message": what, "from": from})))?;
+        }
         self.restart_clock();
         Ok(())
     }

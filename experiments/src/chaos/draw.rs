@@ -13,16 +13,34 @@ pub enum Kind {
     KillLauncher,
     /// SIGKILL of everything.
     KillAll,
+    /// SIGSTOP of a rank for less than the timeout of communication.
+    StopShort,
+    /// For longer.
+    StopLong,
+    /// A rank that gets a quarter of its time.
+    Stall,
+    FullDisk,
+    /// In the newest checkpoint, or in the two newest.
+    FlippedBit,
+    HalfWritten,
 }
 
 impl Kind {
     pub const KILLS: [Kind; 3] = [Kind::KillRank, Kind::KillLauncher, Kind::KillAll];
+    pub const OTHERS: [Kind; 6] =
+        [Kind::StopShort, Kind::StopLong, Kind::Stall, Kind::FullDisk, Kind::FlippedBit, Kind::HalfWritten];
 
     pub fn name(self) -> &'static str {
         match self {
             Kind::KillRank => "kill a rank",
             Kind::KillLauncher => "kill the launcher",
             Kind::KillAll => "kill all",
+            Kind::StopShort => "stop a rank, briefly",
+            Kind::StopLong => "stop a rank",
+            Kind::Stall => "stall a rank",
+            Kind::FullDisk => "full disk",
+            Kind::FlippedBit => "flipped bit",
+            Kind::HalfWritten => "half a checkpoint",
         }
     }
 }
@@ -47,8 +65,10 @@ pub struct Fault {
     /// New steps before it, since the run recovered from the last one.
     pub after: u64,
     pub moment: Moment,
-    /// How much of it, in [0, 1): how long, how full.
+    /// How much of it, in [0, 1): how long, how full, where in a file.
     pub size: f64,
+    /// For what is left to choose.
+    pub dice: u64,
 }
 
 /// New steps between two faults, at most: more than lie between two checkpoints, so that the run gets on.
@@ -56,8 +76,9 @@ const APART: u64 = 8;
 /// Longest time from a start to a second kill: a start takes some 40 ms on an idle machine.
 const STARTING_S: f64 = 0.06;
 
-/// `kills` SIGKILLs, of which 7 of 10 hit a rank. Each kind comes once before any comes by chance.
-pub fn draw(kills: usize, ranks: usize, seed: u64) -> Vec<Fault> {
+/// `kills` SIGKILLs, of which 7 of 10 hit a rank, and `others` of the other kinds in turn, in any order. Each kind of kill comes
+/// once before any comes by chance.
+pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<Fault> {
     let dice = Rng::named(seed, "chaos");
     let fault = |n: usize| {
         let uniform = |i: u64| dice.uniform(8 * n as u64 + i);
@@ -66,7 +87,10 @@ pub fn draw(kills: usize, ranks: usize, seed: u64) -> Vec<Fault> {
             x if x < 0.85 => Kind::KillLauncher,
             _ => Kind::KillAll,
         };
-        let kind = Kind::KILLS.get(n).copied().unwrap_or_else(by_chance);
+        let kind = match n.checked_sub(kills) {
+            Some(other) => Kind::OTHERS[other % Kind::OTHERS.len()],
+            None => Kind::KILLS.get(n).copied().unwrap_or_else(by_chance),
+        };
         let moment = match uniform(1) {
             x if x < 0.2 => Moment::Saving,
             x if x < 0.3 && kind == Kind::KillRank => Moment::Starting(STARTING_S * uniform(2)),
@@ -78,9 +102,12 @@ pub fn draw(kills: usize, ranks: usize, seed: u64) -> Vec<Fault> {
             after: 1 + (uniform(4) * APART as f64) as u64,
             moment,
             size: uniform(5),
+            dice: dice.u64(8 * n as u64 + 6),
         }
     };
-    (0..kills).map(fault).collect()
+    let mut plan: Vec<(u64, Fault)> = (0..kills + others).map(|n| (dice.u64(8 * n as u64 + 7), fault(n))).collect();
+    plan.sort_by_key(|(place, _)| *place);
+    plan.into_iter().map(|(_, fault)| fault).collect()
 }
 
 #[cfg(test)]
@@ -89,22 +116,24 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_plan() {
-        assert_eq!(draw(50, 2, 7), draw(50, 2, 7));
-        assert_ne!(draw(50, 2, 7), draw(50, 2, 8));
-        assert_eq!(draw(50, 2, 7)[..20], draw(20, 2, 7));
+        assert_eq!(draw(50, 6, 2, 7), draw(50, 6, 2, 7));
+        assert_ne!(draw(50, 6, 2, 7), draw(50, 6, 2, 8));
     }
 
     #[test]
     fn everything_comes_and_within_its_bounds() {
-        let plan = draw(1000, 3, 1);
+        let plan = draw(1000, 100, 3, 1);
         let share = |is: &dyn Fn(&Fault) -> bool| plan.iter().filter(|f| is(f)).count();
-        assert!(Kind::KILLS.iter().enumerate().all(|(n, kind)| plan[n].kind == *kind));
         assert!((650..750).contains(&share(&|f| f.kind == Kind::KillRank)));
-        assert!((150..250).contains(&share(&|f| f.moment == Moment::Saving)));
+        assert!(Kind::OTHERS.iter().all(|kind| (16..=17).contains(&share(&|f| f.kind == *kind))));
+        assert!((150..280).contains(&share(&|f| f.moment == Moment::Saving)));
         assert!(share(&|f| matches!(f.moment, Moment::Starting(_))) > 30);
         for rank in 0..3 {
-            assert!((250..420).contains(&share(&|f| f.rank == rank)));
+            assert!((280..460).contains(&share(&|f| f.rank == rank)));
         }
         assert!(plan.iter().all(|f| (1..=APART).contains(&f.after) && f.rank < 3 && (0.0..1.0).contains(&f.size)));
+        // A short plan has every kind, too.
+        let short = draw(3, 6, 2, 9);
+        assert!(Kind::KILLS.iter().chain(&Kind::OTHERS).all(|kind| short.iter().any(|f| f.kind == *kind)));
     }
 }

@@ -1,20 +1,22 @@
 //! Carries out one fault after the other on a run, and takes the time until it goes on. Never draws what happens, and never
 //! judges the curve.
+use super::course::Course;
+use super::damage;
 use super::draw::{Fault, Kind, Moment};
-use super::follow::{Event, Seen};
-use super::training::{Process, Training};
+use super::training::Process;
 use flatshard::base::{Error, Result};
 use rustix::process::Signal;
 use serde::Serialize;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the run.
-const LOOK: Duration = Duration::from_micros(500);
-/// A run that does not get on for so long hangs. Far longer than any timeout within it, on any machine.
-pub const HANGS: Duration = Duration::from_secs(180);
 /// A checkpoint that is not begun by then was missed: the fault comes nevertheless.
 const MISSED: Duration = Duration::from_secs(2);
+
+/// The longest stop that is no failure, before a tenth is added: less than any timeout of communication that is allowed here.
+const BRIEF: Duration = Duration::from_millis(500);
+/// A stalled rank is stopped again and again, three quarters of the time; so often at most, but for a tenth.
+const PULSE: Duration = Duration::from_millis(15);
+const STALLS: f64 = 50.0;
 
 /// What a fault did.
 #[derive(Serialize, Clone, Debug, Default)]
@@ -39,160 +41,7 @@ pub struct Record {
     pub starts: u32,
 }
 
-/// A run under way, and what was seen of it.
-pub struct Chaos {
-    pub training: Training,
-    pub ckpt: PathBuf,
-    /// The highest step so far.
-    pub furthest: u64,
-    /// Failures that nobody here caused, as the run told them.
-    pub unplanned: Vec<String>,
-    /// Of the last steps.
-    step_time: Duration,
-    last_step: Option<Instant>,
-    /// The last line that the launcher said about a failure.
-    failure: String,
-}
-
-/// What one turn saw.
-#[derive(Default)]
-struct Turn {
-    began: Option<(Instant, u64)>,
-    /// Before the ranks began anew, and after.
-    steps_before: Vec<(Instant, u64)>,
-    steps: Vec<(Instant, u64)>,
-    said: Vec<(Instant, String)>,
-    restarts: u32,
-    started: bool,
-}
-
-impl Chaos {
-    pub fn new(training: Training, ckpt: PathBuf) -> Chaos {
-        let step_time = Duration::from_millis(3);
-        Chaos { training, ckpt, furthest: 0, unplanned: Vec::new(), step_time, last_step: None, failure: String::new() }
-    }
-
-    /// Looks at the run once; a launcher that has ended is started again.
-    fn turn(&mut self) -> Result<Turn> {
-        let mut turn = Turn::default();
-        if let Some(status) = self.training.ended()? {
-            if status.success() || status.code() == Some(2) {
-                return Err(Error::Run(format!("the run ended with {status} on its own: {}", self.last_words())));
-            }
-            // What it wrote before it ended comes first.
-            self.look(&mut turn)?;
-            self.wait_for_the_dead()?;
-            self.training.start()?;
-            turn.started = true;
-            return Ok(turn);
-        }
-        self.look(&mut turn)?;
-        if turn.steps.is_empty() && turn.began.is_none() {
-            std::thread::sleep(LOOK);
-        }
-        Ok(turn)
-    }
-
-    fn look(&mut self, turn: &mut Turn) -> Result<()> {
-        for (at, seen) in self.training.follow.look()? {
-            match seen {
-                Seen::Event(Event::Run { resumed_from_step, .. }) => {
-                    turn.began = Some((at, resumed_from_step.unwrap_or(0)));
-                    turn.steps_before.append(&mut turn.steps);
-                }
-                Seen::Event(Event::Step(step)) => {
-                    turn.steps.push((at, step.step));
-                    if let Some(last) = self.last_step.replace(at) {
-                        // A running mean: half of it is some 20 steps old at most.
-                        self.step_time = (self.step_time * 15 + (at - last).min(self.step_time * 4)) / 16;
-                    }
-                }
-                Seen::Event(Event::Other) => {}
-                Seen::Said(line) => {
-                    turn.restarts += line.starts_with("restart ") as u32;
-                    if line.starts_with("rank ") || line.starts_with("error: ") {
-                        self.failure = line.clone();
-                    }
-                    turn.said.push((at, line));
-                }
-            }
-        }
-        if let Some((_, step)) = turn.steps.iter().chain(&turn.steps_before).max_by_key(|(_, step)| *step) {
-            self.furthest = self.furthest.max(*step);
-        }
-        Ok(())
-    }
-
-    /// Takes note of what the run has told.
-    pub fn catch_up(&mut self) -> Result<()> {
-        self.look(&mut Turn::default())
-    }
-
-    /// Ranks outlive their launcher by the time that the kernel takes to kill them.
-    fn wait_for_the_dead(&mut self) -> Result<()> {
-        let since = Instant::now();
-        loop {
-            match self.training.alive() {
-                none if none.is_empty() => return Ok(()),
-                some if since.elapsed() > HANGS => {
-                    return Err(Error::Run(format!("processes {some:?} outlive their launcher")));
-                }
-                _ => std::thread::sleep(LOOK),
-            }
-        }
-    }
-
-    /// Steps go on until `furthest` is reached; a failure meanwhile is nobody's here.
-    fn get_on(&mut self, furthest: u64) -> Result<()> {
-        let mut since = Instant::now();
-        while self.furthest < furthest {
-            let before = self.furthest;
-            let turn = self.turn()?;
-            if turn.started || turn.restarts > 0 {
-                self.unplanned.push(format!("after step {before}: {}", self.failure));
-            }
-            if self.furthest > before {
-                since = Instant::now();
-            }
-            self.hangs(since, &format!("step {furthest}"))?;
-        }
-        Ok(())
-    }
-
-    fn hangs(&self, since: Instant, wanted: &str) -> Result<()> {
-        match since.elapsed() > HANGS {
-            false => Ok(()),
-            true => Err(Error::Run(format!(
-                "no {wanted} within {} s after step {}: {}",
-                HANGS.as_secs(),
-                self.furthest,
-                self.last_words()
-            ))),
-        }
-    }
-    fn last_words(&self) -> String {
-        let text = std::fs::read_to_string(&self.training.log).unwrap_or_default();
-        text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_string()
-    }
-
-    /// All ranks, when they are there and none of them is among `old`; and how often the launcher started them meanwhile.
-    fn ranks(&mut self, old: &[Process]) -> Result<(Vec<Process>, u32)> {
-        let (since, mut restarts) = (Instant::now(), 0);
-        loop {
-            let is_old = |process: &Process| old.iter().any(|o| o.pid == process.pid);
-            if let Some(ranks) = self.training.all_ranks().filter(|ranks| !ranks.iter().any(is_old)) {
-                return Ok((ranks, restarts));
-            }
-            restarts += self.turn()?.restarts;
-            self.hangs(since, "full number of ranks")?;
-        }
-    }
-
-    fn is_saving(&self) -> bool {
-        let list = std::fs::read_dir(&self.ckpt).into_iter().flatten().flatten();
-        list.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".tmp-step-"))
-    }
-
+impl Course {
     fn wait_for(&mut self, moment: Moment) -> Result<()> {
         match moment {
             Moment::Step(part) => std::thread::sleep(self.step_time.mul_f64(part)),
@@ -210,12 +59,28 @@ impl Chaos {
     /// Waits for the moment, does it, and returns when a step is done that had never been done before.
     pub fn inflict(&mut self, fault: &Fault) -> Result<Record> {
         self.get_on(self.furthest + fault.after)?;
-        let (ranks, _) = self.ranks(&[])?;
+        if matches!(fault.kind, Kind::FlippedBit | Kind::HalfWritten) {
+            while damage::checkpoints(&self.ckpt)?.len() < 2 {
+                self.get_on(self.furthest + 1)?;
+            }
+        }
+        let ranks = loop {
+            let failures = self.failures;
+            let (ranks, _) = self.ranks(&[])?;
+            self.wait_for(fault.moment)?;
+            self.nobodys(failures);
+            // They are no longer there where the run has just failed on its own.
+            if !ranks.iter().any(Process::is_dead) {
+                break ranks;
+            }
+            self.turn()?;
+        };
         let victim = fault.rank % ranks.len();
-        self.wait_for(fault.moment)?;
-        let rank = matches!(fault.kind, Kind::KillRank).then_some(victim);
+        let to_one = !matches!(fault.kind, Kind::KillLauncher | Kind::KillAll | Kind::FlippedBit | Kind::HalfWritten);
+        let rank = to_one.then_some(victim);
         let mut record = Record { kind: fault.kind.name(), rank, saving: self.is_saving(), ..Record::default() };
         let mut hit = Instant::now();
+        let killed = |line: &str| line.contains(&format!("rank {victim} was killed by signal 9"));
         match fault.kind {
             Kind::KillRank => {
                 ranks[victim].send(Signal::KILL);
@@ -226,36 +91,114 @@ impl Chaos {
                     starting[victim].send(Signal::KILL);
                     (record.twice, record.restarts) = (true, restarts);
                 }
+                self.recover(hit, &mut record, Some(&killed))?;
             }
-            Kind::KillLauncher => self.training.send_launcher(Signal::KILL),
+            Kind::KillLauncher => {
+                self.training.send_launcher(Signal::KILL);
+                self.recover(hit, &mut record, None)?;
+            }
             Kind::KillAll => {
                 self.training.send_launcher(Signal::KILL);
                 ranks.iter().for_each(|rank| rank.send(Signal::KILL));
+                self.recover(hit, &mut record, None)?;
+            }
+            Kind::StopLong => {
+                ranks[victim].send(Signal::STOP);
+                let named = |line: &str| line.contains("no answer within") && line.contains(&format!("rank {victim}"));
+                self.recover(hit, &mut record, Some(&named))?;
+            }
+            Kind::StopShort | Kind::Stall => {
+                let failures = self.failures;
+                let pulses = if fault.kind == Kind::Stall { (STALLS * (0.1 + fault.size)) as u32 } else { 1 };
+                let stopped = if fault.kind == Kind::Stall { PULSE } else { BRIEF.mul_f64(0.1 + fault.size) };
+                for _ in 0..pulses {
+                    ranks[victim].send(Signal::STOP);
+                    std::thread::sleep(stopped);
+                    ranks[victim].send(Signal::CONT);
+                    std::thread::sleep(stopped / 3);
+                }
+                self.catch_up()?;
+                self.nobodys(failures);
+                record.step = self.furthest;
+                self.get_on(self.furthest + 1)?;
+                (record.first_step_s, record.new_step_s) = (hit.elapsed().as_secs_f64(), hit.elapsed().as_secs_f64());
+            }
+            Kind::FullDisk => {
+                let whole = damage::checkpoints(&self.ckpt)?.first().map_or(0, |newest| damage::bytes(newest));
+                let room = (fault.size * whole as f64) as u64;
+                let refusal = self.disk.refusal();
+                let mut full = Some(FullDisk { room, victim: &ranks[victim] });
+                self.recover_from(hit, &mut record, Some(&|line: &str| line.contains(refusal)), &mut full)?;
+            }
+            Kind::FlippedBit | Kind::HalfWritten => {
+                // Nobody saves meanwhile.
+                ranks.iter().for_each(|rank| rank.send(Signal::STOP));
+                self.settle()?;
+                let checkpoints = damage::checkpoints(&self.ckpt)?;
+                let count = if checkpoints.len() > 2 && fault.dice & 4 != 0 { 2 } else { 1 };
+                for checkpoint in &checkpoints[..count] {
+                    match fault.kind {
+                        Kind::FlippedBit => damage::flip(checkpoint, fault)?,
+                        _ => damage::halve(checkpoint, fault)?,
+                    }
+                }
+                if fault.dice & 2 != 0 {
+                    self.training.send_launcher(Signal::KILL);
+                }
+                hit = Instant::now();
+                ranks.iter().for_each(|rank| rank.send(Signal::KILL));
+                let whole = damage::step(&checkpoints[count]);
+                let said = |line: &str| line.starts_with("warning: damaged checkpoint: ");
+                let from = self.recover(hit, &mut record, Some(&said))?;
+                if from != whole {
+                    let what = format!("after step {} it went on from step {from}, not {whole}", record.step);
+                    return Err(Error::Run(format!("{}: {what}", record.kind)));
+                }
             }
         }
-        let told = rank.map(|rank| format!("rank {rank} was killed by signal 9"));
-        self.recover(hit, &mut record, told.as_deref())?;
         Ok(record)
     }
 
-    fn recover(&mut self, hit: Instant, record: &mut Record, told: Option<&str>) -> Result<()> {
+    /// After a signal that stops ranks: they have stopped, and what they did before is there.
+    fn settle(&mut self) -> Result<()> {
+        std::thread::sleep(PULSE);
+        self.catch_up()
+    }
+
+    fn recover(&mut self, hit: Instant, record: &mut Record, told: Option<&dyn Fn(&str) -> bool>) -> Result<u64> {
+        self.recover_from(hit, record, told, &mut None)
+    }
+
+    /// Looks at the run until a step is done that had never been done before. `told`: the line by which the fault is noticed.
+    /// `full`: the disk, until then. Returns the step that the run went on from.
+    fn recover_from(
+        &mut self,
+        hit: Instant,
+        record: &mut Record,
+        told: Option<&dyn Fn(&str) -> bool>,
+        full: &mut Option<FullDisk>,
+    ) -> Result<u64> {
         let seconds = |at: Instant| at.saturating_duration_since(hit).as_secs_f64();
         record.step = self.furthest;
         let (mut began, mut first) = (None, None);
         loop {
+            if let Some(FullDisk { room, victim }) = full {
+                self.disk.fill(*room, victim)?;
+            }
             let turn = self.turn()?;
             record.restarts += turn.restarts;
             record.starts += turn.started as u32;
-            let said = told.and_then(|told| turn.said.iter().find(|(_, line)| line.contains(told)));
+            let said = told.and_then(|told| turn.said.iter().find(|(_, line)| told(line)));
             record.noticed_s = record.noticed_s.or(said.map(|(at, _)| seconds(*at)));
             if told.is_none() && turn.started && record.noticed_s.is_none() {
                 record.noticed_s = Some(hit.elapsed().as_secs_f64());
             }
-            let old = if began.is_none() && turn.began.is_none() { &turn.steps } else { &turn.steps_before };
-            if began.is_none()
-                && let Some(furthest) = old.iter().map(|(_, step)| *step).max()
-            {
-                record.step = record.step.max(furthest);
+            if record.noticed_s.is_some() && full.take().is_some() {
+                self.disk.free()?;
+            }
+            if began.is_none() {
+                let old = if turn.began.is_none() { &turn.steps } else { &turn.steps_before };
+                record.step = old.iter().map(|(_, step)| *step).max().unwrap_or(0).max(record.step);
             }
             began = turn.began.map(|(_, from)| from).or(began);
             let Some(from) = began else {
@@ -268,15 +211,21 @@ impl Chaos {
             if let Some((at, _)) = turn.steps.iter().find(|(_, step)| *step > record.step) {
                 (record.first_step_s, record.new_step_s) = (first.unwrap_or(seconds(*at)), seconds(*at));
                 record.steps_lost = record.step.saturating_sub(from);
-                return match (told, record.noticed_s) {
-                    (Some(told), None) => Err(Error::Run(format!(
-                        "{} after step {}: the launcher never said \"{told}\", but: {}",
-                        record.kind, record.step, self.failure
+                return match record.noticed_s {
+                    None => Err(Error::Run(format!(
+                        "{} (rank {:?}) after step {}: the run never said so, but: {}",
+                        record.kind, record.rank, record.step, self.failure
                     ))),
-                    _ => Ok(()),
+                    Some(_) => Ok(from),
                 };
             }
             self.hangs(hit, "new step")?;
         }
     }
+}
+
+/// How much room is left on it, and who finds out.
+struct FullDisk<'a> {
+    room: u64,
+    victim: &'a Process,
 }

@@ -1,6 +1,9 @@
 //! `chaos`: a training run to which everything happens that happens on clusters, again and again, and the proof that it is bit
 //! for bit the run to which nothing happened. [`draw`] says what will go wrong, [`inflict`] does it, [`proof`] judges,
 //! [`report`] tells. Never changes how the run trains.
+mod course;
+mod damage;
+mod disk;
 mod draw;
 mod follow;
 mod inflict;
@@ -11,14 +14,16 @@ mod training;
 use crate::Verdict;
 use crate::curve::METRICS;
 use crate::{launch, sets};
+use course::Course;
+use disk::Disk;
+use draw::Kind;
 use flatshard::base::{Error, Result};
-use inflict::Chaos;
+
 use proof::Proof;
-use rustix::process::Signal;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use training::Training;
 
 /// Kill a training run at random again and again, and prove that its losses and weights are those of one left in peace
@@ -27,12 +32,25 @@ pub struct Args {
     /// SIGKILLs: of a rank, of the process that started the ranks, of all of them
     #[arg(long, default_value_t = 20, value_name = "N")]
     kills: usize,
+    /// Other faults among them, in turn: a rank that is stopped for longer than --comm-timeout, or for less, or stalls; a full
+    /// disk; a bit of a checkpoint that flips; half a checkpoint [default: a tenth of the kills, and each once at least]
+    #[arg(long, value_name = "N")]
+    others: Option<usize>,
     /// What is drawn: faults, victims, moments
     #[arg(long, default_value_t = 0, value_name = "S")]
     seed: u64,
     /// Ranks of the run
     #[arg(long, default_value_t = 2, value_name = "N")]
     nproc_per_node: usize,
+    /// Longest wait of a rank for its peers
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    comm_timeout: f64,
+    /// How a disk gets full
+    #[arg(long, value_enum, default_value_t)]
+    disk: disk::Choice,
+    /// Let the run go on with fewer ranks (run_fsdp --elastic): its curve is then near that of the other, and not bitwise
+    #[arg(long, value_name = "MIN:MAX")]
+    elastic: Option<String>,
     /// Restarts by the run's own launcher; when it has none left, or was killed, it is started again with --resume auto
     #[arg(long, default_value_t = 25, value_name = "N")]
     max_restarts: u32,
@@ -58,6 +76,7 @@ pub struct Args {
 const TINY: &str = "--dataset synthetic --arch gpt --dropout 0.1 --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 \
                     --batch-size 4 --lr 0.003 --warmup-steps 10 --lr-scheduler constant --no-eval --no-sample \
                     --log-every 1000000";
+const DISK: &str = "disk";
 const KEEP: usize = 3;
 /// More than it comes to before it is asked to stop.
 const ENDLESS: u64 = 1_000_000_000;
@@ -71,6 +90,9 @@ pub fn main(args: &Args) -> Result<Verdict> {
         if n == 0 {
             return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
         }
+    }
+    if !(2.0..=600.0).contains(&args.comm_timeout) {
+        return Err(Error::input(format!("--comm-timeout is {}: it must be from 2 to 600", args.comm_timeout)));
     }
     let scratch = std::env::temp_dir().join(format!("flatshard-chaos-{}", std::process::id()));
     let output = sets::absolute(args.output_dir.as_ref().unwrap_or(&scratch))?;
@@ -87,55 +109,74 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
     let started = Instant::now();
     let dir = |name: &str| output.join(name);
     let (disturbed, quiet) = (dir("disturbed"), dir("quiet"));
+    disk::release(&disturbed.join(DISK));
     for dir in [&disturbed, &quiet] {
         if dir.exists() {
             std::fs::remove_dir_all(dir).map_err(|e| Error::io("remove", dir, e))?;
         }
         std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     }
-    let command = |dir: &Path, steps: u64, more: &[String]| -> Vec<String> {
-        let text = |path: PathBuf| path.display().to_string();
-        let mut words = vec![text(bin.join("run_fsdp"))];
+    let disk = Disk::new(disturbed.join(DISK), args.disk)?;
+    let ckpt = disk.dir().join("ckpt");
+    let about_disk = disk.about();
+    let command = |dir: &Path, ckpt: &Path, steps: u64, more: &[String]| -> Vec<String> {
+        let text = |path: &Path| path.display().to_string();
+        let mut words = vec![text(&bin.join("run_fsdp"))];
         words.extend(TINY.split_whitespace().map(String::from));
         words.extend(["--nproc-per-node".into(), args.nproc_per_node.to_string()]);
-        words.extend(["--metrics-path".into(), text(dir.join(METRICS)), "--ckpt-dir".into(), text(dir.join("ckpt"))]);
+        words.extend(["--metrics-path".into(), text(&dir.join(METRICS)), "--ckpt-dir".into(), text(ckpt)]);
         words.extend(["--keep".into(), KEEP.to_string(), "--max-steps".into(), steps.to_string()]);
         words.extend(args.flags.iter().chain(more).cloned());
         words
     };
-    let more = ["--save-every", &args.save_every.to_string(), "--max-restarts", &args.max_restarts.to_string()];
-    let more = [&more[..], &["--resume", "auto"]].concat().into_iter().map(String::from).collect::<Vec<_>>();
+    let [every, max, timeout] =
+        [args.save_every.to_string(), args.max_restarts.to_string(), args.comm_timeout.to_string()];
+    let more = ["--save-every", &every, "--max-restarts", &max, "--comm-timeout", &timeout, "--resume", "auto"];
+    let elastic = args.elastic.iter().flat_map(|range| ["--elastic", range]);
+    let more: Vec<String> = more.into_iter().chain(elastic).map(String::from).collect();
 
-    let plan = draw::draw(args.kills, args.nproc_per_node, args.seed);
-    let training =
-        Training::new(command(&disturbed, ENDLESS, &more), disturbed.join(METRICS), disturbed.join("log.txt"));
-    let mut chaos = Chaos::new(training, disturbed.join("ckpt"));
-    chaos.training.start()?;
+    let others = args.others.unwrap_or((args.kills / 10).max(Kind::OTHERS.len()));
+    let plan = draw::draw(args.kills, others, args.nproc_per_node, args.seed);
+    let endless = command(&disturbed, &ckpt, ENDLESS, &more);
+    let training = Training::new(endless, disturbed.join(METRICS), disturbed.join("log.txt"));
+    let mut course = Course::new(training, disk, ckpt.clone());
+    course.training.start()?;
     let mut records = Vec::new();
     for fault in &plan {
-        records.push(chaos.inflict(fault)?);
+        records.push(course.inflict(fault)?);
     }
-    let steps = chaos.stop()? + 2;
+    let steps = course.stop()? + 2;
     println!("{}", report::table(&records));
 
-    end(&command(&disturbed, steps, &more), &disturbed)?;
-    end(&command(&quiet, steps, &[]), &quiet)?;
+    end(&command(&disturbed, &ckpt, steps, &more), &disturbed)?;
+    end(&command(&quiet, &quiet.join("ckpt"), steps, &[]), &quiet)?;
     let mut proof = proof::curves(&follow::events(&disturbed.join(METRICS))?, &follow::events(&quiet.join(METRICS))?);
-    let last = |dir: &Path| dir.join("ckpt").join(format!("step-{steps:08}"));
-    proof::checkpoints(&last(&disturbed), &last(&quiet), &mut proof)?;
-    proof::leftovers(&disturbed.join("ckpt"), KEEP, args.nproc_per_node, &mut proof)?;
-    tell(&proof, &chaos.unplanned);
+    let last = format!("step-{steps:08}");
+    if proof.fewer_ranks_from.is_none() {
+        proof::checkpoints(&ckpt.join(&last), &quiet.join("ckpt").join(&last), &mut proof)?;
+    }
+    proof::leftovers(&ckpt, KEEP, args.nproc_per_node, &mut proof)?;
+    let alive = training::using(&ckpt);
+    if !alive.is_empty() {
+        proof.wrong.push(format!("processes {alive:?} still use {}", ckpt.display()));
+    }
+    tell(&proof, &course.unplanned);
+    println!("a full disk was {about_disk}");
     let about = json!({
         "kills": args.kills,
+        "others": others,
         "seed": args.seed,
         "ranks": args.nproc_per_node,
+        "cores": std::thread::available_parallelism().map_or(1, |n| n.get()),
+        "disk": about_disk,
+        "comm_timeout_s": args.comm_timeout,
         "save_every": args.save_every,
         "max_restarts": args.max_restarts,
         "seconds": started.elapsed().as_secs(),
-        "command": launch::shell(&chaos.training.command[1..]),
+        "flags": args.flags,
     });
     let json = args.json.clone().unwrap_or(dir("chaos.json"));
-    report::write(&json, about, &records, &chaos.unplanned, &proof)?;
+    report::write(&json, about, &records, &course.unplanned, &proof)?;
     println!("{} faults in {:.0} s; each is in {}", records.len(), started.elapsed().as_secs_f64(), json.display());
     Ok(proof.wrong.is_empty())
 }
@@ -144,13 +185,20 @@ fn tell(proof: &Proof, unplanned: &[String]) {
     for failure in unplanned {
         println!("note: it failed on its own {failure}");
     }
-    match proof.wrong.is_empty() {
-        true => println!(
+    match (proof.wrong.is_empty(), proof.fewer_ranks_from) {
+        (true, Some(step)) => println!(
+            "near: {} steps ({} lines) are within {:.0} % of those of a run that was left in peace, bitwise until ranks were \
+             fewer, at step {step}; nothing is left behind",
+            proof.steps,
+            proof.lines,
+            100.0 * proof::NEAR
+        ),
+        (true, None) => println!(
             "bitwise: {} steps ({} lines, with those that were done again) and all {} files of the last checkpoint are those \
              of a run that was left in peace; nothing is left behind",
             proof.steps, proof.lines, proof.files
         ),
-        false => proof.wrong.iter().for_each(|wrong| println!("WRONG {wrong}")),
+        (false, _) => proof.wrong.iter().for_each(|wrong| println!("WRONG {wrong}")),
     }
 }
 
@@ -164,25 +212,5 @@ fn end(command: &[String], dir: &Path) -> Result<()> {
     match status.success() {
         true => Ok(()),
         false => Err(Error::Run(format!("a run that nobody disturbed ended with {status}: see {}", log.display()))),
-    }
-}
-
-impl Chaos {
-    /// Asks the run to end; returns the number of steps done.
-    fn stop(&mut self) -> Result<u64> {
-        self.training.send_launcher(Signal::TERM);
-        let asked = Instant::now();
-        loop {
-            let ended = self.training.ended()?;
-            self.catch_up()?;
-            match ended {
-                Some(status) if status.code() == Some(143) => return Ok(self.furthest),
-                Some(status) => return Err(Error::Run(format!("after SIGTERM the run ended with {status}"))),
-                None if asked.elapsed() > inflict::HANGS => {
-                    return Err(Error::Run("SIGTERM does not end the run".into()));
-                }
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
     }
 }

@@ -15,16 +15,24 @@ pub struct Proof {
     pub lines: usize,
     /// Files of the last checkpoint, all equal.
     pub files: usize,
+    /// The first step on another number of ranks, whose sums round otherwise.
+    pub fewer_ranks_from: Option<u64>,
     /// Empty where all is well.
     pub wrong: Vec<String>,
 }
 
-/// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing.
+/// How near a curve stays, as a fraction of the loss, when the number of ranks has changed.
+pub const NEAR: f64 = 0.2;
+
+/// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing. From where the ranks are fewer, losses
+/// are near and no more: the batch of a step and its learning rate are promised then, and sums in another order.
 pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
-    let steps = |events: &[Event]| -> Vec<Step> {
-        events.iter().filter_map(|e| if let Event::Step(step) = e { Some(*step) } else { None }).collect()
-    };
-    let (lines, quiet) = (steps(disturbed), steps(quiet));
+    let world = |event: &Event| if let Event::Run { world_size, .. } = event { Some(*world_size) } else { None };
+    let first_world = disturbed.iter().find_map(world);
+    let other =
+        disturbed.iter().position(|e| world(e).is_some_and(|n| Some(n) != first_world)).unwrap_or(disturbed.len());
+    let (same, other) = disturbed.split_at(other);
+    let (lines, rest, quiet) = (steps(same), steps(other), steps(quiet));
     let expected: BTreeMap<u64, Step> = quiet.iter().map(|s| (s.step, *s)).collect();
     let bits = |s: &Step| [s.loss, s.grad_norm].map(|x| x.map(f64::to_bits));
     let mut wrong = Vec::new();
@@ -37,7 +45,14 @@ pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
             line.step
         ));
     }
-    let mut done: Vec<u64> = lines.iter().map(|s| s.step).collect();
+    let near = |line: &&Step| {
+        let (a, b) = (expected.get(&line.step).and_then(|e| e.loss), line.loss);
+        a.zip(b).is_some_and(|(a, b)| (b - a).abs() <= NEAR * a.abs())
+    };
+    if let Some(line) = rest.iter().find(|line| !near(line)) {
+        wrong.push(format!("on fewer ranks, step {} is {line:?}, far from {:?}", line.step, expected.get(&line.step)));
+    }
+    let mut done: Vec<u64> = lines.iter().chain(&rest).map(|s| s.step).collect();
     done.sort_unstable();
     done.dedup();
     if let Some(step) = expected.keys().find(|step| done.binary_search(step).is_err()) {
@@ -46,7 +61,12 @@ pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
     if quiet.is_empty() {
         wrong.push("the undisturbed run has no step".into());
     }
-    Proof { steps: done.len() as u64, lines: lines.len(), files: 0, wrong }
+    let fewer_ranks_from = rest.first().map(|s| s.step);
+    Proof { steps: done.len() as u64, lines: lines.len() + rest.len(), files: 0, fewer_ranks_from, wrong }
+}
+
+fn steps(events: &[Event]) -> Vec<Step> {
+    events.iter().filter_map(|e| if let Event::Step(step) = e { Some(*step) } else { None }).collect()
 }
 
 /// The files of both directories are the same, byte for byte.
@@ -110,13 +130,25 @@ mod tests {
     fn a_bit_a_missing_step_and_a_step_too_many_are_found() {
         let quiet = curve(&[(1, 0.5), (2, 0.25), (3, 0.1)]);
         let good = curves(&curve(&[(1, 0.5), (2, 0.25), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
-        assert_eq!(good, Proof { steps: 3, lines: 5, files: 0, wrong: vec![] });
+        assert_eq!(good, Proof { steps: 3, lines: 5, ..Proof::default() });
         let near = f64::from_bits(0.25f64.to_bits() + 1);
         // A step that went wrong counts, even where it was done once more and right.
         let once = curves(&curve(&[(1, 0.5), (2, near), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
         assert!(once.wrong[0].contains("1 lines of the curve differ, the first at step 2"), "{once:?}");
         assert_eq!(curves(&curve(&[(1, 0.5), (3, 0.1)]), &quiet).wrong, ["step 2 has no line"]);
         assert!(curves(&curve(&[(1, 0.5), (2, 0.25), (3, 0.1), (4, 0.1)]), &quiet).wrong[0].contains("not None"));
+    }
+
+    #[test]
+    fn on_fewer_ranks_losses_are_near() {
+        let quiet = curve(&[(1, 0.5), (2, 0.25), (3, 0.1)]);
+        let judged = |last: f64| {
+            let began = |world_size| vec![Event::Run { resumed_from_step: None, world_size }];
+            let parts = [began(2), curve(&[(1, 0.5), (2, 0.25)]), began(1), curve(&[(2, 0.2501), (3, last)])];
+            curves(&parts.concat(), &quiet)
+        };
+        assert_eq!(judged(0.1001), Proof { steps: 3, lines: 4, fewer_ranks_from: Some(2), ..Proof::default() });
+        assert!(judged(0.2).wrong[0].contains("on fewer ranks, step 3"));
     }
 
     #[test]

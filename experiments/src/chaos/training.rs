@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// Where a run is, and how it is started.
@@ -25,15 +25,20 @@ pub struct Training {
 /// One process, whatever its number is used for later.
 pub struct Process {
     pub pid: u32,
+    id: Pid,
     fd: OwnedFd,
 }
 
 impl Process {
     /// The child `pid` of `parent`. None where it is gone.
     fn child_of(parent: u32, pid: u32) -> Option<Process> {
-        let fd = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+        let id = Pid::from_raw(pid as i32)?;
+        let fd = pidfd_open(id, PidfdFlags::empty()).ok()?;
         // Opened first: were the number another process's by now, it would have another parent.
-        (parent_of(pid)? == parent).then_some(Process { pid, fd })
+        (parent_of(pid)? == parent).then_some(Process { pid, id, fd })
+    }
+    pub fn id(&self) -> Pid {
+        self.id
     }
     /// It may have ended by itself just now.
     pub fn send(&self, signal: Signal) {
@@ -117,6 +122,17 @@ impl Drop for Training {
             let _ = child.wait();
         }
     }
+}
+
+/// Processes that were started with `path` among their arguments.
+pub fn using(path: &Path) -> Vec<u32> {
+    let path = path.as_os_str().as_encoded_bytes();
+    let uses = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|&b| b == 0).any(|argument| argument == path)
+    };
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(uses).collect()
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

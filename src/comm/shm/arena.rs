@@ -2,6 +2,7 @@
 //! a test run the very code that processes run. Never interprets what is stored in it.
 use crate::base::{Error, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -31,7 +32,12 @@ impl Arena {
     pub fn create(world: usize) -> Result<Arena> {
         let failed = |what, e| Error::Run(format!("shared memory: {what}: {e}"));
         let fd = memfd_create("flatshard", MemfdFlags::empty()).map_err(|e| failed("memfd_create", e))?;
-        ftruncate(&fd, REGION * (1 + GROUPS_PER_RANK * world as u64)).map_err(|e| failed("ftruncate", e))?;
+        ftruncate(&fd, REGION * (1 + GROUPS_PER_RANK * world as u64)).map_err(|e| match e {
+            Errno::FBIG => {
+                Error::input("ulimit -f is in the way of the ranks' shared memory, a sparse file: ulimit -f unlimited")
+            }
+            e => failed("ftruncate", e),
+        })?;
         Ok(Arena { file: File::from(fd), world })
     }
     /// The arena behind descriptor `fd` of this process.
