@@ -1,5 +1,5 @@
 # Two test hosts on one machine, for scripts that source this file: node1 (10.77.0.1) and node2 (10.77.0.2), each with its own
-# network, name and /dev/shm, joined by a veth pair and by nothing else. The file system is shared, as on a cluster.
+# network, name, /dev/shm and $LAB/tmp, joined by a veth pair and by nothing else. The file system is shared, as on a cluster.
 #
 # Everything stands in namespaces of one process tree: it ends with the script, however that ends, leaves nothing behind, and any
 # number of labs stand side by side. Where the caller is not root, a user namespace is asked for.
@@ -24,7 +24,7 @@ lab_run() {
 # Inside: makes the hosts.
 lab_start() {
     mount -t tmpfs lab "$LAB"
-    mkdir "$LAB/hosts"
+    mkdir "$LAB/hosts" "$LAB/tmp"
     printf '127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n' > "$LAB/etc_hosts"
     local n
     for n in 1 2; do
@@ -35,6 +35,7 @@ lab_start() {
         # The child is a host once its namespaces are others than ours.
         until [ "$(readlink "/proc/$(< "$LAB/hosts/node$n")/ns/ipc")" != "$(readlink /proc/self/ns/ipc)" ]; do sleep 0.01; done
         on "node$n" mount -t tmpfs shm /dev/shm
+        on "node$n" mount -t tmpfs tmp "$LAB/tmp"
         on "node$n" mount --bind "$LAB/etc_hosts" /etc/hosts
         on "node$n" hostname "node$n"
         on "node$n" ip link set lo up

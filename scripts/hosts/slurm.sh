@@ -22,6 +22,7 @@ AuthInfo=socket=$dir/munge/socket
 CredType=cred/munge
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/%n
+TmpFS=$LAB/tmp
 SlurmctldPidFile=$dir/ctld.pid
 SlurmdPidFile=$dir/%n.pid
 ProctrackType=proctrack/pgid
