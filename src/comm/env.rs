@@ -47,6 +47,7 @@ pub struct RankEnv {
     pub local_world: usize,
     /// This host's name, for messages; ranks with the same one that are numbered together share memory.
     pub host: String,
+    /// Empty where it is needed and not given: ranks on several hosts.
     pub master_addr: String,
     pub master_port: u16,
     /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
@@ -109,6 +110,17 @@ impl Vars<'_> {
             ))
         })
     }
+    fn master_addr(&self, one_host: bool) -> Result<String> {
+        let text =
+            self.text("MASTER_ADDR").unwrap_or_else(|| if one_host { "127.0.0.1".into() } else { String::new() });
+        // One colon: a port. An IPv6 address has more.
+        if text.matches(':').count() == 1 || text.contains(|c: char| c == '/' || c.is_whitespace()) {
+            return Err(Error::input(format!(
+                "MASTER_ADDR={text} is neither a name nor an address of a host; the port is MASTER_PORT's"
+            )));
+        }
+        Ok(text)
+    }
     fn finish(&self, ranks: [usize; 4], run_id: String) -> Result<Option<RankEnv>> {
         let [rank, world, local_rank, local_world] = ranks;
         Ok(Some(RankEnv {
@@ -117,7 +129,7 @@ impl Vars<'_> {
             local_rank,
             local_world,
             host: self.text(HOST).unwrap_or_else(host_name),
-            master_addr: self.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".into()),
+            master_addr: self.master_addr(world == local_world)?,
             master_port: self.number("MASTER_PORT")?.unwrap_or(29500),
             run_id,
             arena_fd: self.number(ARENA_FD)?,
@@ -235,6 +247,7 @@ mod tests {
         let env = read(&MPI).unwrap().unwrap();
         assert_eq!((env.master_addr.as_str(), env.run_id.as_str()), ("127.0.0.1", "mpi prterun-1"));
         assert_eq!(ranks(env), [2, 3, 2, 3]);
+        assert_eq!(read(&SLURM).unwrap().unwrap().master_addr, ""); // two hosts: it has to be given
         assert_eq!(ranks(read(&SLURM).unwrap().unwrap()), [3, 4, 1, 2]);
     }
 
@@ -262,6 +275,10 @@ mod tests {
         assert!(text.contains("RANK is set but WORLD_SIZE is not"), "{text}");
         let text = message(&[("RANK", "0"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "0")]);
         assert!(text.contains("WORLD_SIZE=two is not a number"), "{text}");
+        for addr in ["node7:29500", "tcp://node7", "node 7"] {
+            let text = message(&[&TORCHRUN[..4], &[("MASTER_ADDR", addr)]].concat());
+            assert!(text.contains(&format!("MASTER_ADDR={addr} is neither")), "{text}");
+        }
         let text = message(&[("OMPI_COMM_WORLD_SIZE", "2")]);
         assert!(text.contains("OMPI_COMM_WORLD_RANK"), "{text}");
         let text = message(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2")]);

@@ -9,6 +9,7 @@ use super::env::RankEnv;
 use crate::base::{Error, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Numbers that rank 0 may listen on.
@@ -17,6 +18,8 @@ const MAGIC: &[u8; 8] = b"flatshrd";
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// An answer from the right rank 0 comes at once; a stranger may never answer.
 const ANSWER: Duration = Duration::from_secs(2);
+/// A name that is not known by then never will be. Some clusters make names as hosts come.
+const NAMES: Duration = Duration::from_secs(30);
 /// Bytes of a [`greeting`].
 pub const GREETING: usize = 20;
 
@@ -79,10 +82,14 @@ pub fn serve(
         return Ok(());
     }
     let failed = |e: std::io::Error| Error::Run(format!("rank 0: {what}: {e}"));
+    resolve(env, deadline)?; // others cannot reach it by a name that its own host does not know
     let first = first_port(env);
     let listener = (first..first + PORTS).find_map(|port| bind(env, port).ok()).ok_or_else(|| {
         let last = first + PORTS - 1;
-        Error::Run(format!("rank 0: no free port among {first} to {last} for the {what}; set another MASTER_PORT"))
+        Error::input(format!(
+            "rank 0 on {}: no free port among {first} to {last} for the {what}; set another MASTER_PORT",
+            env.host
+        ))
     })?;
     listener.set_nonblocking(true).map_err(failed)?;
     let mut here = vec![false; env.world];
@@ -115,7 +122,7 @@ pub fn serve(
                         listener.local_addr().map_or(0, |a| a.port()),
                     )));
                 }
-                std::thread::sleep(LOOK_AGAIN);
+                sleep(LOOK_AGAIN);
             }
             Err(e) => return Err(failed(e)),
         }
@@ -139,39 +146,87 @@ pub fn ask<T>(
     what: &str,
     with: &mut dyn FnMut(TcpStream) -> std::io::Result<T>,
 ) -> Result<T> {
+    let since = Instant::now();
     let first = first_port(env);
-    let mut last = String::from("no answer");
+    let mut seen = Seen::default();
     loop {
-        for port in first..first + PORTS {
-            match knock(env, port).and_then(&mut *with) {
-                Ok(met) => return Ok(met),
-                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
-                Err(e) => last = e.to_string(),
+        let addresses = resolve(env, deadline)?;
+        for at in (first..first + PORTS).flat_map(|port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port))) {
+            // At least one knock, however short the time is.
+            let left = deadline.saturating_duration_since(Instant::now());
+            match TcpStream::connect_timeout(&at, left.clamp(LOOK_AGAIN, ANSWER)) {
+                Ok(stream) => match greet(stream, env).and_then(&mut *with) {
+                    Ok(met) => return Ok(met),
+                    Err(_) => seen.stranger = Some(at),
+                },
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => seen.refused = Some(at),
+                Err(e) => seen.nothing = Some((at, e.to_string())),
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Run(format!(
+                    "rank {} on {}: the {what} needs rank 0 of {}, and it did not answer at {}, ports {first} to {}, within \
+                     {:.1?}: {seen}",
+                    env.rank,
+                    env.host,
+                    env.world,
+                    env.master_addr,
+                    first + PORTS - 1,
+                    since.elapsed(),
+                )));
             }
         }
-        if Instant::now() > deadline {
-            return Err(Error::Run(format!(
-                "rank {}: rank 0 of {} did not answer at {}, ports {first} to {} ({last}): the {what} needs the same \
-                 MASTER_ADDR and MASTER_PORT on all ranks, and a way through the firewall",
-                env.rank,
-                env.world,
-                env.master_addr,
-                first + PORTS - 1
-            )));
-        }
-        std::thread::sleep(LOOK_AGAIN);
+        sleep(LOOK_AGAIN);
     }
 }
 
-fn knock(env: &RankEnv, port: u16) -> std::io::Result<TcpStream> {
-    let mut last = ErrorKind::NotFound.into();
-    for at in (env.master_addr.as_str(), port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&at, ANSWER).and_then(|stream| greet(stream, env)) {
-            Ok(stream) => return Ok(stream),
-            Err(e) => last = e,
+/// What knocking found, of each kind the last.
+#[derive(Default)]
+struct Seen {
+    refused: Option<SocketAddr>,
+    stranger: Option<SocketAddr>,
+    nothing: Option<(SocketAddr, String)>,
+}
+impl std::fmt::Display for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        if let Some((at, e)) = &self.nothing {
+            return write!(
+                f,
+                "{at} cannot be reached ({e}): is MASTER_ADDR rank 0's host, and its firewall open between the hosts?"
+            );
+        }
+        if let Some(at) = self.stranger {
+            let why = "is MASTER_PORT the same for all ranks, and not that of another job?";
+            return write!(f, "who listens at {at} is not rank 0 of this job: {why}");
+        }
+        let why = "was rank 0 started, on that host, with the same MASTER_PORT?";
+        write!(f, "nobody listens there (connection refused): {why}")
+    }
+}
+
+/// The addresses of MASTER_ADDR; an input error for a name that nobody knows.
+fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
+    let host = env.master_addr.as_str();
+    if host.is_empty() {
+        return Err(Error::input(format!(
+            "rank {} on {}: MASTER_ADDR is not set, and the {} ranks are on several hosts: set it to the name or address of \
+             rank 0's host, which the others can reach (mpirun -x MASTER_ADDR=node1 ..., MASTER_ADDR=node1 srun ...)",
+            env.rank, env.host, env.world
+        )));
+    }
+    let since = Instant::now();
+    loop {
+        match (host, 0).to_socket_addrs() {
+            Ok(found) => return Ok(found.map(|at| at.ip()).collect()),
+            Err(e) if since.elapsed() > NAMES || Instant::now() > deadline => {
+                return Err(Error::input(format!(
+                    "rank {} on {}: MASTER_ADDR={host} is no name that this host knows ({e}): set it to the name or address \
+                     of rank 0's host",
+                    env.rank, env.host
+                )));
+            }
+            Err(_) => sleep(LOOK_AGAIN),
         }
     }
-    Err(last)
 }
 
 fn greet(mut stream: TcpStream, env: &RankEnv) -> std::io::Result<TcpStream> {
@@ -204,6 +259,74 @@ mod tests {
             restart: None,
             mpi: false,
         }
+    }
+
+    /// What becomes of rank `rank` of 3 with this address and port, in at most so long.
+    fn asked(rank: usize, addr: &str, port: u16, ms: u64) -> Error {
+        let env = RankEnv { master_addr: addr.into(), ..env(rank, 3, port) };
+        let deadline = Instant::now() + Duration::from_millis(ms);
+        match rank {
+            0 => serve(&env, deadline, "test", &mut |_, _| Ok(())).unwrap_err(),
+            _ => ask(&env, deadline, "test", &mut |_| Ok(())).unwrap_err(),
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_bad_input_on_all_ranks() {
+        for rank in [0, 2] {
+            let (unset, unknown) = (asked(rank, "", 29400, 100), asked(rank, "no-such-host.invalid", 29400, 100));
+            assert_eq!((unset.exit_status(), unknown.exit_status()), (2, 2));
+            let (unset, unknown) = (unset.to_string(), unknown.to_string());
+            assert!(unset.contains(&format!("rank {rank} on here: MASTER_ADDR is not set")), "{unset}");
+            assert!(unknown.contains("MASTER_ADDR=no-such-host.invalid is no name"), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn who_gets_no_answer_says_where_it_knocked_and_what_to_check() {
+        // A port that was just given back, and some after it: nobody listens.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100);
+        let since = Instant::now();
+        let e = asked(1, "127.0.0.1", port, 200);
+        let (first, last) = (port + 1, port + PORTS);
+        let range = format!("rank 0 of 3, and it did not answer at 127.0.0.1, ports {first} to {last}, within");
+        assert_eq!(e.exit_status(), 1);
+        assert!(e.to_string().contains(&range) && e.to_string().contains("was rank 0 started"), "{e}");
+        // 192.0.2.0/24 is nowhere (RFC 5737): refused by a router, or silent. Either way no longer than it may take.
+        let e = asked(1, "192.0.2.1", port, 300).to_string();
+        assert!(e.contains("192.0.2.1:") || e.contains("connection refused"), "{e}");
+        assert!(since.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn strangers_at_the_ports_are_told_apart_from_nobody() {
+        let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = stranger.local_addr().unwrap().port();
+        let hangs_up = std::thread::spawn(move || {
+            let _ = stranger.accept(); // and is gone
+        });
+        let e = asked(1, "127.0.0.1", port - 1, 300).to_string();
+        assert!(e.contains(&format!("who listens at 127.0.0.1:{port} is not rank 0 of this job")), "{e}");
+        hangs_up.join().unwrap();
+    }
+
+    #[test]
+    fn a_port_range_that_is_taken_is_bad_input() {
+        // Where a run of 16 numbers is free.
+        let mut base = 21_000;
+        let taken: Vec<TcpListener> = loop {
+            let all = (base..base + PORTS).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+            let all: Vec<_> = all.collect();
+            if all.len() == PORTS as usize {
+                break all;
+            }
+            base += PORTS;
+        };
+        let e = asked(0, "127.0.0.1", base - 1, 5000);
+        assert_eq!(e.exit_status(), 2);
+        let range = format!("no free port among {base} to {}", base + PORTS - 1);
+        assert!(e.to_string().contains(&range) && e.to_string().contains("MASTER_PORT"), "{e}");
+        drop(taken);
     }
 
     #[test]

@@ -84,7 +84,7 @@ mod tests {
         let text = exchange(&env(0, 3, port()), timeout, || Ok(id())).unwrap_err().to_string();
         assert!(text.contains("ranks 1, 2 of 3 did not come") && text.contains("MASTER_PORT"), "{text}");
         let text = exchange(&env(2, 3, port()), timeout, || Ok(id())).unwrap_err().to_string();
-        assert!(text.contains("rank 2: rank 0 of 3 did not answer at 127.0.0.1"), "{text}");
+        assert!(text.contains("needs rank 0 of 3, and it did not answer at 127.0.0.1"), "{text}");
     }
 
     #[test]

@@ -1,0 +1,115 @@
+//! Jobs of several hosts whose ranks cannot meet: each ends by itself, soon, with one message that says what to change. Hosts are
+//! pretended, ranks are processes.
+#[path = "common/runs.rs"]
+mod runs;
+
+use runs::*;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Rank `rank` of two, each on a host of its own.
+fn rank(rank: usize, job: &str, addr: &str, port: u16, args: &[&str]) -> Run {
+    let mut command = command(FSDP, &[&["--max-steps", "2", "--no-sample", "--no-eval"], args].concat());
+    let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)];
+    command.envs(numbers.map(|(name, n)| (name, n.to_string())));
+    command.env("FLATSHARD_HOST_ID", format!("host{rank}")).env("TORCHELASTIC_RUN_ID", job);
+    match addr {
+        "" => command.env_remove("MASTER_ADDR"),
+        addr => command.env("MASTER_ADDR", addr),
+    };
+    Run(command.env("MASTER_PORT", port.to_string()).spawn().unwrap())
+}
+/// A port whose successors are likely free: the system just gave it out, and it is still held, as by torchrun's agent.
+fn agent() -> (TcpListener, u16) {
+    loop {
+        let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = agent.local_addr().unwrap().port();
+        if port < u16::MAX - 100 {
+            return (agent, port);
+        }
+    }
+}
+#[track_caller]
+fn ends(run: Run, status: i32, says: &[&str]) {
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(status), "{}", ended.stderr);
+    let errors: Vec<&str> = ended.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(errors.len() == 1 && says.iter().all(|words| errors[0].contains(words)), "{says:?}: {}", ended.stderr);
+}
+
+#[test]
+fn an_address_that_is_none_ends_all_ranks_with_status_2() {
+    let (_agent, port) = agent();
+    let cases = [
+        ("", "MASTER_ADDR is not set, and the 2 ranks are on several hosts"),
+        ("no..such..host", "MASTER_ADDR=no..such..host is no name"),
+        ("node1:29500", "MASTER_ADDR=node1:29500 is neither a name nor an address"),
+    ];
+    for (addr, says) in cases {
+        let ranks = [0, 1].map(|r| rank(r, "job", addr, port, &["--init-timeout", "1"]));
+        for (r, run) in ranks.into_iter().enumerate() {
+            let who = format!("rank {r} on host{r}");
+            ends(run, 2, &[says, if addr.contains(':') { "" } else { &who }]);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_meet_nobody_say_where_they_looked_and_for_whom() {
+    let (_agent, port) = agent();
+    let since = Instant::now();
+    // Neither knows of the other: the first waits where the second does not knock.
+    let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
+    ends(first, 1, &["rank 1 of 2 did not come to the rendezvous of hosts at 127.0.0.1", "MASTER_PORT"]);
+    let second = rank(1, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
+    let ports = format!("ports {} to {}", port + 1, port + 16);
+    ends(second, 1, &["rank 1 on host1", "needs rank 0 of 2", "127.0.0.1", &ports, "was rank 0 started"]);
+    assert!(since.elapsed() < LIMIT / 2);
+}
+
+#[test]
+fn ranks_of_another_job_are_turned_away_and_disturb_nobody() {
+    let (_agent, port) = agent();
+    let other = rank(1, "another job", "127.0.0.1", port, &["--init-timeout", "3"]);
+    std::thread::sleep(Duration::from_millis(100)); // it knocks before there is a rank 0
+    let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "30"]);
+    let status = other.end();
+    assert_eq!(status.status.code(), Some(1));
+    assert!(status.stderr.contains("is not rank 0 of this job"), "{}", status.stderr);
+    let second = rank(1, "job", "127.0.0.1", port, &["--init-timeout", "30"]);
+    for run in [first, second] {
+        let ended = run.end();
+        assert!(ended.status.success(), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn no_free_port_is_bad_input() {
+    // Where a run of 16 numbers is free, other than those of the library's own test.
+    let mut base = 23_000;
+    let _taken: Vec<TcpListener> = loop {
+        let held: Vec<_> = (base..base + 16).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect();
+        if held.len() == 16 {
+            break held;
+        }
+        base += 16;
+    };
+    let first = rank(0, "job", "127.0.0.1", base - 1, &["--init-timeout", "20"]);
+    ends(first, 2, &[&format!("no free port among {base} to {}", base + 15), "another MASTER_PORT"]);
+}
+
+#[test]
+fn a_world_that_the_mesh_does_not_fit_is_refused_before_ranks_meet() {
+    // Rank 0 alone: it does not wait for the other.
+    let since = Instant::now();
+    let (_agent, port) = agent();
+    for (flags, says) in [
+        (["--tp-size", "3"], "3"),
+        (["--ring-attn-size", "4"], "4"),
+        (["--nproc-per-node", "2"], "the launcher started 1 ranks on this host"),
+        (["--num-nodes", "3"], "the launcher started ranks on 2 hosts"),
+    ] {
+        ends(rank(0, "job", "127.0.0.1", port, &flags), 2, &[says, "2"]);
+    }
+    assert!(since.elapsed() < LIMIT / 2);
+}
