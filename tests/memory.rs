@@ -4,8 +4,9 @@ mod common;
 use common::stores::*;
 use common::*;
 use flatshard::base::meter::CATEGORIES;
+use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType, Meter};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{MeshSizes, timed};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{Checkpointing, RingImpl, Spec};
@@ -209,10 +210,16 @@ fn heap(sizes: MeshSizes, strategy: Arc<dyn Strategy>, accum: usize) -> usize {
     heap_of(sizes, &options(&llama(), strategy, ADAMW), accum)
 }
 fn heap_of(sizes: MeshSizes, options: &EngineOptions, accum: usize) -> usize {
+    heap_on(&Timeline::default(), sizes, options, accum)
+}
+/// With every step on `timeline`, which the ranks share here.
+fn heap_on(timeline: &Timeline, sizes: MeshSizes, options: &EngineOptions, accum: usize) -> usize {
     let spec = &options.spec;
     let made = mesh_ranks(sizes, |rank| {
         let index = rank.mesh.dp.rank();
-        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        let mesh = timed::watch(rank.mesh, timeline);
+        let mut engine = Engine::new(rank.device, &mesh, options)?;
+        engine.on_timeline(timeline.clone());
         train(&mut engine, spec, 2, accum)?;
         let batches: Vec<_> = (0..accum).map(|micro| batch(spec, 3, micro, index)).collect();
         let before = allocations();
@@ -242,10 +249,17 @@ fn a_step_makes_no_heap_allocation() {
             assert_eq!(heap(sizes, strategy.clone(), accum), expected, "{what}");
         }
     }
+    // Nor does a profile.
+    let timeline = Timeline::with_room(1 << 14);
+    timeline.switch(true);
+    let sharded = options(&llama(), fsdp(sharded()), ADAMW);
+    assert_eq!(heap_on(&timeline, two, &sharded, 1), replicated[0]);
+    let mut spans = vec![];
+    assert_eq!((timeline.drain(&mut spans), spans.len() > 500), (0, true), "{}", spans.len());
     // Nor do blocks that go around a ring.
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
     for ring in [RingImpl::Ring, RingImpl::AllGather] {
-        let options = EngineOptions { ring, ..options(&llama(), fsdp(sharded()), ADAMW) };
+        let options = EngineOptions { ring, ..sharded.clone() };
         assert_eq!(heap_of(sizes, &options, 1), replicated[0], "{ring:?}");
     }
 }

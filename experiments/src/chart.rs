@@ -1,9 +1,13 @@
 //! Pictures as SVG text: bars and curves, for the page and (through [`png`]) as files. Never knows what a number means.
+pub mod areas;
 pub mod bars;
 pub mod curves;
+pub mod gantt;
 pub mod png;
 
+use flatshard::base::{Error, Result};
 use std::fmt::Write;
+use std::path::Path;
 
 /// Of every picture, in user units; a page scales it.
 pub const WIDTH: f64 = 960.0;
@@ -83,7 +87,15 @@ impl Canvas {
         canvas
     }
 
+    /// With an edge of paper around it, so that lines do not run through it.
     fn text(&mut self, x: f64, y: f64, style: Style, text: &str) {
+        self.write(x, y, style, text, " paint-order=\"stroke\" stroke=\"#ffffff\" stroke-width=\"4\"");
+    }
+    /// On a colour.
+    fn plain(&mut self, x: f64, y: f64, style: Style, text: &str) {
+        self.write(x, y, style, text, "");
+    }
+    fn write(&mut self, x: f64, y: f64, style: Style, text: &str, edge: &str) {
         let anchor = match style.anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -92,8 +104,7 @@ impl Canvas {
         let (size, fill, text) = (style.size, style.fill, escaped(text));
         let bold = if style.bold { " font-weight=\"bold\"" } else { "" };
         self.push(&format!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{fill}\"{bold} \
-             paint-order=\"stroke\" stroke=\"#ffffff\" stroke-width=\"4\">{text}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{fill}\"{bold}{edge}>{text}</text>"
         ));
     }
     fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str, hint: &str) {
@@ -118,6 +129,25 @@ impl Canvas {
             escaped(hint)
         ));
     }
+    fn area(&mut self, points: &[(f64, f64)], fill: &str, hint: &str) {
+        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let hint = escaped(hint);
+        self.push(&format!("<polygon points=\"{}\" fill=\"{fill}\"><title>{hint}</title></polygon>", path.join(" ")));
+    }
+    /// A row, or several, of what colours mean.
+    fn legend(&mut self, meanings: &[(&str, &str)]) {
+        let mut x = 20.0;
+        for (colour, meaning) in meanings {
+            let width = 18.0 + SMALL.width(meaning) + 18.0;
+            if x + width > WIDTH - 10.0 {
+                (x, self.height) = (20.0, self.height + 19.0);
+            }
+            self.rect((x, self.height - 4.0), (12.0, 12.0), colour, meaning);
+            self.text(x + 18.0, self.height + 6.0, SMALL, meaning);
+            x += width;
+        }
+        self.height += 30.0;
+    }
     fn dot(&mut self, (x, y): (f64, f64), fill: &str) {
         self.push(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{fill}\"/>"));
     }
@@ -138,6 +168,15 @@ impl Canvas {
             escaped(label)
         ); // writing to a String does not fail
         svg
+    }
+}
+
+/// A picture as its file's name asks for.
+pub fn save(svg: &str, path: &Path) -> Result<()> {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("png") => png::write(svg, path),
+        Some("svg") => std::fs::write(path, svg).map_err(|e| Error::io("write", path, e)),
+        _ => Err(Error::input(format!("--plot {}: the name must end in .png or .svg", path.display()))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `compare A B`: judges two loss curves step by step. Never says which of the two is right.
 use crate::Verdict;
 use crate::chart::curves::{self, Curves, Panel};
-use crate::chart::{self, INK, png};
+use crate::chart::{self, INK};
 use crate::curve::Curve;
 use flatshard::base::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -112,10 +112,6 @@ pub fn main(args: &Args) -> Result<Verdict> {
 }
 
 fn plot(a: &Curve, b: &Curve, threshold: f64, path: &Path) -> Result<()> {
-    let drawn = path.extension().is_some_and(|e| e == "png");
-    if !drawn && path.extension().is_none_or(|e| e != "svg") {
-        return Err(Error::input(format!("--plot {}: the name must end in .png or .svg", path.display())));
-    }
     let curve = |name: &str, colour, dashes, points| curves::Curve { names: vec![name.into()], colour, dashes, points };
     let both = vec![curve("A", INK, "", a.points()), curve("B", chart::colour("fsdp"), "6 4", b.points())];
     let differences = judge(a, b, threshold).differences.into_iter().map(|(step, d)| (step as f64, d)).collect();
@@ -129,7 +125,5 @@ fn plot(a: &Curve, b: &Curve, threshold: f64, path: &Path) -> Result<()> {
     let losses = Panel { title: "loss (nats a token)".into(), curves: both, log: false, mark: None, height: 260.0 };
     let subtitle = format!("A: {}   B: {}", a.path.display(), b.path.display());
     let svg = Curves { title: "Two loss curves".into(), subtitle, panels: vec![losses, apart] }.svg();
-    let saved =
-        if drawn { png::write(&svg, path) } else { std::fs::write(path, svg).map_err(|e| Error::io("write", path, e)) };
-    saved.map(|()| println!("plot: {}", path.display()))
+    chart::save(&svg, path).map(|()| println!("plot: {}", path.display()))
 }

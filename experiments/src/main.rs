@@ -8,12 +8,14 @@ mod compare;
 mod curve;
 mod job;
 mod launch;
+mod memory;
 mod page;
 mod sets;
 mod smoke;
 mod suite;
 mod summary;
 mod table;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use experiments::plan;
@@ -38,6 +40,7 @@ enum Verb {
     Suite(Box<suite::Args>),
     Smoke(smoke::Args),
     Chaos(chaos::Args),
+    Trace(trace::Args),
     /// Bytes of a rank, communication and step time of each strategy on N GPUs, and which to run: plan --help
     #[command(disable_help_flag = true)]
     Plan {
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Verb::Suite(args) => suite::main(&args),
         Verb::Smoke(args) => smoke::main(&args),
         Verb::Chaos(args) => chaos::main(&args),
+        Verb::Trace(args) => trace::main(&args),
         Verb::Plan { flags } => plan::main(&flags).map(|fits| if fits { Verdict::Good } else { Verdict::Bad }),
     };
     match result {

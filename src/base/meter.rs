@@ -1,9 +1,10 @@
 //! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory has a
 //! category of its own and is in no total. Never allocates buffers itself.
+use super::history::History;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Category {
@@ -42,10 +43,17 @@ struct Counts {
     allocations: AtomicUsize,
     /// How many leases of each category and size are held: what an out-of-memory error lists.
     held: Mutex<BTreeMap<(usize, usize), usize>>,
+    history: OnceLock<History>,
 }
 impl Counts {
     fn held(&self) -> MutexGuard<'_, BTreeMap<(usize, usize), usize>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The bytes of a category have become others.
+    fn tell(&self, category: Category) {
+        if let Some(history) = self.history.get() {
+            history.changed(category as usize, self.live[category as usize].load(Relaxed));
+        }
     }
 }
 
@@ -85,7 +93,12 @@ impl Meter {
             c.peak.fetch_max(total, Relaxed);
         }
         *c.held().entry((category as usize, bytes)).or_default() += 1;
+        c.tell(category);
         Lease { counts: c.clone(), category, bytes }
+    }
+    /// Every change from now on is written there; the first such call counts.
+    pub fn keep(&self, history: &History) {
+        let _ = self.0.history.set(history.clone());
     }
     pub fn live(&self, category: Category) -> usize {
         self.0.live[category as usize].load(Relaxed)
@@ -119,6 +132,7 @@ impl Drop for Lease {
         if self.category != Category::Host {
             self.counts.total.fetch_sub(self.bytes, Relaxed);
         }
+        self.counts.tell(self.category);
         let (mut held, key) = (self.counts.held(), (self.category as usize, self.bytes));
         if let Some(count) = held.get_mut(&key) {
             *count -= 1;

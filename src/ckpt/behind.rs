@@ -5,6 +5,7 @@ use super::layout::{Plan, Share};
 use super::save::each_run;
 use super::writer::Writer;
 use crate::base::meter::Lease;
+use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, Error, Result};
 use crate::device::Device;
 use crate::optim::Optimizer;
@@ -73,9 +74,10 @@ impl Snapshot {
 pub(super) struct Job(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
 
 impl Job {
-    pub fn start(snapshot: Snapshot, plan: Arc<Plan>, dir: PathBuf) -> Result<Job> {
+    pub fn start(snapshot: Snapshot, plan: Arc<Plan>, dir: PathBuf, timeline: Timeline) -> Result<Job> {
         let write = move || {
-            let sums = Writer::open(plan, &dir).and_then(|writer| snapshot.write(writer));
+            let write = || Writer::open(plan, &dir).and_then(|writer| snapshot.write(writer));
+            let sums = timeline.host(Lane::Checkpoint, "write", None, write);
             (snapshot, sums)
         };
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);

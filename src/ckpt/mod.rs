@@ -33,6 +33,7 @@ pub use save::Saved;
 pub use source::is_model;
 pub use state::{TrainerState, fingerprint};
 
+use crate::base::timeline::Timeline;
 use crate::base::{Category, DType, Result};
 use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
@@ -53,6 +54,7 @@ pub struct Checkpointer {
     plan: Arc<Plan>,
     companions: Companions,
     behind: save::Behind,
+    timeline: Timeline,
     /// Kept from one save behind training to the next.
     snapshot: behind::Snapshot,
     exchange: Exchange,
@@ -96,6 +98,7 @@ impl Checkpointer {
             plan: Arc::new(plan),
             companions: Companions::default(),
             behind: save::Behind::default(),
+            timeline: Timeline::default(),
             snapshot: behind::Snapshot::default(),
             exchange,
             sizes: mesh.sizes,
@@ -103,6 +106,10 @@ impl Checkpointer {
         })
     }
 
+    /// What goes on behind training is written on it from now on.
+    pub fn on_timeline(&mut self, timeline: Timeline) {
+        self.timeline = timeline;
+    }
     /// What is saved from now on has these files beside the weights. Only rank 0 needs them.
     pub fn accompany(&mut self, companions: Companions) {
         self.companions = companions;

@@ -9,6 +9,7 @@ use super::room::{check_export, create};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::writer::Writer;
 use super::{CHUNK, Checkpointer, dirs, hf};
+use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::device::View;
 use crate::optim::Optimizer;
@@ -75,9 +76,9 @@ impl Checkpointer {
         let publication = self.room_for_step(dir, keep, optimizer, state)?;
         let share = self.share(store);
         let mut snapshot = std::mem::take(&mut self.snapshot);
-        let job = snapshot
-            .take(&*self.dev, &publication.plan, share, store, Some(optimizer))
-            .and_then(|()| Job::start(snapshot, publication.plan.clone(), publication.dir.clone()));
+        let job = snapshot.take(&*self.dev, &publication.plan, share, store, Some(optimizer)).and_then(|()| {
+            Job::start(snapshot, publication.plan.clone(), publication.dir.clone(), self.timeline.clone())
+        });
         let job = self.exchange.agree(&*self.dev, "copy its part of the checkpoint", job);
         self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, Box::new(publication));
         Ok(earlier)
@@ -104,7 +105,9 @@ impl Checkpointer {
         self.snapshot = snapshot;
         let all = self.exchange.share(&*self.dev, WRITE, sums, tensors);
         let sums = super::total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
-        let thread = (self.rank() == 0).then(|| std::thread::spawn(move || publication.publish(&sums)));
+        let timeline = self.timeline.clone();
+        let publish = move || timeline.host(Lane::Checkpoint, "publish", None, || publication.publish(&sums));
+        let thread = (self.rank() == 0).then(|| std::thread::spawn(publish));
         self.behind = Behind::Publishing(thread);
         Ok(())
     }

@@ -3,9 +3,9 @@
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Collective, Ticket};
 use crate::base::rng::Rng;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub type Delayed = Hooked<Delays>;
 
@@ -46,5 +46,42 @@ impl Hook for Delays {
     }
     fn after_wait(&self, seam: Seam, _: Ticket) {
         self.dawdle(seam);
+    }
+}
+
+/// A group on a slow wire: an operation's result is not there before `latency` has passed since it was started, whatever the rank
+/// does meanwhile. What prefetching hides, this shows.
+pub type Slow = Hooked<Wire>;
+
+pub struct Wire {
+    latency: Duration,
+    /// When the operations under way arrive.
+    due: Mutex<Vec<(Ticket, Instant)>>,
+}
+
+impl Slow {
+    pub fn new(inner: Arc<dyn Collective>, latency: Duration) -> Slow {
+        Hooked::with(inner, Wire { latency, due: Mutex::default() })
+    }
+}
+
+impl Hook for Wire {
+    fn before(&self, _: Seam, _: Started) {}
+    fn after(&self, _: Seam, _: Started, ticket: Option<Ticket>) {
+        if let Some(ticket) = ticket {
+            self.due.lock().unwrap_or_else(PoisonError::into_inner).push((ticket, Instant::now() + self.latency));
+        }
+    }
+    fn before_wait(&self, seam: Seam, ticket: Ticket) {
+        let due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = due.iter().find(|(of, _)| *of == ticket).filter(|_| seam != Seam::Release).map(|(_, due)| *due);
+        if let Some(left) = due.and_then(|due| due.checked_duration_since(Instant::now())) {
+            std::thread::sleep(left);
+        }
+    }
+    fn after_wait(&self, seam: Seam, ticket: Ticket) {
+        if seam == Seam::Wait {
+            self.due.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _)| *of != ticket);
+        }
     }
 }

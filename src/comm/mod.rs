@@ -20,9 +20,11 @@ pub mod rendezvous;
 pub mod seam;
 pub mod shm;
 pub mod solo;
+pub mod timed;
 
 pub use mesh::{Mesh, MeshSizes};
 
+use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
 use std::sync::Arc;
@@ -122,6 +124,18 @@ pub struct CommStats {
     pub ops: u64,
     /// Bytes that this rank sent to other hosts, where this crate sends them: neither inside a host nor by NCCL.
     pub crossed: u64,
+}
+
+/// What a group knows of an operation's times; asked for after a wait for it, while a run is profiled. What it leaves out is
+/// taken from the calls: in flight from its start until it was waited for, and the compute stream held up for the time of the
+/// calls.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Times {
+    pub begun: Option<Mark>,
+    /// As far as it is over.
+    pub over: Option<Mark>,
+    /// From when to when the compute stream stood for it.
+    pub stood: Option<(Mark, Mark)>,
 }
 
 /// How long a call may block; changed while others wait by it.
@@ -231,4 +245,7 @@ pub trait Collective: Send + Sync {
     /// After a reduce-scatter or send: the input may be overwritten.
     fn wait_sent(&self, ticket: Ticket) -> Result<()>;
     fn stats(&self) -> CommStats;
+    fn times(&self, _: Ticket) -> Times {
+        Times::default()
+    }
 }

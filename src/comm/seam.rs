@@ -1,6 +1,6 @@
 //! The calls of a `Collective`, as values, and a group that tells a hook of each: what the recorder and the delays are made
 //! of. Never changes what a call does.
-use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
+use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
 use std::sync::Arc;
@@ -140,5 +140,8 @@ impl<H: Hook> Collective for Hooked<H> {
     }
     fn stats(&self) -> CommStats {
         self.inner.stats()
+    }
+    fn times(&self, ticket: Ticket) -> Times {
+        self.inner.times(ticket)
     }
 }

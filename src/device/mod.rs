@@ -15,7 +15,9 @@ pub use ops::{
     AdamW, Attention, Columns, CrossEntropy, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
 };
 
-use crate::base::{Category, DType, Meter, Result};
+use crate::base::timeline::Mark;
+use crate::base::{Category, DType, Error, Meter, Result};
+use std::time::Instant;
 
 /// Targets with this value carry no loss (the Hugging Face convention).
 pub const IGNORE: i32 = -100;
@@ -43,6 +45,24 @@ pub trait Device: Send + Sync {
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf>;
     /// Waits until the device has done all that it was given.
     fn synchronize(&self) -> Result<()>;
+    /// Before each step whose marks are wanted, with nothing under way.
+    fn begin_marks(&self) -> Result<()> {
+        Ok(())
+    }
+    /// No more marks are wanted.
+    fn end_marks(&self) {}
+    /// This point of the compute stream in time, while a run is profiled.
+    fn mark(&self) -> Result<Mark> {
+        Ok(Mark::now())
+    }
+    /// When the compute stream came to a mark: in order, after [`Device::synchronize`], and before so many more were made that
+    /// it is lost (then an error).
+    fn when(&self, mark: Mark) -> Result<Instant> {
+        match mark {
+            Mark::At(at) => Ok(at),
+            Mark::Event(_) => Err(Error::op("when", "events are a GPU's")),
+        }
+    }
     /// Host bytes into `dst`; lengths in bytes are equal.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     /// Waits for the compute stream, then copies to the host.

@@ -87,6 +87,24 @@ impl<T> SavedBlocks<T> {
             last: None,
         })
     }
+    /// What each block keeps for itself, and what they share, as `measure` counts it.
+    pub fn measured(&self, measure: fn(&T) -> usize) -> Result<(Vec<usize>, usize)> {
+        let sum = |map: &dyn Fn(&mut dyn FnMut(&T) -> Result<()>) -> Result<()>| -> Result<usize> {
+            let mut sum = 0;
+            map(&mut |table| {
+                sum += measure(table);
+                Ok(())
+            })?;
+            Ok(sum)
+        };
+        let saved = self.saved.iter().map(|saved| sum(&|f| saved.map(f).map(|_| ()))).collect::<Result<Vec<_>>>()?;
+        let outputs =
+            self.outputs.iter().map(|outputs| sum(&|f| outputs.map(f).map(|_| ()))).collect::<Result<Vec<_>>>()?;
+        Ok(match saved[..] {
+            [shared] => (outputs, shared),
+            _ => (saved, 0),
+        })
+    }
     /// Whether all that block `i` kept is there: nothing is to be computed again.
     pub fn is_whole(&self, i: usize) -> bool {
         self.saved.len() > 1 || self.last == Some(i)

@@ -5,15 +5,19 @@
 use super::Strategy;
 use super::staging::Staging;
 use super::summed::Summed;
+use super::watched::{Watched, Watchers, timed};
+use crate::base::history::{History, InUse};
 use crate::base::meter::CATEGORIES;
 use crate::base::rng::{Rng, philox};
+use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, DType, Result};
 use crate::comm::mesh::{Coords, Mesh, MeshSizes};
 use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device};
 use crate::nn::{
-    Checkpointing, Cuts, Decoder, Groups, Micro, RingImpl, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+    Checkpointing, Cuts, Decoder, Groups, Micro, ParamStore, RingImpl, Slice, Spec, Split, Tuning, Workspace,
+    WorkspaceOptions,
 };
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
 use crate::store::{Offload, Store, initialize};
@@ -108,6 +112,7 @@ pub struct Engine {
     /// f64 (2): what is being summed over ranks.
     sums: Buf,
     dropout: Rng,
+    watchers: Watchers,
 }
 
 impl Engine {
@@ -132,6 +137,7 @@ impl Engine {
             staging: Staging::new(&*dev, options.tokens, split.sp)?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
+            watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
             dev,
             mesh: mesh.clone(),
             decoder,
@@ -164,19 +170,33 @@ impl Engine {
         let scale = self.scaler.as_ref().map(LossScaler::scale);
         let by = scale.unwrap_or(1.0);
         let loss_scale = (by as f64 / tokens as f64) as f32;
+        let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let dropout_key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
             let micro = Micro { loss_scale, dropout_key };
-            let batch = self.staging.upload(&*self.dev, batch)?;
-            self.decoder.train(&*self.dev, &mut *self.store, &batch, &mut self.workspace, &micro)?;
+            let batch = timed(dev, timeline, (Lane::Data, "upload"), || self.staging.upload(dev, batch))?;
+            let mut watched;
+            let store: &mut dyn ParamStore = match watchers.any() {
+                true => {
+                    watched = Watched::new(&mut *self.store, dev, watchers);
+                    &mut watched
+                }
+                false => &mut *self.store,
+            };
+            self.decoder.train(dev, store, &batch, &mut self.workspace, &micro)?;
         }
-        self.store.finish_grads()?;
-        self.summed.reduce(&*self.dev, &mut *self.store)?;
-        let grad_norm = self.norm.measure(&*self.dev, &mut *self.store, 1.0 / by)?;
+        let store = &mut *self.store;
+        if let Some(history) = watchers.history() {
+            history.used("optimizer", None, InUse::default());
+        }
+        timed(dev, timeline, (Lane::Store, "finish gradients"), || store.finish_grads())?;
+        timed(dev, timeline, (Lane::Store, "sum over tp"), || self.summed.reduce(dev, store))?;
+        let grad_norm = timed(dev, timeline, (Lane::Optimizer, "norm"), || self.norm.measure(dev, store, 1.0 / by))?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
-            self.optimizer.step(&*self.dev, &mut *self.store, step.lr, self.norm.scale())?;
+            let update = || self.optimizer.step(dev, store, step.lr, self.norm.scale());
+            timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
         }
         let stuck = skipped && self.scaler.as_ref().is_none_or(LossScaler::exhausted);
         if let Some(scaler) = &mut self.scaler {
@@ -185,6 +205,16 @@ impl Engine {
         let loss = self.workspace.take_loss(&*self.dev)?;
         let [loss, _] = self.sum("loss", [loss, 0.0])?;
         Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped, loss_scale: scale, stuck })
+    }
+
+    /// Steps are written on it from now on.
+    pub fn on_timeline(&mut self, timeline: Timeline) {
+        self.watchers.timeline = timeline;
+    }
+    /// What steps use of their memory is told from now on, while it is looked at closely.
+    pub fn on_history(&mut self, history: &History) -> Result<()> {
+        (self.watchers.history, self.watchers.saved) = (Some(history.clone()), self.workspace.saved_for()?);
+        Ok(())
     }
 
     /// Token losses, summed over all ranks' batches, and how many there are. Nothing is kept for a backward pass.

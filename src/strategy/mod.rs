@@ -5,6 +5,7 @@ mod generate;
 mod reference;
 mod staging;
 mod summed;
+mod watched;
 mod zero;
 
 pub use engine::{Engine, EngineOptions, Step, StepReport};

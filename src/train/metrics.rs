@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all groups
 /// that it belongs to.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Clone, Debug, Default)]
 pub struct StepRecord {
     /// From 1.
     pub step: u64,
@@ -65,6 +65,7 @@ pub enum Event<'r> {
     Eval(&'r Value),
     Checkpoint(&'r Value),
     Damaged(&'r Value),
+    Trace(&'r Value),
     End(&'r Value),
 }
 

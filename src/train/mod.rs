@@ -33,6 +33,7 @@ pub mod settings;
 mod shared;
 mod stages;
 mod tensor;
+pub mod trace;
 pub mod verify;
 mod watch;
 mod zero;

@@ -4,6 +4,7 @@ use super::carrier::Carrier;
 use super::restart::{self, Restarts};
 use super::resume::{self, Resume};
 use super::settings::*;
+use super::trace::Profile;
 use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
@@ -43,6 +44,7 @@ pub struct Plan {
     pub save: derive::SaveOptions,
     pub comm_timeout: Duration,
     pub restarts: Restarts,
+    pub profile: Option<Profile>,
     /// How often the launcher has started the ranks before.
     pub attempt: u32,
 }
@@ -95,6 +97,7 @@ impl Plan {
         let loader = derive::loader(&s, &mesh, 0)?;
         let steps = derive::steps(&mut s, &dataset, loader)?;
         let schedule = derive::schedule(&s.optim, steps)?;
+        let profile = Profile::new(&s, device)?;
         let tf32 = derive::set(&s.precision.tf32, "precision.tf32")?;
         let comm_timeout = Duration::from_secs_f64(derive::set(&s.run.comm_timeout, "run.comm_timeout")?);
         Ok(Plan {
@@ -116,6 +119,7 @@ impl Plan {
             save,
             comm_timeout,
             restarts,
+            profile,
             attempt: launched.and_then(|env| env.restart).map_or(0, |restart| restart.attempt),
         })
     }

@@ -9,9 +9,11 @@ use super::resume::Resume;
 use super::same;
 use super::settings::LogLevel;
 use super::shared;
+use super::trace::Tracer;
 use super::verify::Verify;
 use super::watch::{self, Log, StepDone, Watch};
-use crate::base::{Error, Meter, Result};
+use crate::base::timeline::Lane;
+use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
@@ -37,8 +39,8 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         // A parent of ours looks at the clock for all ranks, over restarts.
         deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
     };
-    let (starting, meter) = (Instant::now(), Meter::default());
-    let Seat { device, member, gpu } = device::take(&plan.wanted(), env, meter)?;
+    let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
+    let Seat { device, member, gpu } = device::take(&plan.wanted(), env, tracer.meter())?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
     let world = Mesh::world(&member)?;
@@ -49,11 +51,13 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         return Err(e);
     }
-    let mesh = flight.watch(Mesh::around(world, member, plan.mesh)?);
+    let mesh = tracer.watch(flight.watch(Mesh::around(world, member, plan.mesh)?));
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {
-            Trainer::new(plan, device, gpu.as_deref(), &mesh, &flight, stops, log).and_then(|mut trainer| trainer.run())
+            let recorders = Recorders { flight: &flight, tracer: &mut tracer };
+            Trainer::new(plan, device, gpu.as_deref(), &mesh, recorders, stops, log)
+                .and_then(|mut trainer| trainer.run())
         }
     };
     if let Err(e) = &result {
@@ -61,6 +65,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
             mesh.member.abort();
             leave_traces(plan, &flight, env.rank, e);
         }
+        tracer.salvage();
         watch::failed(plan, env, e);
     }
     result
@@ -86,10 +91,17 @@ impl Stops {
     }
 }
 
+/// What records a run beside its metrics.
+struct Recorders<'a> {
+    flight: &'a Flight,
+    tracer: &'a mut Tracer,
+}
+
 struct Trainer<'a> {
     plan: &'a Plan,
     mesh: &'a Mesh,
     flight: &'a Flight,
+    tracer: &'a mut Tracer,
     engine: Engine,
     checkpointer: Checkpointer,
     agreement: Agreement,
@@ -120,7 +132,7 @@ impl<'a> Trainer<'a> {
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
-        flight: &'a Flight,
+        Recorders { flight, tracer }: Recorders<'a>,
         stops: Stops,
         log: &'a Log,
     ) -> Result<Trainer<'a>> {
@@ -144,6 +156,7 @@ impl<'a> Trainer<'a> {
 
         let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
         let loading = Instant::now();
+        tracer.phase(0, "load");
         let adapted = plan.engine.tuning.lora.is_some();
         if let Some(dir) = plan.settings.model.pretrain.as_ref().filter(|_| adapted || plan.resume.is_none()) {
             checkpointer.load_model(dir, engine.state().0)?;
@@ -174,6 +187,7 @@ impl<'a> Trainer<'a> {
             loader.seek(samples);
         }
         let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
+        tracer.attach(&mut engine, &mut checkpointer)?;
 
         let watch = Watch::new(plan, log, device.clone(), gpu, mesh, done)?;
         let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
@@ -191,6 +205,7 @@ impl<'a> Trainer<'a> {
             plan,
             mesh,
             flight,
+            tracer,
             engine,
             checkpointer,
             held_out,
@@ -224,20 +239,34 @@ impl<'a> Trainer<'a> {
         }
         // First what must not be lost.
         self.save(false)?;
+        self.trace_up_to(self.done + 1)?;
         self.evaluate()?;
         let (dir, dtype) = (&self.plan.settings.checkpoint.save_hf, self.plan.save.dtype);
         let exported =
             dir.as_ref().map(|dir| self.checkpointer.save_hf(dir, dtype, self.engine.state().0)).transpose()?;
         self.watch.trained(exported.as_ref());
+        self.tracer.phase(self.done, "sample");
         self.sample()?;
+        self.tracer.end(self.mesh)?;
         self.watch.end(self.done)
+    }
+
+    /// Step `next` is the next: those before it are traced, where they were to be.
+    fn trace_up_to(&mut self, next: u64) -> Result<()> {
+        if self.tracer.is_waiting() {
+            let report = self.tracer.next(next, self.mesh, &**self.engine.device())?;
+            self.watch.traced(report)?;
+        }
+        Ok(())
     }
 
     /// One optimizer step; or, where a rank was asked to stop, nothing but the signal that asked.
     fn step(&mut self) -> Result<Option<i32>> {
         let number = self.done + 1;
+        self.trace_up_to(number)?;
         let filling = Instant::now();
-        self.prefetch.next(&mut self.data)?;
+        let timeline = self.tracer.timeline();
+        timeline.host(Lane::Data, "wait for micro-batches", Some(number), || self.prefetch.next(&mut self.data))?;
         let data_time_s = filling.elapsed().as_secs_f64();
 
         let stop = self.stops.pending();
@@ -260,6 +289,7 @@ impl<'a> Trainer<'a> {
         let bad = report.stuck || !report.loss.is_finite();
         self.bad_in_a_row = if bad { self.bad_in_a_row + 1 } else { 0 };
 
+        self.tracer.done(number);
         self.watch.step(&StepDone {
             number,
             lr,
@@ -293,6 +323,7 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self) -> Result<()> {
         let Some(loader) = &mut self.held_out else { return Ok(()) };
         let started = Instant::now();
+        self.tracer.phase(self.done, "evaluate");
         loader.seek(0);
         let options = self.plan.loader(0)?;
         let rows = loader.rows_per_epoch();
@@ -314,6 +345,7 @@ impl<'a> Trainer<'a> {
         let failed = |e| at_step(self.done, e);
         let earlier = if behind { None } else { self.checkpointer.settle().map_err(failed)? };
         let mut saved = None;
+        self.tracer.phase(self.done, "save");
         if self.saved != Some(self.done) {
             let state = TrainerState {
                 scaler: self.engine.scaler().map(|scaler| scaler.state()),
@@ -321,10 +353,12 @@ impl<'a> Trainer<'a> {
             };
             let (store, optimizer) = self.engine.state();
             let checkpointer = &mut self.checkpointer;
-            saved = match behind {
-                true => checkpointer.save_behind(dir, keep, store, optimizer, &state).map_err(failed)?,
-                false => Some(checkpointer.save(dir, keep, store, optimizer, &state).map_err(failed)?),
+            let save = || match behind {
+                true => checkpointer.save_behind(dir, keep, store, optimizer, &state),
+                false => checkpointer.save(dir, keep, store, optimizer, &state).map(Some),
             };
+            let what = if behind { "copy" } else { "save" };
+            saved = self.tracer.timeline().host(Lane::Checkpoint, what, Some(self.done), save).map_err(failed)?;
             self.saved = Some(self.done);
         }
         self.watch.checkpoint(earlier)?;

@@ -2,6 +2,7 @@
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
 mod faults;
+mod trace;
 mod watch;
 
 pub use super::names::*;
@@ -10,6 +11,7 @@ pub use super::zero::Zero;
 pub use faults::Faults;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+pub use trace::Trace;
 pub use watch::WatchArgs;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -43,6 +45,8 @@ pub struct Settings {
     pub faults: Faults,
     #[command(flatten)]
     pub watch: WatchArgs,
+    #[command(flatten)]
+    pub trace: Trace,
     #[command(flatten)]
     pub generate: Generate,
 }

@@ -17,6 +17,8 @@ use super::plan::Plan;
 use super::report;
 use super::resume::Resume;
 use super::settings::{DeviceName, LogLevel};
+use super::trace::Report;
+use super::trace::summary::Summary;
 use crate::base::{Error, Result};
 use crate::ckpt::Saved;
 use crate::comm::CommStats;
@@ -274,6 +276,19 @@ impl<'a> Watch<'a> {
         self.tell_sinks(&Event::Checkpoint(&json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
         })))
+    }
+
+    /// What came of profiled steps, where it is known by now.
+    pub fn traced(&mut self, report: Option<Report>) -> Result<()> {
+        if let Some(Report { path, steps, ranks }) = report {
+            let which = format_args!("trace: steps {} to {} in {}", steps.start(), steps.end(), path.display());
+            self.say(LogLevel::Info, which);
+            ranks.iter().flat_map(Summary::lines).for_each(|line| self.say(LogLevel::Info, line));
+            let steps = [steps.start(), steps.end()];
+            self.tell_sinks(&Event::Trace(&json!({"steps": steps, "path": path, "ranks": ranks})))?;
+        }
+        self.restart_clock();
+        Ok(())
     }
 
     /// All steps are done, and the model is in `exported` where that was asked for.

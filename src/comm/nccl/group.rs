@@ -9,7 +9,7 @@ use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS};
 use super::slot;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::operands::Call;
-use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
+use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::driver::Driver;
 use crate::device::{Buf, View, ViewMut};
@@ -67,6 +67,8 @@ struct Op {
     halted: CudaEvent,
     resumed: CudaEvent,
     waited: bool,
+    /// While a run is profiled.
+    times: Times,
     /// When the watching thread first saw it under way.
     seen: Option<Instant>,
     /// Buffers in flight.
@@ -84,6 +86,7 @@ impl Op {
             halted: cuda.event(true)?,
             resumed: cuda.event(true)?,
             waited: false,
+            times: Times::default(),
             seen: None,
             keep: [None, None],
         })
@@ -141,9 +144,11 @@ impl Group {
         let (stream, compute) = (&self.channel.stream, self.cuda.compute());
         let op = &mut ring.ops[(seq % RING) as usize];
         (op.tag, op.name, op.waited, op.seen, op.keep) = (call.tag, call.op, false, None, keep);
+        op.times = Times::default();
         let ordered =
             op.after.record(compute).and_then(|()| stream.wait(&op.after)).and_then(|()| op.begin.record(stream));
         ordered.map_err(|e| self.failed(e))?;
+        op.times.begun = self.cuda.mark_on(stream)?;
         let raw = stream.cu_stream().cast::<c_void>();
         self.channel.comm.run(|handle, nccl| enqueue(nccl, handle, raw)).map_err(|what| {
             self.cuda.break_off(call.error(what.clone()).to_string());
@@ -151,6 +156,7 @@ impl Group {
         })?;
         then()?;
         op.done.record(stream).map_err(|e| self.failed(e))?;
+        op.times.over = self.cuda.mark_on(stream)?;
         ring.next += 1;
         ring.stats.ops += 1;
         ring.stats.bytes += bytes as u64;
@@ -213,8 +219,11 @@ impl Group {
             compute.wait(&op.done)
         } else {
             op.waited = true;
+            let from = self.cuda.mark_on(compute)?;
             let halted = op.halted.record(compute).and_then(|()| compute.wait(&op.done));
-            halted.and_then(|()| op.resumed.record(compute))
+            let resumed = halted.and_then(|()| op.resumed.record(compute));
+            op.times.stood = from.zip(self.cuda.mark_on(compute)?);
+            resumed
         };
         ordered.map_err(|e| self.failed(e))
     }
@@ -398,6 +407,14 @@ impl Collective for Group {
         let mut ring = self.lock();
         let _ = self.count(&mut ring); // a failure of the GPU shows in the next call that can say so
         ring.stats
+    }
+    fn times(&self, ticket: Ticket) -> Times {
+        let (ring, seq) = (self.lock(), ticket.0 & ((1 << COUNT) - 1));
+        if seq < ring.next && ring.next <= seq + RING {
+            ring.ops[(seq % RING) as usize].times
+        } else {
+            Times::default()
+        }
     }
 }
 

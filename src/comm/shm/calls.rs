@@ -7,7 +7,7 @@ use super::record::{Desc, Kind};
 use super::sum::Sources;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::operands::Call;
-use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
+use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::Arc;
 
@@ -185,5 +185,8 @@ impl Collective for Group {
     }
     fn stats(&self) -> CommStats {
         self.stats_now()
+    }
+    fn times(&self, ticket: Ticket) -> Times {
+        self.times_of(ticket)
     }
 }

@@ -10,8 +10,9 @@ use super::buffer::{Request, Shared};
 use super::op::{Op, Step};
 use super::record::{Desc, Kind, Lanes, Phase, RING};
 use super::seat::{Seat, lock};
+use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket, Waiting};
+use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket, Times, Waiting};
 use crate::device::{Buf, cpu::simd::Level};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -182,9 +183,11 @@ impl Group {
             }
             mailbox_taken |= op.is_staged();
             if op.complete && !complete {
+                let now = Instant::now();
+                op.over = Some(now);
                 *in_flight -= 1;
                 if *in_flight == 0 {
-                    stats.in_flight_s += since.elapsed().as_secs_f64();
+                    stats.in_flight_s += (now - *since).as_secs_f64();
                 }
             }
             if op.pending() {
@@ -395,6 +398,13 @@ impl Group {
         inner.allocs += 1;
         let request = Request { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: hub.id, index };
         Shared::alloc(&hub.seat, &mut inner.cursor, request)
+    }
+    /// Progress is made, and seen, in this rank's calls: an operation that the peers completed under its compute is over when
+    /// the next call looks.
+    pub(super) fn times_of(&self, ticket: Ticket) -> Times {
+        let inner = lock(&self.inner);
+        let over = self.seq(&inner, "times", ticket).ok().and_then(|seq| self.op(&inner, seq)?.over);
+        Times { over: over.map(Mark::At), ..Times::default() }
     }
     pub(super) fn stats_now(&self) -> CommStats {
         let inner = lock(&self.inner);

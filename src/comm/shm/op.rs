@@ -12,6 +12,7 @@ use super::sum::{Fold, Sources};
 use crate::base::{DType, Error, Result};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
+use std::time::Instant;
 
 pub(super) type Keep = [Option<Arc<dyn Send + Sync>>; 2];
 
@@ -45,6 +46,8 @@ pub(super) struct Op {
     pub step: Step,
     /// The result is there for the caller.
     pub complete: bool,
+    /// When this rank saw that it was.
+    pub over: Option<Instant>,
     /// Gather in place: the buffer, and as its how manieth content (Note in `buffer`).
     pub into: Option<(Arc<Shared>, u64)>,
     /// The caller has released that content already.
@@ -79,6 +82,7 @@ impl Op {
             dtype,
             step,
             complete: false,
+            over: None,
             into: None,
             released: false,
             src: std::ptr::null(),

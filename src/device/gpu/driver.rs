@@ -1,9 +1,11 @@
 //! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are asked for.
 //! [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
 use crate::base::meter::Lease;
-use crate::base::{Category, DType, Result};
+use crate::base::timeline::Mark;
+use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Gemm, View, ViewMut};
 pub use flatshard_ptx::emulate::Swizzle;
+use std::time::Instant;
 
 /// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`] and
 /// [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it returns.
@@ -44,6 +46,21 @@ pub trait Driver: Send + Sync {
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
     /// Until everything that was enqueued is done.
     fn synchronize(&self) -> Result<()>;
+
+    /// As of [`crate::device::Device`]. A driver that is done when a call returns marks by the host's clock.
+    fn begin_marks(&self) -> Result<()> {
+        Ok(())
+    }
+    fn end_marks(&self) {}
+    fn mark(&self) -> Result<Mark> {
+        Ok(Mark::now())
+    }
+    fn when(&self, mark: Mark) -> Result<Instant> {
+        match mark {
+            Mark::At(at) => Ok(at),
+            Mark::Event(_) => Err(Error::op("when", "this driver has no events")),
+        }
+    }
 }
 
 /// Names an entry of a variant in [`super::kernels`].

@@ -25,8 +25,10 @@ use super::{
     AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
     ViewMut, VocabPart,
 };
+use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Threads of a CTA in kernels that work element by element or row by row.
 const BLOCK: u32 = 256;
@@ -127,6 +129,18 @@ impl Device for GpuDevice {
     }
     fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()
+    }
+    fn begin_marks(&self) -> Result<()> {
+        self.driver.begin_marks()
+    }
+    fn end_marks(&self) {
+        self.driver.end_marks();
+    }
+    fn mark(&self) -> Result<Mark> {
+        self.driver.mark()
+    }
+    fn when(&self, mark: Mark) -> Result<Instant> {
+        self.driver.when(mark)
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if src.len() != dst.bytes() {

@@ -6,6 +6,7 @@
 //! | `machine` | which GPUs there are, and whether they serve |
 //! | `modules` | kernels, compiled by the driver |
 //! | `maps` | tensor maps |
+//! | `marks` | points of streams in time |
 //! | `memory` | device memory, pinned memory |
 //! | `blas` | matrix products |
 //! | `failure` | results of the driver as messages |
@@ -19,6 +20,7 @@ mod failure;
 pub mod link;
 mod machine;
 mod maps;
+mod marks;
 mod memory;
 mod modules;
 
@@ -30,6 +32,7 @@ use super::driver::{Arg, Driver, Kernel, Shape};
 use super::element;
 use super::kernels::TEXTS;
 use crate::base::meter::Lease;
+use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
 use crate::device::{Buf, Gemm, View, ViewMut};
@@ -38,6 +41,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// Parameters of a kernel, at most.
 const PARAMETERS: usize = 32;
@@ -72,6 +76,7 @@ pub struct Cuda {
     launches: AtomicUsize,
     /// Set by whoever broke off work in flight: what the GPU computed since is not to be used.
     broken: OnceLock<String>,
+    marks: marks::Marks,
 }
 
 impl Cuda {
@@ -117,6 +122,7 @@ impl Cuda {
             recent: std::array::from_fn(|_| AtomicUsize::new(usize::MAX)),
             launches: AtomicUsize::new(0),
             broken: OnceLock::new(),
+            marks: marks::Marks::default(),
         })
     }
 
@@ -426,6 +432,18 @@ impl Driver for Cuda {
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;
         self.unbroken()
+    }
+    fn begin_marks(&self) -> Result<()> {
+        Cuda::begin_marks(self)
+    }
+    fn end_marks(&self) {
+        Cuda::end_marks(self);
+    }
+    fn mark(&self) -> Result<Mark> {
+        Ok(self.mark_on(&self.compute)?.unwrap_or_else(Mark::now))
+    }
+    fn when(&self, mark: Mark) -> Result<Instant> {
+        self.when_marked(mark)
     }
 }
 

@@ -1,0 +1,90 @@
+//! Rows of spans over a common axis of time, in groups that have a title. Never decides what is drawn.
+use super::*;
+
+pub struct Span {
+    pub from: f64,
+    pub to: f64,
+    pub colour: &'static str,
+    /// Drawn where there is room for it.
+    pub text: String,
+    /// Shown by a browser that points at it.
+    pub hint: String,
+}
+
+pub struct Row {
+    pub label: String,
+    /// Later ones are drawn over earlier ones.
+    pub spans: Vec<Span>,
+}
+
+pub struct Group {
+    pub title: String,
+    pub rows: Vec<Row>,
+}
+
+pub struct Gantt {
+    pub title: String,
+    pub subtitle: String,
+    pub legend: Vec<(&'static str, &'static str)>,
+    /// What is drawn of the axis, and what its numbers are.
+    pub from: f64,
+    pub to: f64,
+    pub unit: &'static str,
+    pub groups: Vec<Group>,
+}
+
+const ROW: f64 = 22.0;
+const THICK: f64 = 17.0;
+const INSIDE: Style = Style { size: 10.0, anchor: Anchor::Middle, bold: false, fill: "#ffffff" };
+/// Narrower ones are drawn this wide: an unseen wait is no wait that was not there.
+const NARROWEST: f64 = 0.4;
+
+impl Gantt {
+    pub fn svg(&self) -> String {
+        let mut canvas = Canvas::new(&self.title, &self.subtitle);
+        let labels = self.groups.iter().flat_map(|group| &group.rows).map(|row| SMALL.width(&row.label));
+        let (left, right) = (20.0 + labels.fold(0.0, f64::max) + 10.0, WIDTH - 24.0);
+        let across = |t: f64| left + (right - left) * (t - self.from) / (self.to - self.from).max(f64::MIN_POSITIVE);
+
+        canvas.legend(&self.legend);
+        let top = canvas.height;
+        let rows: usize = self.groups.iter().map(|group| group.rows.len()).sum();
+        let bottom = top + ROW * rows as f64 + 32.0 * self.groups.len() as f64;
+        let inside = |t: &f64| *t >= self.from && *t <= self.to;
+        for tick in ticks(self.from, self.to, 10).into_iter().filter(inside) {
+            canvas.line((across(tick), top - 6.0), (across(tick), bottom), GRID, 1.0, "");
+            canvas.text(across(tick), bottom + 16.0, SMALL.anchored(Anchor::Middle), &tick_text(tick));
+        }
+        for group in &self.groups {
+            for line in wrapped(&group.title, WIDTH - 40.0) {
+                canvas.text(20.0, canvas.height + 6.0, Style { fill: INK, bold: true, ..SMALL }, &line);
+            }
+            canvas.height += 18.0;
+            for row in &group.rows {
+                let y = canvas.height;
+                canvas.text(left - 10.0, y + THICK / 2.0 + 4.0, SMALL.anchored(Anchor::End), &row.label);
+                for span in &row.spans {
+                    let (from, to) = (across(span.from.max(self.from)), across(span.to.min(self.to)));
+                    canvas.rect((from, y), ((to - from).max(NARROWEST), THICK), span.colour, &span.hint);
+                    if to - from > 4.0 {
+                        canvas.line((to, y), (to, y + THICK), "#ffffff", 0.7, ""); // neighbours of one colour
+                    }
+                }
+                for span in &row.spans {
+                    let (from, to) = (across(span.from.max(self.from)), across(span.to.min(self.to)));
+                    // All of it, or else its number.
+                    let texts = [&span.text[..], span.text.rsplit(' ').next().unwrap_or_default()];
+                    if let Some(text) = texts.into_iter().find(|text| INSIDE.width(text) + 4.0 <= to - from) {
+                        canvas.plain((from + to) / 2.0, y + THICK / 2.0 + 3.5, INSIDE, text);
+                    }
+                }
+                canvas.height += ROW;
+            }
+            canvas.height += 14.0;
+        }
+        canvas.line((left, bottom), (right, bottom), QUIET, 1.0, "");
+        canvas.text(right, bottom + 32.0, SMALL.anchored(Anchor::End), self.unit);
+        canvas.height = bottom + 44.0;
+        canvas.finish(&format!("{}. {}", self.title, self.subtitle))
+    }
+}

@@ -1,0 +1,224 @@
+//! `trace FILE`: what a trace of `run_fsdp --profile-steps` says, in numbers and as a picture of one step; or a memory timeline
+//! ([`crate::memory`]). Never measures.
+use crate::Verdict;
+use crate::chart::gantt::{Gantt, Group, Row, Span};
+use crate::chart::{self, EXPOSED};
+use flatshard::base::{Error, Result};
+use flatshard::train::trace::chrome::{self, Head};
+use flatshard::train::trace::summary::Summary;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Say what a trace of --profile-steps or a --memory-timeline shows, and draw it
+#[derive(clap::Args)]
+pub struct Args {
+    /// FILE.json: trace of one rank, or of all; FILE.csv: memory
+    file: PathBuf,
+    /// Draw one step of a trace, or the memory of rank 0, as .png or .svg
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "trace.png", value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// The step to draw [default: the last]
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+}
+
+/// What is read of an event.
+#[derive(Deserialize)]
+struct Event {
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    ph: String,
+    pid: usize,
+    tid: usize,
+    #[serde(default)]
+    cat: String,
+    name: String,
+    #[serde(default)]
+    args: serde_json::Map<String, serde_json::Value>,
+}
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    trace_events: Vec<Event>,
+}
+
+/// (category or first word of a name, colour, in the legend).
+const COLOURS: [(&str, &str, &str); 15] = [
+    ("forward", "#2563eb", "forward"),
+    ("backward", "#1e3a8a", "backward"),
+    ("recompute", "#60a5fa", "recomputed"),
+    ("loss", "#0e7490", "head and loss, embedding"),
+    ("embed", "#0e7490", ""),
+    ("optimizer", "#a16207", "norm, update"),
+    ("store", "#94a3b8", "store"),
+    ("call", EXPOSED, "in a collective"),
+    ("gathers", "#0d9488", "gather in flight"),
+    ("scatters", "#7c3aed", "scatter"),
+    ("all-reduces", "#db2777", "all-reduce"),
+    ("sends", "#16a34a", "send"),
+    ("other collectives", "#475569", "other collective"),
+    ("data", "#ca8a04", "waiting for data"),
+    ("checkpoint", "#64748b", "checkpoint"),
+];
+
+/// Of an event, as an index of [`COLOURS`].
+fn colour(event: &Event) -> usize {
+    let of = |key: &str| COLOURS.iter().position(|(name, ..)| *name == key);
+    let word = event.name.split(' ').next().unwrap_or_default();
+    let by_name = if event.cat == "compute" { of(word) } else { None };
+    by_name.or_else(|| of(&event.cat)).unwrap_or(0)
+}
+
+pub fn main(args: &Args) -> Result<Verdict> {
+    if args.file.extension().is_some_and(|e| e == "csv") {
+        return crate::memory::main(&args.file, args.plot.as_deref(), args.step);
+    }
+    let head = chrome::head(&args.file)?;
+    for line in head.summary.iter().flat_map(Summary::lines) {
+        println!("{line}");
+    }
+    if let Some(path) = &args.plot {
+        let text = std::fs::read(&args.file).map_err(|e| Error::io("read", &args.file, e))?;
+        let file: File = serde_json::from_slice(&text)
+            .map_err(|e| Error::input(format!("{}: not a whole trace: {e}", args.file.display())))?;
+        chart::save(&picture(&args.file, &head, &file.trace_events, args.step)?.svg(), path)?;
+        println!("plot: {}", path.display());
+    }
+    Ok(Verdict::Good)
+}
+
+fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Result<Gantt> {
+    let number = |event: &Event| event.name.strip_prefix("step ")?.parse::<u64>().ok();
+    let steps = || events.iter().filter(|e| e.cat == "steps").filter_map(|e| Some((number(e)?, e)));
+    let (first, last) = (steps().map(|s| s.0).min(), steps().map(|s| s.0).max());
+    let (Some(first), Some(last)) = (first, last) else {
+        return Err(Error::input(format!("{}: holds no step", path.display())));
+    };
+    let step = step.unwrap_or(last);
+    let whole = steps().filter(|s| s.0 == step).map(|s| s.1);
+    let from = whole.clone().map(|e| e.ts).fold(f64::INFINITY, f64::min);
+    let to = whole.map(|e| e.ts + e.dur).fold(f64::NEG_INFINITY, f64::max);
+    if !from.is_finite() {
+        return Err(Error::input(format!("{}: --step {step}: it holds steps {first} to {last}", path.display())));
+    }
+
+    let threads = events.iter().filter(|e| e.ph == "M" && e.name == "thread_name");
+    let names: BTreeMap<(usize, usize), &str> =
+        threads.filter_map(|e| Some(((e.pid, e.tid), e.args.get("name")?.as_str()?))).collect();
+    let (mut used, mut groups) = ([false; COLOURS.len()], BTreeMap::<usize, Vec<Row>>::new());
+    for (&(rank, thread), name) in names.iter().filter(|(_, name)| **name != "steps") {
+        let here = |e: &&Event| e.ph == "X" && (e.pid, e.tid) == (rank, thread) && e.ts < to && e.ts + e.dur > from;
+        let mut spans: Vec<&Event> = events.iter().filter(here).collect();
+        // What is inside another is drawn over it.
+        spans.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(b.dur.total_cmp(&a.dur)));
+        let span = |e: &&Event| {
+            let colour = colour(e);
+            used[colour] = true;
+            Span {
+                from: (e.ts - from) / 1e3,
+                to: (e.ts + e.dur - from) / 1e3,
+                colour: COLOURS[colour].1,
+                // The root has one name for each thing it does.
+                text: match e.cat.as_str() {
+                    "store" | "call" => String::new(),
+                    "compute" => e.name.trim_end_matches(" 0").to_string(),
+                    _ => e.name.clone(),
+                },
+                hint: format!("{} ({:.3} ms)", e.name, e.dur / 1e3),
+            }
+        };
+        let row = Row { label: name.to_string(), spans: spans.iter().map(span).collect() };
+        if !row.spans.is_empty() {
+            groups.entry(rank).or_default().push(row);
+        }
+    }
+    let title = |rank: usize| {
+        let of = head.summary.iter().find(|s| s.rank == rank);
+        of.map_or(format!("rank {rank}"), |s| {
+            let ms = 1e3 / s.steps.max(1) as f64;
+            format!(
+                "rank {rank}: communication in flight {:.1} ms a step, exposed {:.1} ms; {:.0} % overlapped",
+                s.comm.in_flight_s * ms,
+                s.comm.exposed_s * ms,
+                100.0 * s.comm.overlap()
+            )
+        })
+    };
+    Ok(Gantt {
+        title: format!("Step {step}"),
+        subtitle: format!("{}, steps {first} to {last} of {} ranks", path.display(), head.distributed_info.world_size),
+        legend: COLOURS
+            .iter()
+            .zip(used)
+            .filter(|((.., meaning), used)| *used && !meaning.is_empty())
+            .map(|(&(_, colour, meaning), _)| (colour, meaning))
+            .collect(),
+        from: 0.0,
+        to: (to - from) / 1e3,
+        unit: "milliseconds",
+        groups: groups.into_iter().map(|(rank, rows)| Group { title: title(rank), rows }).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatshard::base::timeline::{Flow, Lane};
+    use flatshard::train::trace::Done;
+    use flatshard::train::trace::chrome::Distributed;
+
+    /// Two ranks, each one step of 10 ms.
+    fn merged(dir: &Path) -> PathBuf {
+        let ms = |n: i64| n * 1_000_000;
+        let span = |lane, what, number, from, to| Done { lane, what, number, start: ms(from), end: ms(to), flow: None };
+        let gather = |from, to, call| {
+            let flow = Some(Flow { id: 1, axis: "fsdp", bytes: 1 << 20, call });
+            Done { flow, ..span(Lane::Gathers, "gather", Some(1), from, to) }
+        };
+        let files = [0, 1].map(|rank| {
+            let spans = [
+                span(Lane::Steps, "step", Some(4), 0, 10),
+                span(Lane::Compute, "forward", Some(1), 0, 6),
+                gather(0, 8, None),
+                gather(6, 8, Some("wait")),
+                span(Lane::Optimizer, "update", None, 8, 10),
+            ];
+            let head = Head {
+                display_time_unit: "ms".into(),
+                base_time_nanoseconds: 1000 * rank as i64,
+                distributed_info: Distributed { rank: Some(rank), world_size: 2 },
+                summary: vec![Summary::of(rank, &spans, 0)],
+            };
+            let path = dir.join(format!("rank-{rank}.json"));
+            chrome::write(&path, &head, rank, &spans).unwrap();
+            path
+        });
+        let path = dir.join("all.json");
+        assert_eq!(chrome::merge(&files, 2, &path).unwrap().len(), 2);
+        path
+    }
+
+    #[test]
+    fn a_picture_has_the_lanes_of_every_rank() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, plot) = (merged(dir.path()), dir.path().join("trace.svg"));
+        let draw = |step| main(&Args { file: file.clone(), plot: Some(plot.clone()), step });
+        assert_eq!(draw(None).unwrap(), Verdict::Good);
+        let svg = std::fs::read_to_string(&plot).unwrap();
+        for text in [">Step 4<", ">forward 1<", ">update<", ">gathers<", ">optimizer<", "wait gather 1 (2.000 ms)"] {
+            assert_eq!(svg.matches(text).count(), if text == ">Step 4<" { 1 } else { 2 }, "{text}");
+        }
+        // 8 ms in flight, of which 6 are under the forward.
+        assert!(
+            svg.contains("rank 1: communication in flight 8.0 ms a step, exposed 2.0 ms; 75 % overlapped"),
+            "{svg}"
+        );
+        assert!(!svg.contains("all-reduce"), "a legend of what is not there");
+        // The second rank began a microsecond later by the clock of the wall.
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains("{\"ts\":1.000,\"dur\":10000.000,\"ph\":\"X\",\"pid\":1,"), "{text}");
+        assert!(draw(Some(5)).unwrap_err().to_string().contains("it holds steps 4 to 4"));
+    }
+}

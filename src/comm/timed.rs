@@ -1,0 +1,133 @@
+//! Groups whose operations are written on a timeline: when each was in flight, and for how long the compute stream was held up
+//! by it. Never changes what a call does, and never allocates while it records.
+//!
+//! An operation is in flight from the start of the call that starts it until its group sees that it is over: on shared memory
+//! in a later call of this rank, since nobody makes progress for it in between ([Note: progress] in `shm::group`). So the time
+//! in flight is an upper bound there, and the time in calls is exact.
+use super::seam::{Hook, Hooked, Seam, Started};
+use super::{Collective, Mesh, Tag, Ticket, Times};
+use crate::base::timeline::{Flow, Lane, Mark, Span, Timeline};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Operations of a group whose calls are told apart: more than are ever under way.
+const KEPT: usize = 256;
+
+/// Every group of the mesh, on `timeline`.
+pub fn watch(mesh: Mesh, timeline: &Timeline) -> Mesh {
+    mesh.wrap(|group| {
+        let state = State { entered: Mark::now(), ops: Vec::with_capacity(KEPT), next: 0 };
+        let hook = Timing { group: group.clone(), timeline: timeline.clone(), state: Mutex::new(state) };
+        Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
+    })
+}
+
+struct Timing {
+    group: Arc<dyn Collective>,
+    timeline: Timeline,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// When the call at hand began: a group is called by one thread at a time.
+    entered: Mark,
+    /// A ring: `next` is where the next one goes.
+    ops: Vec<Op>,
+    next: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Op {
+    ticket: Ticket,
+    lane: Lane,
+    tag: Tag,
+    flow: Flow,
+    start: Mark,
+    /// It has landed, and is on the timeline.
+    told: bool,
+}
+
+fn lane(seam: Seam) -> Option<Lane> {
+    match seam {
+        Seam::AllGather => Some(Lane::Gathers),
+        Seam::ReduceScatter => Some(Lane::Scatters),
+        Seam::AllReduce => Some(Lane::AllReduces),
+        Seam::SendRecv => Some(Lane::Sends),
+        Seam::Broadcast | Seam::Barrier => Some(Lane::Others),
+        Seam::Alloc | Seam::Wait | Seam::Release | Seam::WaitSent => None,
+    }
+}
+
+impl Timing {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn enter(&self) {
+        if self.timeline.is_on() {
+            self.lock().entered = Mark::now();
+        }
+    }
+    fn span(&self, op: &Op, call: Option<&'static str>, start: Mark, end: Mark) {
+        let flow = Some(Flow { call, ..op.flow });
+        let (lane, what, number) = (op.lane, op.tag.what, Some(op.tag.unit as u64));
+        self.timeline.record(Span { lane, what, number, start, end, flow });
+    }
+    /// The compute stream in a call of `op`: as long as the host was in it, where work is done in calls; where it is enqueued,
+    /// as long as the stream stood.
+    fn held(&self, op: &Op, call: &'static str, host: (Mark, Mark), times: &Times) {
+        match (times.begun, times.stood) {
+            (None, _) => self.span(op, Some(call), host.0, host.1),
+            (Some(_), Some((from, to))) if call == Seam::Wait.name() => self.span(op, Some(call), from, to),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+impl Hook for Timing {
+    fn before(&self, _: Seam, _: Started) {
+        self.enter();
+    }
+    fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
+        let (true, Some(lane)) = (self.timeline.is_on(), lane(seam)) else { return };
+        let end = Mark::now();
+        let mut state = self.lock();
+        let start = state.entered;
+        let axis = self.group.axis().name();
+        let flow = Flow { id: self.timeline.flow(), axis, bytes: started.bytes, call: None };
+        // A barrier has no ticket: it is over.
+        let mut op =
+            Op { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, told: false };
+        let times = ticket.map(|ticket| self.group.times(ticket)).unwrap_or_default();
+        self.held(&op, seam.name(), (start, end), &times);
+        if ticket.is_none() {
+            op.told = true;
+            self.span(&op, None, start, end);
+        }
+        let place = state.next;
+        match state.ops.len() == KEPT {
+            true => state.ops[place] = op,
+            false => state.ops.push(op),
+        }
+        state.next = (place + 1) % KEPT;
+    }
+    fn before_wait(&self, _: Seam, _: Ticket) {
+        self.enter();
+    }
+    fn after_wait(&self, seam: Seam, ticket: Ticket) {
+        if !self.timeline.is_on() {
+            return;
+        }
+        let end = Mark::now();
+        let mut state = self.lock();
+        let start = state.entered;
+        // One that was started before profiling was is not known.
+        let Some(op) = state.ops.iter_mut().rev().find(|op| op.ticket == ticket) else { return };
+        let times = self.group.times(ticket);
+        self.held(op, seam.name(), (start, end), &times);
+        // What was sent may be overwritten before everything has arrived.
+        let landed = if seam == Seam::Wait { Some(times.over.unwrap_or(end)) } else { times.over };
+        if let Some(over) = landed.filter(|_| !op.told) {
+            op.told = true;
+            self.span(op, None, times.begun.unwrap_or(op.start), over);
+        }
+    }
+}

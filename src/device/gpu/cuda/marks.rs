@@ -1,0 +1,72 @@
+//! Points of streams in time, as events that are read when the GPU is done: see [`Driver::mark`](super::Driver::mark). Never
+//! waits but in `begin_marks`. Has not run on a GPU.
+use super::Cuda;
+use crate::base::timeline::Mark;
+use crate::base::{Error, Result};
+use cudarc::driver::{CudaEvent, CudaStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Marks of a step that are kept: two of each span.
+const KEPT: u64 = 1 << 14;
+
+#[derive(Default)]
+pub(super) struct Marks(Mutex<Option<Ring>>);
+
+struct Ring {
+    events: Vec<CudaEvent>,
+    made: u64,
+    /// What times count from: an event, and the host's time when it had passed. Made anew before each step, since an elapsed
+    /// time is a float of milliseconds.
+    base: CudaEvent,
+    at: Instant,
+}
+
+impl Marks {
+    fn lock(&self) -> MutexGuard<'_, Option<Ring>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Cuda {
+    pub(super) fn begin_marks(&self) -> Result<()> {
+        let mut marks = self.marks.lock();
+        if marks.is_none() {
+            let events = (0..KEPT).map(|_| self.event(true)).collect::<Result<_>>()?;
+            *marks = Some(Ring { events, made: 0, base: self.event(true)?, at: Instant::now() });
+        }
+        let Some(ring) = marks.as_mut() else { return Ok(()) };
+        let passed = ring.base.record(self.compute()).and_then(|()| self.compute().synchronize());
+        passed.map_err(|e| self.failed("mark the time", e))?;
+        ring.at = Instant::now();
+        Ok(())
+    }
+    /// This point of a stream, or nothing while no marks are wanted.
+    pub fn mark_on(&self, stream: &CudaStream) -> Result<Option<Mark>> {
+        let mut marks = self.marks.lock();
+        let Some(ring) = marks.as_mut() else { return Ok(None) };
+        let event = &ring.events[(ring.made % KEPT) as usize];
+        event.record(stream).map_err(|e| self.failed("mark the time", e))?;
+        ring.made += 1;
+        Ok(Some(Mark::Event(ring.made - 1)))
+    }
+    pub(super) fn when_marked(&self, mark: Mark) -> Result<Instant> {
+        let number = match mark {
+            Mark::At(at) => return Ok(at),
+            Mark::Event(number) => number,
+        };
+        let marks = self.marks.lock();
+        let Some(ring) = marks.as_ref().filter(|ring| number < ring.made && number + KEPT >= ring.made) else {
+            return Err(Error::op(
+                "when",
+                format!("more than {KEPT} marks were made in a step: profile a smaller model"),
+            ));
+        };
+        let seconds = self.seconds(&ring.base, &ring.events[(number % KEPT) as usize])?;
+        Ok(ring.at + Duration::from_secs_f64(seconds.max(0.0)))
+    }
+    /// No more marks are wanted.
+    pub(super) fn end_marks(&self) {
+        *self.marks.lock() = None;
+    }
+}

@@ -1,0 +1,158 @@
+//! A store whose verbs are written on a timeline, and what they hand out into a history of memory. The layer loop calls them in
+//! a fixed order ([`ParamStore`]), so what lies between two of them is known: forward of a layer, its backward, the loss. Never
+//! changes what a call does.
+use crate::base::Result;
+use crate::base::history::{History, InUse};
+use crate::base::timeline::{Lane, Mark, Span, Timeline};
+use crate::device::Device;
+use crate::nn::store::ROOT;
+use crate::nn::{Grads, ParamStore, Pass, Weights};
+
+/// Who watches an engine's steps.
+#[derive(Default)]
+pub(super) struct Watchers {
+    pub timeline: Timeline,
+    pub history: Option<History>,
+    /// [`crate::nn::Workspace::saved_for`], for the history.
+    pub saved: Vec<usize>,
+    /// Blocks are computed again in backward, so that something is done between their weights and their gradient.
+    pub recomputes: bool,
+}
+impl Watchers {
+    pub fn history(&self) -> Option<&History> {
+        self.history.as_ref().filter(|history| history.is_close())
+    }
+    pub fn any(&self) -> bool {
+        self.timeline.is_on() || self.history().is_some()
+    }
+}
+
+/// What was handed out for a layer: where it is, and its bytes. Layers of one unit are handed the same.
+type Handed = Vec<(usize, usize, usize)>;
+
+fn bytes(handed: &Handed) -> usize {
+    let first = |i: usize| handed[..i].iter().all(|earlier| earlier.1 != handed[i].1);
+    (0..handed.len()).filter(|&i| first(i)).map(|i| handed[i].2).sum()
+}
+
+pub(super) struct Watched<'a> {
+    store: &'a mut dyn ParamStore,
+    dev: &'a dyn Device,
+    watchers: &'a Watchers,
+    /// Under way since the last verb returned: what, of which layer.
+    open: Option<(&'static str, usize, Mark)>,
+    /// The root was acquired, and its gradient asked for, so often.
+    roots: usize,
+    root_grads: usize,
+    weights: Handed,
+    grads: Handed,
+    /// Blocks that backward has yet to pass.
+    ahead: usize,
+}
+
+impl<'a> Watched<'a> {
+    pub fn new(store: &'a mut dyn ParamStore, dev: &'a dyn Device, watchers: &'a Watchers) -> Watched<'a> {
+        let (weights, grads) = (Handed::new(), Handed::new());
+        Watched { store, dev, watchers, open: None, roots: 0, root_grads: 0, weights, grads, ahead: 0 }
+    }
+    /// A verb begins: what was computed until now is over.
+    fn enter(&mut self) -> Result<Mark> {
+        let now = self.dev.mark()?;
+        if let Some((what, layer, start)) = self.open.take() {
+            let (lane, number) = (Lane::Compute, Some(layer as u64));
+            self.watchers.timeline.record(Span { lane, what, number, start, end: now, flow: None });
+        }
+        Ok(now)
+    }
+}
+
+/// A verb has returned: it goes on the timeline, and `next` begins. (Not a method: what the verb returned borrows the store.)
+macro_rules! leave {
+    ($self:ident, $verb:literal, $layer:ident, $start:ident, $next:expr) => {
+        let now = $self.dev.mark()?;
+        let (what, number) = ($verb, Some($layer as u64));
+        $self.watchers.timeline.record(Span { lane: Lane::Store, what, number, start: $start, end: now, flow: None });
+        let next: Option<&'static str> = $next;
+        $self.open = next.map(|what| (what, $layer, now));
+        if let Some(history) = $self.watchers.history() {
+            let saved = $self.watchers.saved.get($self.ahead).copied().unwrap_or(0);
+            let in_use = InUse { weights: bytes(&$self.weights), grads: bytes(&$self.grads), saved };
+            history.used(next.unwrap_or(what), Some($layer), in_use);
+        }
+    };
+}
+
+impl ParamStore for Watched<'_> {
+    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
+        let start = self.enter()?;
+        let weights = self.store.acquire(layer, pass)?;
+        if layer == ROOT {
+            self.roots += 1;
+        }
+        if pass == Pass::Forward {
+            self.ahead = self.ahead.max(layer);
+        }
+        if self.watchers.history().is_some() {
+            let place = if weights.trained.is_empty() { weights.frozen } else { weights.trained };
+            self.weights.push((layer, place.address(), weights.trained.bytes() + weights.frozen.bytes()));
+        }
+        let next = match (layer, pass) {
+            (ROOT, _) if self.roots == 1 => Some("embed"),
+            (ROOT, _) => None, // the loss begins with the gradient that it adds to
+            (_, Pass::Backward) => self.watchers.recomputes.then_some("recompute"),
+            (_, Pass::Forward | Pass::Evaluate) => Some("forward"),
+        };
+        leave!(self, "acquire", layer, start, next);
+        Ok(weights)
+    }
+    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
+        let start = self.enter()?;
+        self.store.release(layer, pass)?;
+        self.weights.retain(|handed| handed.0 != layer);
+        if pass == Pass::Backward {
+            self.ahead = layer.saturating_sub(1);
+        }
+        leave!(self, "release", layer, start, None);
+        Ok(())
+    }
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        let start = self.enter()?;
+        let both = self.store.grads(layer)?;
+        if layer == ROOT {
+            self.root_grads += 1;
+        }
+        if let (Some(flat), Some(_)) = (&both.1.flat, self.watchers.history()) {
+            self.grads.push((layer, flat.address(), flat.bytes()));
+        }
+        let next = match layer {
+            ROOT if self.root_grads == 1 => "loss",
+            ROOT => "embed backward",
+            _ => "backward",
+        };
+        leave!(self, "grads", layer, start, Some(next));
+        Ok(both)
+    }
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        let start = self.enter()?;
+        self.store.grads_ready(layer)?;
+        self.grads.retain(|handed| handed.0 != layer);
+        leave!(self, "grads ready", layer, start, None);
+        Ok(())
+    }
+}
+
+/// `f`, as a span of the device's compute stream.
+pub(super) fn timed<T>(
+    dev: &dyn Device,
+    timeline: &Timeline,
+    (lane, what): (Lane, &'static str),
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if !timeline.is_on() {
+        return f();
+    }
+    let start = dev.mark()?;
+    let result = f()?;
+    timeline.record(Span { lane, what, number: None, start, end: dev.mark()?, flow: None });
+    Ok(result)
+}

@@ -1,0 +1,36 @@
+//! Settings of what is written down of single steps: their spans of time, and memory. Never records by itself.
+use crate::base::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Trace")]
+pub struct Trace {
+    /// Write a trace of steps A to B, both of them, for ui.perfetto.dev: compute, collectives, optimizer, data and checkpoints
+    /// of each rank, and how much of communication was exposed [default: none]
+    #[arg(long, value_name = "A:B")]
+    pub profile_steps: Option<String>,
+    /// Where traces go [default: traces in ckpt-dir, or beside the metrics file]
+    #[arg(long, value_name = "DIR")]
+    pub trace_folder: Option<PathBuf>,
+    /// Write the bytes of all ranks over time as CSV: by category as buffers come and go, and what is in use within the profiled
+    /// steps, or else the first two [default: none]
+    #[arg(long, value_name = "FILE.csv")]
+    pub memory_timeline: Option<PathBuf>,
+}
+
+impl Trace {
+    /// Steps to profile: one number is that step.
+    pub fn steps(&self) -> Result<Option<RangeInclusive<u64>>> {
+        let Some(text) = &self.profile_steps else { return Ok(None) };
+        let (first, last) = text.split_once(':').unwrap_or((text, text));
+        match (first.trim().parse(), last.trim().parse()) {
+            (Ok(first), Ok(last)) if 1 <= first && first <= last => Ok(Some(first..=last)),
+            _ => Err(Error::input(format!(
+                "--profile-steps {text}: it must be A:B, the first and the last step to profile, such as 10:12; steps count from 1"
+            ))),
+        }
+    }
+}
