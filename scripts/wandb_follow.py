@@ -87,7 +87,8 @@ def follow(path, init, table, patience=None, after_error=0.0, poll=0.5):
                 run.summary["restarts"] = restarts
         elif kind == "error":
             failed = True
-            run.summary["error"] = event["message"]
+            if run is not None:
+                run.summary["error"] = event["message"]
         elif kind == "end":
             break
         elif (kind, step) in told:

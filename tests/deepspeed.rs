@@ -155,7 +155,7 @@ fn keys_of_the_file_become_settings() {
         },
         "tensor_parallel": {"autotp_size": 1}, "checkpoint": {"load_universal": true},
         "data_types": {"grad_accum_dtype": "fp32"}, "amp": {"enabled": false}, "torch_autocast": {"enabled": false},
-        "tensorboard": {"enabled": false}, "wandb": {"enabled": false}, "zero_allow_untested_optimizer": true
+        "tensorboard": {"enabled": true, "output_path": "boards", "job_name": "first"}, "wandb": {"enabled": false}, "zero_allow_untested_optimizer": true
     });
     let read = read(body, &[]);
     for (section, key, value) in [
@@ -182,6 +182,7 @@ fn keys_of_the_file_become_settings() {
         ("zero", "stage3_max_reuse_distance", json!(20_000_000)),
         ("checkpoint", "save_dtype", json!("bf16")),
         ("parallel", "tp_size", json!(1)),
+        ("watch", "tensorboard", json!("boards/first")),
         ("plan", "strategy", json!("zero_3")),
     ] {
         let found = &read[section][key];

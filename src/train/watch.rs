@@ -1,6 +1,6 @@
 //! What is told of a run: the loop says what happened, and everybody who listens is told: the metrics file, TensorBoard, the
-//! log, the progress. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never changes what
-//! the loop does.
+//! log, the progress. It also measures what is only told: time between steps, communication, memory, the GPU, MFU. Never
+//! changes what the loop does.
 mod event_file;
 mod gpu;
 mod log;

@@ -3,6 +3,7 @@ use super::File;
 use crate::base::Result;
 use Key::*;
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// What becomes of a key.
 pub(super) enum Key {
@@ -25,7 +26,7 @@ pub(super) enum Key {
 
 pub(super) fn top() -> Vec<(&'static str, Key)> {
     let sums = "gradients are summed in fp32 and divided once, by the loss tokens of the step";
-    let metrics = "metrics go to --metrics-path, as JSON lines";
+    let metrics = "metrics go to --metrics-path, as JSON lines, and scripts/wandb_follow.py tells W&B of them";
     vec![
         ("train_batch_size", Set("batch", "train_batch_size")),
         ("train_micro_batch_size_per_gpu", Set("batch", "batch_size")),
@@ -52,7 +53,7 @@ pub(super) fn top() -> Vec<(&'static str, Key)> {
         // Checkpoints of any strategy are read by any other.
         ("checkpoint", Block(|| vec![("load_universal", Any)])),
         ("data_types", Block(|| vec![("grad_accum_dtype", Is(json!("fp32"), "gradients are accumulated in fp32"))])),
-        ("tensorboard", Off(metrics)),
+        ("tensorboard", By(tensorboard)),
         ("wandb", Off(metrics)),
         ("comet", Off(metrics)),
         ("csv_monitor", Off(metrics)),
@@ -97,6 +98,22 @@ fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
     match value.as_u64() {
         Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
         _ => file.key(at, value, &Set("fsdp", "zero_stage")),
+    }
+}
+
+/// `--tensorboard output_path/job_name`.
+fn tensorboard(file: &mut File, at: &str, body: &Value) -> Result<()> {
+    file.keys(at, body, vec![("enabled", Any), ("output_path", Any), ("job_name", Any)])?;
+    let text = |key: &str| body[key].as_str().filter(|text| !text.is_empty());
+    match (body["enabled"] == true, text("output_path")) {
+        (false, _) => Ok(()),
+        (true, Some(path)) => {
+            let dir = Path::new(path).join(text("job_name").unwrap_or("DeepSpeedJobName")); // DeepSpeed's default
+            file.put(at, "watch", "tensorboard", json!(dir))
+        }
+        (true, None) => {
+            Err(file.refuse(&format!("{at}.output_path"), &body["output_path"], "say where event files go"))
+        }
     }
 }
 

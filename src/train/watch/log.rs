@@ -1,7 +1,7 @@
 //! Lines for people: on stderr as they are, in a file of each rank with time and level. Passed to whoever says something. Never
 //! ends a run: a line that cannot be written is lost.
 //!
-//! Not the crates `log` or `tracing`: both speak through a logger that is the process's, and there is no global state here.
+//! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state here.
 use super::super::settings::{LogLevel, WatchArgs};
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;

@@ -46,7 +46,7 @@ fn keep_earlier(dir: &Path) -> Result<()> {
     let kept = (1..).map(numbered).find(|kept| !kept.exists()).unwrap_or_else(|| numbered(0));
     std::fs::create_dir(&kept).map_err(|e| Error::io("create", &kept, e))?;
     for name in earlier {
-        std::fs::rename(dir.join(&name), kept.join(&name)).map_err(|e| Error::io("move", &dir.join(&name), e))?;
+        std::fs::rename(dir.join(&name), kept.join(&name)).map_err(|e| Error::io("move", dir.join(&name), e))?;
     }
     Ok(())
 }
