@@ -1,12 +1,14 @@
 //! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory has a
-//! category of its own and is in no total. Never allocates buffers itself.
+//! category of its own and is in no total. It knows what each live buffer is for, so that running out of memory says what
+//! holds it. Never allocates buffers itself.
 use super::history::History;
+use super::{DType, Error};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Category {
     /// Master shards and their compute-dtype copies.
     Params,
@@ -35,19 +37,33 @@ pub const CATEGORIES: [(Category, &str); 8] = [
     (Category::Host, "host"),
 ];
 
+impl Category {
+    pub fn name(self) -> &'static str {
+        CATEGORIES[self as usize].1
+    }
+}
+
 #[derive(Default, Debug)]
 struct Counts {
     live: [AtomicUsize; CATEGORIES.len()],
     total: AtomicUsize,
     peak: AtomicUsize,
     allocations: AtomicUsize,
-    /// How many leases of each category and size are held: what an out-of-memory error lists.
-    held: Mutex<BTreeMap<(usize, usize), usize>>,
+    book: Mutex<Book>,
     history: OnceLock<History>,
 }
+
+/// Who holds what: written when buffers come and go, read when there is no room for another.
+#[derive(Default, Debug)]
+struct Book {
+    /// What the next leases are for.
+    purpose: &'static str,
+    /// Leases that are alike, and how many of them there are.
+    held: BTreeMap<Kind, usize>,
+}
 impl Counts {
-    fn held(&self) -> MutexGuard<'_, BTreeMap<(usize, usize), usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// The bytes of a category have become others.
     fn tell(&self, category: Category) {
@@ -57,19 +73,32 @@ impl Counts {
     }
 }
 
-/// Live buffers that are alike.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
-    pub name: &'static str,
-    /// Of one.
-    pub bytes: usize,
-    pub count: usize,
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Kind {
+    category: Category,
+    purpose: &'static str,
+    /// Of elements, where it is known of what.
+    elements: Option<(DType, usize)>,
+    /// That this rank counts: of a buffer that ranks of a host share, its part.
+    bytes: usize,
 }
-impl fmt::Display for Held {
+impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{} x {:.1} MiB {}", self.count, self.bytes as f64 / (1 << 20) as f64, self.name)
+        let purpose = if self.purpose.is_empty() { self.category.name() } else { self.purpose };
+        write!(f, "{} {purpose} ({}", mib(self.bytes), self.category.name())?;
+        match self.elements {
+            Some((dtype, len)) => write!(f, ", {len} {dtype})"),
+            None => write!(f, ")"),
+        }
     }
 }
+/// "12.3 MiB".
+fn mib(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+/// Kinds of buffers that an error lists.
+const LISTED: usize = 10;
 
 /// Shared by the device and the groups of one rank; clones count together.
 #[derive(Clone, Default, Debug)]
@@ -79,12 +108,35 @@ pub struct Meter(Arc<Counts>);
 #[derive(Debug)]
 pub struct Lease {
     counts: Arc<Counts>,
-    category: Category,
-    bytes: usize,
+    kind: Kind,
+}
+
+/// What buffers are for, until it is dropped.
+#[must_use]
+pub struct Purpose {
+    counts: Arc<Counts>,
+    before: &'static str,
+}
+impl Drop for Purpose {
+    fn drop(&mut self) {
+        self.counts.book().purpose = self.before;
+    }
 }
 
 impl Meter {
+    /// What is leased from now on, of the device or of a group, is for `what`; where purposes are nested, the inner one counts.
+    pub fn purpose(&self, what: &'static str) -> Purpose {
+        let before = std::mem::replace(&mut self.0.book().purpose, what);
+        Purpose { counts: self.0.clone(), before }
+    }
     pub fn lease(&self, category: Category, bytes: usize) -> Lease {
+        self.count(category, None, bytes)
+    }
+    /// Of `len` elements, of which this rank counts `bytes`.
+    pub fn lease_of(&self, category: Category, dtype: DType, len: usize, bytes: usize) -> Lease {
+        self.count(category, Some((dtype, len)), bytes)
+    }
+    fn count(&self, category: Category, elements: Option<(DType, usize)>, bytes: usize) -> Lease {
         let c = &self.0;
         c.live[category as usize].fetch_add(bytes, Relaxed);
         c.allocations.fetch_add(1, Relaxed);
@@ -92,9 +144,12 @@ impl Meter {
             let total = c.total.fetch_add(bytes, Relaxed) + bytes;
             c.peak.fetch_max(total, Relaxed);
         }
-        *c.held().entry((category as usize, bytes)).or_default() += 1;
+        let mut book = c.book();
+        let kind = Kind { category, purpose: book.purpose, elements, bytes };
+        *book.held.entry(kind).or_default() += 1;
+        drop(book);
         c.tell(category);
-        Lease { counts: c.clone(), category, bytes }
+        Lease { counts: c.clone(), kind }
     }
     /// Every change from now on is written there; the first such call counts.
     pub fn keep(&self, history: &History) {
@@ -110,35 +165,84 @@ impl Meter {
     pub fn peak(&self) -> usize {
         self.0.peak.load(Relaxed)
     }
-    /// Live buffers, those with most bytes in all first.
-    pub fn held(&self) -> Vec<Held> {
-        let named = |(&(category, bytes), &count): (&(usize, usize), &usize)| Held {
-            name: CATEGORIES[category].1,
-            bytes,
-            count,
-        };
-        let mut held: Vec<Held> = self.0.held().iter().map(named).collect();
-        held.sort_by_key(|h| std::cmp::Reverse(h.bytes * h.count));
-        held
+    /// What is held, for an error that there is no room: the total of each category, and the largest buffers by name.
+    pub fn dump(&self) -> String {
+        let held = self.0.book().held.clone();
+        let mut largest: Vec<(&Kind, &usize)> = held.iter().collect();
+        largest.sort_by_key(|(kind, count)| std::cmp::Reverse(kind.bytes * **count));
+        let totals = CATEGORIES.iter().map(|&(category, name)| (self.live(category), name)).filter(|t| t.0 > 0);
+        let totals: Vec<String> = totals.map(|(bytes, name)| format!("{name} {}", mib(bytes))).collect();
+        let largest: Vec<String> =
+            largest.iter().take(LISTED).map(|(kind, count)| format!("{count} x {kind}")).collect();
+        format!(
+            "this rank holds {} in {} buffers: {}; largest first: {}",
+            mib(CATEGORIES.iter().map(|c| self.live(c.0)).sum()),
+            held.values().sum::<usize>(),
+            totals.join(", "),
+            largest.join(", ")
+        )
     }
     /// How many buffers were ever allocated: constant across steps, which a test asserts.
     pub fn allocations(&self) -> usize {
         self.0.allocations.load(Relaxed)
     }
 }
+impl Lease {
+    /// There was no room for the buffer that this lease is for: `why`, and what holds the memory.
+    pub fn refused(self, why: impl fmt::Display) -> Error {
+        let (meter, kind) = (Meter(self.counts.clone()), self.kind);
+        drop(self);
+        Error::Run(format!("out of memory: {kind} is refused: {why}; {}. {REMEDY}", meter.dump()))
+    }
+}
+/// What takes less memory.
+pub const REMEDY: &str =
+    "Use --activation-checkpoint, --precision bf16, a smaller --batch-size or --max-len, or more ranks on more hosts";
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.counts.live[self.category as usize].fetch_sub(self.bytes, Relaxed);
-        if self.category != Category::Host {
-            self.counts.total.fetch_sub(self.bytes, Relaxed);
+        let Kind { category, bytes, .. } = self.kind;
+        self.counts.live[category as usize].fetch_sub(bytes, Relaxed);
+        if category != Category::Host {
+            self.counts.total.fetch_sub(bytes, Relaxed);
         }
-        self.counts.tell(self.category);
-        let (mut held, key) = (self.counts.held(), (self.category as usize, self.bytes));
-        if let Some(count) = held.get_mut(&key) {
+        self.counts.tell(category);
+        let mut book = self.counts.book();
+        if let Some(count) = book.held.get_mut(&self.kind) {
             *count -= 1;
             if *count == 0 {
-                held.remove(&key);
+                book.held.remove(&self.kind);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_listed_by_name_largest_first_and_given_back() {
+        let meter = Meter::default();
+        let lease = |category, len: usize| meter.lease_of(category, DType::F32, len, 4 * len);
+        let masters = {
+            let _masters = meter.purpose("masters");
+            let one = lease(Category::Params, 1 << 18);
+            let _inner = meter.purpose("norms");
+            let two = lease(Category::Params, 1 << 16);
+            [one, two, lease(Category::Params, 1 << 16)]
+        };
+        let slots: Vec<Lease> = (0..3).map(|_| meter.lease(Category::Slots, 1 << 20)).collect();
+        let refused = meter.lease_of(Category::Scratch, DType::Bf16, 1 << 30, 2 << 30);
+        let text = refused.refused("Cannot allocate memory").to_string();
+        let expected = format!(
+            "out of memory: 2048.0 MiB scratch (scratch, 1073741824 bf16) is refused: Cannot allocate memory; this rank holds \
+             4.5 MiB in 6 buffers: params 1.5 MiB, slots 3.0 MiB; largest first: 3 x 1.0 MiB slots (slots), 1 x 1.0 MiB masters \
+             (params, 262144 f32), 2 x 0.2 MiB norms (params, 65536 f32). {REMEDY}"
+        );
+        assert_eq!(text, expected);
+        drop((masters, slots));
+        assert_eq!((meter.total(), meter.allocations()), (0, 7));
+        assert!(meter.dump().starts_with("this rank holds 0.0 MiB in 0 buffers: ; "), "{}", meter.dump());
     }
 }

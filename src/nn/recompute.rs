@@ -80,7 +80,7 @@ impl<T> SavedBlocks<T> {
             }
         }
     }
-    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<SavedBlocks<U>> {
+    pub fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<SavedBlocks<U>> {
         Ok(SavedBlocks {
             saved: self.saved.iter().map(|saved| saved.map(f)).collect::<Result<_>>()?,
             outputs: self.outputs.iter().map(|outputs| outputs.map(f)).collect::<Result<_>>()?,

@@ -88,7 +88,7 @@ impl Ring<Shape> {
         }
     }
     pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Ring> {
-        self.map(&mut |shape: &Shape| shape.allocate(dev, groups))
+        self.map(&mut |name, shape: &Shape| shape.allocate(name, dev, groups))
     }
 }
 

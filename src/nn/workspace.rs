@@ -56,7 +56,8 @@ impl Shape {
     fn apart(&self) -> usize {
         Shape { through: None, ..*self }.bytes() - self.bytes()
     }
-    pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
+    pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
+        let _for = dev.meter().purpose(name);
         let (len, width) = (self.rows * self.width, self.width);
         let buf = match self.through {
             Some((axis, usage, _)) if len > 0 => {
@@ -92,7 +93,7 @@ impl Tensor {
     }
 }
 
-/// A struct of alike fields and of other tables, and the map over them.
+/// A struct of alike fields and of other tables, and the map over them by name.
 macro_rules! table {
     ($(#[$about:meta])* $name:ident {
         $($(#[$what:meta])* $field:ident,)*
@@ -101,8 +102,8 @@ macro_rules! table {
         $(#[$about])*
         pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* $($($(#[$whose])* pub $inner: $table<T>,)*)? }
         impl<T> $name<T> {
-            pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<$name<U>> {
-                Ok($name { $($field: f(&self.$field)?,)* $($($inner: self.$inner.map(f)?,)*)? })
+            pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<$name<U>> {
+                Ok($name { $($field: f(stringify!($field), &self.$field)?,)* $($($inner: self.$inner.map(f)?,)*)? })
             }
         }
     };
@@ -142,7 +143,7 @@ pub struct Saved<T = Tensor> {
     pub mlp: MlpSaved<T>,
 }
 impl<T> Saved<T> {
-    pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+    pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved { attention: self.attention.map(f)?, mlp: self.mlp.map(f)? })
     }
 }
@@ -344,7 +345,7 @@ impl Workspace<Shape, ()> {
     /// Bytes by category.
     pub(super) fn planned(&self) -> Vec<(Category, usize)> {
         let mut bytes = [Category::Saved, Category::Scratch, Category::Other].map(|category| (category, 0));
-        let mut count = |shape: &Shape| {
+        let mut count = |_, shape: &Shape| {
             bytes.iter_mut().filter(|b| b.0 == shape.category).for_each(|b| b.1 += shape.bytes());
             Ok(())
         };
@@ -354,7 +355,7 @@ impl Workspace<Shape, ()> {
 
     pub(super) fn gathered_apart(&self) -> usize {
         let mut bytes = 0;
-        let mut count = |shape: &Shape| {
+        let mut count = |_, shape: &Shape| {
             bytes += shape.apart();
             Ok(())
         };
@@ -363,18 +364,18 @@ impl Workspace<Shape, ()> {
     }
 
     pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {
-        self.map(groups.clone(), &mut |shape: &Shape| shape.allocate(dev, groups))
+        self.map(groups.clone(), &mut |name, shape: &Shape| shape.allocate(name, dev, groups))
     }
 }
 
 impl<T, G> Workspace<T, G> {
-    fn map<U, H>(&self, groups: H, f: &mut dyn FnMut(&T) -> Result<U>) -> Result<Workspace<U, H>> {
+    fn map<U, H>(&self, groups: H, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Workspace<U, H>> {
         Ok(Workspace {
-            stream: self.stream.iter().map(&mut *f).collect::<Result<_>>()?,
+            stream: self.stream.iter().map(|t| f("stream", t)).collect::<Result<_>>()?,
             kept: self.kept.map(f)?,
             scratch: self.scratch.map(f)?,
             fixed: self.fixed.map(f)?,
-            dx: f(&self.dx)?,
+            dx: f("dx", &self.dx)?,
             groups,
         })
     }

@@ -69,9 +69,12 @@ impl Optimizer {
                     staged.grads |= on_device(grad.place());
                     staged.weights = piece.param.as_ref().filter(|p| on_device(p.place())).map(ViewMut::dtype);
                 }
-                let state = rule.state().iter().map(|_| match host {
-                    true => dev.alloc_host(DType::F32, len),
-                    false => dev.alloc(DType::F32, len, Category::Optimizer),
+                let state = rule.state().iter().map(|name| {
+                    let _for = dev.meter().purpose(name);
+                    match host {
+                        true => dev.alloc_host(DType::F32, len),
+                        false => dev.alloc(DType::F32, len, Category::Optimizer),
+                    }
                 });
                 let runs = flat::runs(piece.layout, piece.start..piece.start + len);
                 units[piece.unit] = Unit { state: state.collect::<Result<_>>()?, runs };

@@ -49,10 +49,19 @@ impl Cut {
         let Plan { flat, cycles, dtype, offload } = plan;
         let group = mesh.fsdp.clone();
         let replicas = Replicas::new(mesh, flat.units.len());
+        let shards = Shards::new(&*dev, &flat, dtype, offload, &replicas)?;
+        let weights = {
+            let _for = dev.meter().purpose("gathered weights");
+            WeightSlots::new(&*group, &flat, cycles.weights, dtype)?
+        };
+        let grads = {
+            let _for = dev.meter().purpose("whole gradients");
+            GradSlots::new(&*dev, &*group, &flat, &cycles)?
+        };
         Ok(Cut {
-            shards: Shards::new(&*dev, &flat, dtype, offload, &replicas)?,
-            weights: WeightSlots::new(&*group, &flat, cycles.weights, dtype)?,
-            grads: GradSlots::new(&*dev, &*group, &flat, &cycles)?,
+            shards,
+            weights,
+            grads,
             dev,
             group,
             replicas,

@@ -14,11 +14,13 @@ pub(super) struct Kept {
 impl Kept {
     /// Of `len` elements.
     pub fn new(dev: &dyn Device, len: usize, dtype: DType, offload: Offload) -> Result<Kept> {
-        let copy = || offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params);
-        Ok(Kept {
-            master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?,
-            param: offload.copies(dtype).then(copy).transpose()?,
-        })
+        let copy = || {
+            let _for = dev.meter().purpose("copies of masters");
+            offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
+        };
+        let param = offload.copies(dtype).then(copy).transpose()?;
+        let _for = dev.meter().purpose("masters");
+        Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?, param })
     }
     /// Bytes that [`Kept::new`] allocates: masters, copies.
     pub fn planned(len: usize, dtype: DType, offload: Offload) -> [(Category, usize); 2] {

@@ -22,6 +22,7 @@ impl Replicas {
     }
     /// A shard's gradient, f32, which the others read in place unless it is offloaded.
     pub fn grad(&self, dev: &dyn Device, offload: Offload, len: usize) -> Result<Buf> {
+        let _for = dev.meter().purpose("gradients of shards");
         match self.any() && offload < Offload::Gradients {
             true => self.group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads),
             false => offload.alloc(Offload::Gradients, dev, DType::F32, len, Category::Grads),

@@ -66,9 +66,12 @@ impl Replicated {
         let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype, options.offload);
         let wires = narrow(options.reduce_dtype, group.size());
         let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
-        let grad = |part: &Part| match wires {
-            None => travelling(DType::F32, part.padded, Category::Grads),
-            Some(_) => dev.alloc(DType::F32, part.padded, Category::Grads),
+        let grad = |part: &Part| {
+            let _for = dev.meter().purpose("gradient buckets");
+            match wires {
+                None => travelling(DType::F32, part.padded, Category::Grads),
+                Some(_) => dev.alloc(DType::F32, part.padded, Category::Grads),
+            }
         };
         let wire = |part: &Part| wires.map(|dtype| travelling(dtype, part.padded, Category::Slots)).transpose();
         let bucket = |unit: &Unit| {

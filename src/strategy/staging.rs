@@ -27,6 +27,7 @@ fn lengths(tokens: usize, sp: Slice) -> [usize; 3] {
 impl Staging {
     /// Room for one rank's part of `tokens` tokens in as many documents.
     pub fn new(dev: &dyn Device, tokens: usize, sp: Slice) -> Result<Staging> {
+        let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let [part, borders, rows] = lengths(tokens, sp);
         Ok(Staging {

@@ -288,7 +288,7 @@ impl Collective for Group {
         self.axis
     }
     fn alloc(&self, dtype: DType, len: usize, _: CommUse, category: Category) -> Result<Buf> {
-        let lease = self.meter.lease(category, len * dtype.size());
+        let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
         slot::alloc(&self.cuda, &self.channel.comm, dtype, len, category, lease)
     }
     fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {

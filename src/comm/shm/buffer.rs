@@ -87,9 +87,14 @@ impl Shared {
         let data = aligned(*cursor + front as u64, bytes);
         let total = front + bytes.next_multiple_of(PAGE) * copies;
         let file_offset = data - front as u64;
+        let lease = seat.meter.lease_of(r.category, r.dtype, r.len, r.usage.counted(bytes, r.ranks));
+        let mapping = match seat.arena.map(file_offset, total) {
+            Ok(mapping) => mapping,
+            Err(e) => return Err(lease.refused(e)),
+        };
         let shared = Arc::new(Shared {
             seat: seat.clone(),
-            mapping: seat.arena.map(file_offset, total)?,
+            mapping,
             file_offset,
             front,
             ranks: r.ranks,
@@ -100,7 +105,7 @@ impl Shared {
             bytes,
             stride,
             started: AtomicU64::new(0),
-            _lease: seat.meter.lease(r.category, r.usage.counted(bytes, r.ranks)),
+            _lease: lease,
         });
         *cursor = file_offset + total as u64;
         seat.hold(&shared);

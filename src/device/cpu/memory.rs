@@ -32,11 +32,13 @@ pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
 /// The same, for an offloaded buffer say.
 pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let bytes = (len * dtype.size()).max(1);
-    let failed = |e| Error::op("alloc", format!("{bytes} bytes for {len} elements of {dtype}: {e}"));
     // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let at = unsafe {
+    let mapped = unsafe {
         mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-            .map_err(failed)?
+    };
+    let at = match mapped {
+        Ok(at) => at,
+        Err(e) => return Err(lease.refused(e)),
     };
     let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| Error::op("alloc", "mapped at address 0"))?;
     if bytes >= HUGE {

@@ -119,10 +119,11 @@ impl Device for CpuDevice {
         &self.meter
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        memory::alloc(dtype, len, self.meter.lease(category, len * dtype.size()))
+        memory::alloc(dtype, len, self.meter.lease_of(category, dtype, len, len * dtype.size()))
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
-        memory::alloc_at(Place::Mapped, dtype, len, self.meter.lease(Category::Host, len * dtype.size()))
+        let lease = self.meter.lease_of(Category::Host, dtype, len, len * dtype.size());
+        memory::alloc_at(Place::Mapped, dtype, len, lease)
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())

@@ -64,7 +64,8 @@ fn scratch(multiprocessors: u32) -> [(DType, usize); 3] {
 impl GpuDevice {
     pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
         let [limbs, words, faults] = scratch(driver.multiprocessors()).map(|(dtype, len)| {
-            let lease = meter.lease(Category::Scratch, len * dtype.size());
+            let _for = meter.purpose("of kernels");
+            let lease = meter.lease_of(Category::Scratch, dtype, len, len * dtype.size());
             driver.alloc(dtype, len, Category::Scratch, lease)
         });
         let scratch = Scratch { limbs: limbs?, words: words?, faults: rows::Faults::new(faults?) };
@@ -122,10 +123,10 @@ impl Device for GpuDevice {
         let bytes = len.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes =
             bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype}: more than addresses")))?;
-        self.driver.alloc(dtype, len, category, self.meter.lease(category, bytes))
+        self.driver.alloc(dtype, len, category, self.meter.lease_of(category, dtype, len, bytes))
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
-        self.driver.alloc_host(dtype, len, self.meter.lease(Category::Host, len * dtype.size()))
+        self.driver.alloc_host(dtype, len, self.meter.lease_of(Category::Host, dtype, len, len * dtype.size()))
     }
     fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()

@@ -31,7 +31,7 @@ pub use modules::Compiled;
 use super::driver::{Arg, Driver, Kernel, Shape};
 use super::element;
 use super::kernels::TEXTS;
-use crate::base::meter::Lease;
+use crate::base::meter::{Lease, REMEDY};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
@@ -333,15 +333,11 @@ pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usiz
 }
 
 fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
-    let held: Vec<String> = meter.held().iter().take(12).map(ToString::to_string).collect();
     Error::Run(format!(
-        "{name}: out of memory in {op}: {} of {} are free. This rank holds {} in {} buffers, largest first: {}. Use \
-         --activation-checkpoint, a smaller --batch-size or --max-len, or more GPUs",
+        "{name}: out of memory in {op}: {} of {} are free; {}. {REMEDY}",
         gib(free),
         gib(total),
-        gib(meter.total()),
-        meter.held().iter().map(|h| h.count).sum::<usize>(),
-        held.join(", "),
+        meter.dump()
     ))
 }
 
@@ -487,6 +483,8 @@ mod tests {
         let e = out_of_memory("cuda:0 (H100)", "alloc", (1 << 30, 80 << 30), &meter);
         assert_eq!(e.exit_status(), 1);
         let text = e.to_string();
-        assert!(text.contains("in 3 buffers, largest first: 2 x 3.0 MiB slots, 1 x 1.0 MiB saved."), "{text}");
+        let says = "1.00 GiB of 80.00 GiB are free; this rank holds 7.0 MiB in 3 buffers: slots 6.0 MiB, saved 1.0 MiB; largest \
+                    first: 2 x 3.0 MiB slots (slots), 1 x 1.0 MiB saved (saved). Use ";
+        assert!(text.contains(says), "{text}");
     }
 }
