@@ -58,17 +58,7 @@ impl Cut {
             let _for = dev.meter().purpose("whole gradients");
             GradSlots::new(&*dev, &*group, &flat, &cycles)?
         };
-        Ok(Cut {
-            shards,
-            weights,
-            grads,
-            dev,
-            group,
-            replicas,
-            flat,
-            first: true,
-            last: true,
-        })
+        Ok(Cut { shards, weights, grads, dev, group, replicas, flat, first: true, last: true })
     }
 
     pub fn is_open(&self, unit: usize) -> bool {

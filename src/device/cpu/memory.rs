@@ -33,9 +33,8 @@ pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
 pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let bytes = (len * dtype.size()).max(1);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let mapped = unsafe {
-        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-    };
+    let mapped =
+        unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
     let at = match mapped {
         Ok(at) => at,
         Err(e) => return Err(lease.refused(e)),
