@@ -5,6 +5,7 @@ mod runs;
 
 use runs::*;
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -85,6 +86,39 @@ fn copies_of_the_data_may_lie_anywhere_and_must_be_equal() {
     }
     refused(&run(&c), "ranks disagree on data: rank 0 has ");
     refused(&run(&c), "each host may have a copy of its own of --dataset, but the copies must be equal");
+}
+
+/// Two pretended hosts with a rank each, over TCP: they leave at once and together, and the hosts are named.
+#[test]
+fn ranks_of_two_hosts_name_the_hosts() {
+    let dir = Dir::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 40).to_string();
+    let run = |args: [&[&str]; 2]| {
+        let start = |r: usize| {
+            let mut command = command(FSDP, &[&["--max-steps", "1", "--no-sample"], args[r]].concat());
+            for (name, value) in [("RANK", r), ("LOCAL_RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 1)] {
+                command.env(name, value.to_string());
+            }
+            command.env("FLATSHARD_HOST_ID", format!("node{r}")).env("TORCHELASTIC_RUN_ID", dir.arg("job"));
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).current_dir(dir.path(["a", "b"][r]));
+            Run(command.spawn().unwrap())
+        };
+        [0, 1].map(start).map(Run::end)
+    };
+    ["a", "b"].iter().for_each(|name| fs::create_dir(dir.path(name)).unwrap());
+    refused(
+        &run([&[], &["--lr", "0.003"]]),
+        "disagree on optim.lr: rank 0 on node0 has 0.01, rank 1 on node1 has 0.003;",
+    );
+    let apart = run([&["--ckpt-dir", "ckpt"], &["--ckpt-dir", "ckpt"]]);
+    refused(&apart, "--ckpt-dir ckpt: what rank 0 on node0 writes there is not seen by rank 1 on node1 (this rank ");
+    // By another path, as another mount would have it: the probe is found, and the run goes on.
+    std::os::unix::fs::symlink(dir.path("a/ckpt"), dir.path("link")).unwrap();
+    let ended = run([&["--ckpt-dir", "ckpt"], &["--ckpt-dir", &dir.arg("link")]]);
+    assert!(ended.iter().all(|ended| ended.status.success()), "{}{}", ended[0].stderr, ended[1].stderr);
+    let mut left = files(&dir.path("a/ckpt"));
+    left.sort();
+    assert_eq!(left, ["latest", "step-00000001"]);
 }
 
 /// As after an update that one host did not get: the note that the linker left differs, and no other byte.

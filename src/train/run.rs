@@ -44,7 +44,8 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
     let world = Mesh::world(&member)?;
-    let agreed = same::check(plan, &*device, &world).and_then(|()| shared::check(plan, &*device, &world));
+    let agreed =
+        same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
     if let Err(e) = agreed {
         if !matches!(e, Error::Input(_)) {
             member.abort(); // what all ranks refuse alike needs no word to the others

@@ -10,8 +10,8 @@ use super::plan::Plan;
 use super::resume::Resume;
 use crate::base::{Error, Result};
 use crate::ckpt;
-use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
+use crate::comm::{Collective, Tag};
 use crate::device::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -64,11 +64,11 @@ struct Facts {
 }
 
 /// An error on all ranks alike, [`Error::Input`], where they differ. Every rank calls it, with the world group.
-pub fn check(plan: &Plan, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
+pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     if world.size() == 1 {
         return Ok(());
     }
-    let mine = Facts { host: host(), facts: facts(plan)? };
+    let mine = Facts { host: host.into(), facts: facts(plan)? };
     let hash = mine.facts.iter().flat_map(|(key, value)| [key, value]).fold(Xxh3::new(), |mut hash, text| {
         hash.update(text.as_bytes());
         hash.update(&[0]);
@@ -80,6 +80,7 @@ pub fn check(plan: &Plan, dev: &dyn Device, world: &Arc<dyn Collective>) -> Resu
     }
     let text = serde_json::to_string(&mine).map_err(|e| Error::op("agreement", e.to_string()))?;
     let ranks = texts(dev, world, "agreement", &text)?;
+    let _ = world.barrier(Tag::new("agreement", 0)); // each has read before one leaves
     let ranks: Vec<Facts> = ranks.iter().filter_map(|text| serde_json::from_str(text).ok()).collect();
     if ranks.len() < world.size() {
         return Err(Error::input(format!("ranks run different programs: {}", REMEDIES[0].1)));
@@ -179,10 +180,6 @@ pub fn named(ranks: &[usize], hosts: &[&str]) -> String {
         [first, ..] => format!("ranks {first} and {} more", ranks.len() - 1),
     };
     text + &on
-}
-
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Version and build: what the linker noted (GNU build-id), else a hash of the whole executable.

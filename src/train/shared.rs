@@ -1,11 +1,11 @@
 //! That a directory which all ranks write into is one and the same for all of them: a path names another one on a host that
 //! does not mount the shared file system there, and half of each checkpoint would be lost. Never leaves anything behind.
 use super::plan::Plan;
-use super::same::{host, named};
+use super::same::named;
 use crate::base::{Error, Result};
 use crate::ckpt::dirs::unfinished;
-use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
+use crate::comm::{Collective, Tag};
 use crate::device::Device;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -19,11 +19,11 @@ const WORDS: usize = 4;
 
 /// An error on all ranks alike, [`Error::Input`], where some of them do not see what rank 0 writes. Every rank calls it; that
 /// all of them were given a directory is agreed on before ([`super::same`]).
-pub fn check(plan: &Plan, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
+pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let c = &plan.settings.checkpoint;
     for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
         if let Some(dir) = dir.as_ref().filter(|_| world.size() > 1) {
-            one(flag, dir, &host(), dev, world)?;
+            one(flag, dir, host, dev, world)?;
         }
     }
     Ok(())
@@ -59,6 +59,7 @@ fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Col
         return Ok(());
     }
     let hosts = texts(dev, world, "directories", host)?;
+    let _ = world.barrier(Tag::new("directories", 0)); // each has read before one leaves
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     Err(Error::input(format!(
         "{flag} {}: what {} writes there is not seen by {} (this rank looked for {}). All ranks write into it: give a \

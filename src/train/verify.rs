@@ -4,7 +4,7 @@
 //!
 //! All that is exchanged is a hash of each unit, or two with tp. What is held once only (FULL_SHARD, the shards of ZeRO) cannot
 //! be compared with anything; and a fault in a gradient, before it is summed, reaches all ranks alike.
-use super::same::{host, named};
+use super::same::named;
 use crate::base::{Error, Result};
 use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
@@ -83,7 +83,8 @@ impl Verify {
             self.good = Some(step);
             return Ok(());
         };
-        let hosts = texts(&*self.dev, &self.world, "verify", &host())?;
+        let host = rustix::system::uname();
+        let hosts = texts(&*self.dev, &self.world, "verify", &host.nodename().to_string_lossy())?;
         let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
         let (unit, others) = (format!("unit {unit} (from {} on)", self.units[unit]), named(&odd.others, &hosts));
         let what = match odd.told {
