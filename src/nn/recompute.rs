@@ -89,9 +89,9 @@ impl<T> SavedBlocks<T> {
     }
     /// What each block keeps for itself, and what they share, as `measure` counts it.
     pub fn measured(&self, measure: fn(&T) -> usize) -> Result<(Vec<usize>, usize)> {
-        let sum = |map: &dyn Fn(&mut dyn FnMut(&T) -> Result<()>) -> Result<()>| -> Result<usize> {
+        let sum = |map: &dyn Fn(&mut dyn FnMut(&'static str, &T) -> Result<()>) -> Result<()>| -> Result<usize> {
             let mut sum = 0;
-            map(&mut |table| {
+            map(&mut |_, table| {
                 sum += measure(table);
                 Ok(())
             })?;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 13] = [
+const OWN: [(&str, &str); 16] = [
     ("run", "nproc_per_node"),
     ("run", "metrics_path"), // rank 0 writes it
     ("run", "after"),
@@ -36,6 +36,9 @@ const OWN: [(&str, &str); 13] = [
     ("checkpoint", "resume"),
     ("faults", "save_traces_folder"),
     ("watch", "log_file"),
+    ("watch", "tensorboard"),
+    ("trace", "trace_folder"),
+    ("trace", "memory_timeline"),
 ];
 /// In place of their values: that there is one must be the same for all.
 const GIVEN: &str = "a value of its own";
