@@ -3,7 +3,8 @@
 //!
 //!     cargo bench --bench recorders [-- ROUNDS]
 //!
-//! Prints JSON. A step is some 8 ms here, a fiftieth of a usual one: what a recorder takes of it is an upper bound.
+//! Prints JSON. Steps are far shorter here than usual ones: what a recorder takes of them is an upper bound. Paired steps tell
+//! something on a quiet machine only.
 #[path = "../tests/common/mod.rs"]
 mod common;
 
