@@ -2,8 +2,8 @@
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
 use super::{knobs, zero};
-use crate::base::{Category, Error, Result};
-use crate::ckpt::{self, Checkpointer};
+use crate::base::{Error, Result};
+use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
@@ -14,7 +14,7 @@ use crate::store::flat::Wrap;
 use crate::store::reference::ReferenceOptions;
 use crate::store::replicated::ReplicatedOptions;
 use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
-use crate::strategy::{Ddp, Engine, EngineOptions, Fsdp, ReferenceFsdp, Strategy, ZeroDp};
+use crate::strategy::{Ddp, EngineOptions, Fsdp, ReferenceFsdp, Strategy, ZeroDp};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,31 +24,6 @@ const DEFAULT_STEPS: u64 = 600;
 /// The value of a setting that has a default.
 pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
     value.clone().ok_or_else(|| Error::input(format!("{name} has no value: give it one, or remove its null")))
-}
-
-/// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save; `behind`
-/// training, that is a copy of what the rank saves.
-pub fn planned(
-    engine: &EngineOptions,
-    mesh: &MeshSizes,
-    behind: bool,
-    device: DeviceName,
-) -> Result<Vec<(Category, usize)>> {
-    let mut planned = Engine::planned(engine, mesh)?;
-    let part = engine.decoder(mesh, &mesh.coords(0))?;
-    let (layouts, moments) = (part.layouts(), engine.rule.state());
-    let (category, mut bytes) = Checkpointer::planned(layouts, moments);
-    if behind {
-        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
-    }
-    planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
-    if device == DeviceName::Cuda {
-        let apart = engine.strategy.gathered_apart(layouts, mesh);
-        planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
-        let apart = engine.gathered_apart(mesh)?;
-        planned.iter_mut().filter(|p| p.0 == Category::Scratch).for_each(|p| p.1 += apart);
-    }
-    Ok(planned)
 }
 
 /// Sharded or replicated: NO_SHARD is what DDP does.

@@ -5,6 +5,7 @@
 mod agree;
 pub mod args;
 mod batch;
+mod bytes;
 mod carrier;
 mod check;
 pub mod config;

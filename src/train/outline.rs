@@ -1,7 +1,7 @@
 //! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any device. Needs
 //! no data, starts nothing and writes nothing: what a planner asks.
 use super::settings::{DeviceName, Settings, StrategyName};
-use super::{check, derive, knobs, mesh, tensor};
+use super::{bytes, check, derive, knobs, mesh, tensor};
 use crate::base::{Category, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
@@ -54,7 +54,7 @@ impl Outline {
         let mut engine = derive::engine(&s, strategy, device, spec)?;
         tensor::settle(&s, &mesh, &mut engine)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &mesh, save.behind, device)?;
+        let planned = bytes::planned(&engine, &mesh, save.behind, device, per_node)?;
         let work = [
             derive::set(&s.data.max_len, "data.max_len")?,
             derive::set(&s.batch.batch_size, "batch.batch_size")?,

@@ -5,7 +5,7 @@ use super::restart::{self, Restarts};
 use super::resume::{self, Resume};
 use super::settings::*;
 use super::trace::Profile;
-use super::{batch, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
+use super::{batch, bytes, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -83,7 +83,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = derive::planned(&engine, &mesh, save.behind, device)?;
+        let planned = bytes::planned(&engine, &mesh, save.behind, device, nproc)?;
         let restarts = Restarts::new(&s, nproc, launched)?;
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.

@@ -1,6 +1,7 @@
 //! Groups of ranks from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
 //! ones. Each test is bounded in time by the groups' timeout.
 mod faults;
+mod hosts;
 mod memory;
 mod mesh;
 mod processes;
@@ -8,7 +9,7 @@ mod stress;
 mod values;
 
 use flatshard::base::{Category, DType, Elem, Meter, Result};
-use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, shm};
+use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, hosts as several, shm};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -29,6 +30,11 @@ pub fn run<R: Send>(meshes: Vec<Mesh>, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
 }
 pub fn world<R: Send>(n: usize, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
     run(shm::threads(MeshSizes::sharded(n), &meters(n)).unwrap(), f)
+}
+/// `per_host` ranks on each pretended host, over TCP.
+pub fn spread<R: Send>(sizes: MeshSizes, per_host: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
+    let options = shm::Options { timeout: Duration::from_millis(ms) };
+    run(several::threads(sizes, per_host, &meters(sizes.world()), &options).unwrap(), f)
 }
 /// A world whose blocked calls fail after `ms` milliseconds.
 pub fn impatient<R: Send>(n: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {

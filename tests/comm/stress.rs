@@ -35,7 +35,7 @@ struct Flight {
 }
 
 /// Every rank draws the same operations and its own order of finishing them.
-fn program(g: &dyn Collective, seed: u64, ops: usize) {
+pub fn program(g: &dyn Collective, seed: u64, ops: usize) {
     let (n, me) = (g.size(), g.rank());
     let (shared, own) = (Rng::new(seed, 1_000_000), Rng::new(seed, me as u64));
     const LARGEST: usize = 20_000;

@@ -7,15 +7,21 @@ use half::{bf16, f16};
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Empty, less than a rank each, odd, and more than a mailbox holds (262144 bytes) by a little.
 const LENS: [usize; 5] = [0, 1, 7, 1023, 70_001];
+/// Ranks, and how many of them are on a host: columns and chains of one to three.
+const SPREAD: [(usize, usize); 4] = [(2, 1), (4, 2), (3, 1), (6, 3)];
 const HOMES: [Home; 2] = [Home::Arena, Home::Plain];
 
 fn everywhere(f: impl Fn(&dyn Collective, Home, usize) + Sync) {
+    let every = |mesh: Mesh| {
+        for (home, len) in HOMES.into_iter().flat_map(|home| LENS.map(|len| (home, len))) {
+            f(&*mesh.fsdp, home, len);
+        }
+    };
     for n in WORLDS {
-        world(n, |mesh| {
-            for (home, len) in HOMES.into_iter().flat_map(|home| LENS.map(|len| (home, len))) {
-                f(&*mesh.fsdp, home, len);
-            }
-        });
+        world(n, every);
+    }
+    for (n, per_host) in SPREAD {
+        spread(MeshSizes::sharded(n), per_host, 60_000, every);
     }
 }
 

@@ -1,4 +1,5 @@
 //! A group over several hosts: checks the operands, hands them to the worker, waits. Never moves a byte itself.
+use super::Watch;
 use super::job::Job;
 use super::link::Link;
 use super::post::{self, Places, Post};
@@ -20,6 +21,7 @@ pub struct Group {
     desk: Arc<Desk>,
     crossed: Arc<AtomicU64>,
     worker: Mutex<Worker>,
+    _watch: Arc<Watch>,
 }
 
 enum Worker {
@@ -34,13 +36,13 @@ const TICKET_SEQ: u32 = 48;
 const ID: u64 = 0x8000;
 
 impl Group {
-    pub(super) fn new(link: Arc<Link>, axis: Axis, ranks: Vec<usize>) -> Result<Group> {
+    pub(super) fn new(link: Arc<Link>, watch: Arc<Watch>, axis: Axis, ranks: Vec<usize>) -> Result<Group> {
         let places = Places::new(axis, ranks, link.rank, |rank| link.wire.roster().host(rank))?;
         let desk = Arc::new(Desk::new());
         let post = Post::new(link.clone(), places.clone(), desk.waiting.clone())?;
         let (local, crossed) = (post.local.clone(), post.crossed.clone());
         let worker = Mutex::new(Worker::Idle(Box::new(post)));
-        Ok(Group { places, link, local, desk, crossed, worker })
+        Ok(Group { places, link, local, desk, crossed, worker, _watch: watch })
     }
     fn check(&self, kind: Kind, tag: Tag) -> Call<'static> {
         post::call(&self.places, kind.name(), tag)

@@ -40,8 +40,39 @@ use wire::{LOOK, Wire};
 /// One rank's membership in a world of several hosts. Dropped by a panic, it tells the other ranks.
 pub struct World {
     link: Arc<Link>,
+    watch: Arc<Watch>,
+}
+
+/// The thread that hears of lost ranks and lets peers connect, for as long as there is a member or a group.
+struct Watch {
     ended: Arc<AtomicBool>,
-    watch: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(link: &Arc<Link>) -> Result<Watch> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let watched = (link.clone(), ended.clone());
+        let watch = move || {
+            let (link, ended) = watched;
+            while !ended.load(Relaxed) {
+                if let Some(lost) = link.wire.listen(LOOK) {
+                    return link.learn(lost);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("hosts watch".into()).spawn(watch);
+        let thread = thread.map_err(|e| Error::Run(format!("cannot start a thread: {e}")))?;
+        Ok(Watch { ended, thread: Some(thread) })
+    }
+}
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a watcher that panicked has nothing to add
+        }
+    }
 }
 
 impl World {
@@ -58,19 +89,8 @@ impl World {
     }
     fn new(rank: usize, local: shm::World, wire: Box<dyn Wire>) -> Result<World> {
         let link = Arc::new(Link::new(rank, wire, local));
-        let ended = Arc::new(AtomicBool::new(false));
-        let watched = (link.clone(), ended.clone());
-        let watch = move || {
-            let (link, ended) = watched;
-            while !ended.load(Relaxed) {
-                if let Some(lost) = link.wire.listen(LOOK) {
-                    return link.learn(lost);
-                }
-            }
-        };
-        let watch = std::thread::Builder::new().name("hosts watch".into()).spawn(watch);
-        let watch = watch.map_err(|e| Error::Run(format!("cannot start a thread: {e}")))?;
-        Ok(World { link, ended, watch: Some(watch) })
+        let watch = Arc::new(Watch::start(&link)?);
+        Ok(World { link, watch })
     }
     /// What goes between the hosts: for measurements, which use a channel of their own.
     pub fn wire(&self) -> &dyn Wire {
@@ -92,7 +112,7 @@ impl Member for World {
             let seats = ranks.into_iter().map(|rank| self.link.seat(rank)).collect();
             return Ok(self.link.local.group(axis, seats)?);
         }
-        Ok(Arc::new(Group::new(self.link.clone(), axis, ranks)?))
+        Ok(Arc::new(Group::new(self.link.clone(), self.watch.clone(), axis, ranks)?))
     }
     fn set_timeout(&self, timeout: Duration) {
         self.link.local.set_timeout(timeout);
@@ -109,10 +129,6 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort();
-        }
-        self.ended.store(true, Relaxed);
-        if let Some(watch) = self.watch.take() {
-            let _ = watch.join(); // a watcher that panicked has nothing to add
         }
     }
 }

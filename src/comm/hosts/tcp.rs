@@ -18,7 +18,7 @@ const WHAT: &str = "rendezvous of hosts";
 const RECORD: usize = PLACE + 2;
 const ENTRY: usize = RECORD + 16;
 /// How long a peer may take to say its first words, or to take a connection.
-const HELLO: Duration = Duration::from_millis(500);
+const HELLO: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_secs(2);
 
 pub struct Tcp {

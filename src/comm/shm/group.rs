@@ -110,6 +110,9 @@ pub(super) enum Until<'a> {
 
 const TICKET_SEQ: u32 = 48;
 const HOLDS: &str = "still holds the gathered buffer: ";
+/// In a group over several hosts the rank that this one waits for may itself wait for another host: it gives up first, and names
+/// who did not come.
+const GRACE: Duration = Duration::from_secs(2);
 /// How often a thread that waits for its rank looks whether the rank waits, too, and the other way round.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
@@ -232,7 +235,7 @@ impl Group {
             let timeout = seat.timeout.get();
             let left = match &self.hub.waiting {
                 Some(waiting) => {
-                    if waiting.is_late(timeout) {
+                    if waiting.is_late(timeout + GRACE) {
                         Duration::ZERO
                     } else {
                         LOOK

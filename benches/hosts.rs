@@ -1,0 +1,168 @@
+//! Gathers over several hosts, hierarchical against flat, and sums. Started once a rank by a launcher (its variables say where this
+//! rank is), as `hosts --reps 5 --mib 1,16 [--comm mpi]`; rank 0 prints one JSON object a line: what was done, MiB of a rank's
+//! shard, seconds of the slowest rank (the median of the repetitions), MiB that left each host, all its ranks together.
+//!
+//! `flat` is what a group without hosts would do: every rank fetches every remote shard itself, into a buffer of its own.
+use flatshard::base::{Category, DType, Error, Meter, Result};
+use flatshard::comm::env::RankEnv;
+use flatshard::comm::hosts::wire::{Channel, Move, Wire};
+use flatshard::comm::hosts::{World, tcp::Tcp};
+use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, shm};
+use flatshard::device::{Buf, Device, cpu::CpuDevice};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Not an axis's.
+const CHANNEL: u16 = 900;
+
+struct Options {
+    comm: String,
+    reps: usize,
+    mib: Vec<usize>,
+}
+
+fn options() -> Result<Options> {
+    let mut options = Options { comm: "tcp".into(), reps: 5, mib: vec![1, 16] };
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench"); // cargo's own
+    while let Some(flag) = args.next() {
+        let value = args.next().ok_or_else(|| Error::input(format!("{flag} needs a value")))?;
+        let number = |text: &str| text.parse().map_err(|_| Error::input(format!("{flag} {value}: not a number")));
+        match flag.as_str() {
+            "--comm" => options.comm = value.clone(),
+            "--reps" => options.reps = number(&value)?,
+            "--mib" => options.mib = value.split(',').map(number).collect::<Result<_>>()?,
+            _ => return Err(Error::input(format!("{flag}: --comm, --reps or --mib"))),
+        }
+    }
+    Ok(options)
+}
+
+fn wire(comm: &str, env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {
+    match comm {
+        "tcp" => Ok(Box::new(Tcp::join(env, timeout)?)),
+        #[cfg(feature = "mpi")]
+        "mpi" => Ok(Box::new(flatshard::comm::hosts::mpi::MpiWire::join(env, timeout)?)),
+        other => Err(Error::input(format!("--comm {other}: tcp, or mpi with the feature"))),
+    }
+}
+
+/// Every remote shard into this rank's own buffer; what is on this host comes through its memory.
+struct Flat {
+    channel: Box<dyn Channel>,
+    rank: usize,
+    per_host: usize,
+    world: usize,
+    full: Vec<u8>,
+}
+impl Flat {
+    /// Bytes sent to other hosts.
+    fn gather(&mut self, shard: &[u8]) -> Result<u64> {
+        let (host, hosts, n) = (self.rank / self.per_host, self.world / self.per_host, self.per_host);
+        let start = Instant::now();
+        let go_on = || start.elapsed() < TIMEOUT;
+        let mut sent = 0;
+        for away in 1..hosts {
+            for turn in 0..n {
+                let column = self.rank % n;
+                let to = (host + away) % hosts * n + (column + turn) % n;
+                let from = (host + hosts - away) % hosts * n + (column + n - turn) % n;
+                let place = &mut self.full[from * shard.len()..(from + 1) * shard.len()];
+                let mut moves = [Move::send(to, shard), Move::recv(from, place)];
+                let failed = |fault| Error::Run(format!("rank {}: {fault:?}", self.rank));
+                self.channel.exchange(&mut moves, &go_on).map_err(failed)?;
+                sent += shard.len() as u64;
+            }
+        }
+        Ok(sent)
+    }
+}
+
+/// Of all ranks: the largest, and the sum.
+fn agree(world: &dyn Collective, numbers: &mut Buf, value: f64, op: Reduce) -> Result<f64> {
+    numbers.view_mut().host::<f64>("bench")?[0] = value;
+    world.wait(world.all_reduce(Tag::new("bench", 0), numbers.view_mut(), op)?)?;
+    Ok(numbers.view().host::<f64>("bench")?[0])
+}
+
+fn bench() -> Result<()> {
+    let options = options()?;
+    let Some(env) = RankEnv::from_env()?.filter(|env| env.world > env.local_world) else {
+        println!("started plainly there is one host only: start it by a launcher, on several");
+        return Ok(());
+    };
+    let (meter, shm) = (Meter::default(), shm::Options { timeout: TIMEOUT });
+    let member = World::join(&env, meter.clone(), &shm, |env, timeout| wire(&options.comm, env, timeout))?;
+    let channel = member.wire().channel(CHANNEL)?;
+    let hosts = env.world / env.local_world;
+    let mesh = Mesh::new(member, MeshSizes { dp_replicate: hosts, dp_shard: env.local_world, sp: 1, tp: 1 })?;
+    let (world, host) = (&*mesh.world, &*mesh.dp_shard);
+    let mut flat = Flat { channel, rank: env.rank, per_host: env.local_world, world: env.world, full: Vec::new() };
+    let device = CpuDevice::new(meter);
+    let mut numbers = world.alloc(DType::F64, 1, CommUse::Reduced, Category::Other)?;
+    let tag = Tag::new("bench", 1);
+    for &mib in &options.mib {
+        let len = mib << 18;
+        let mut shard = device.alloc(DType::F32, len, Category::Other)?;
+        let mut full = world.alloc(DType::F32, len * env.world, CommUse::Gathered, Category::Other)?;
+        let mut grads = world.alloc(DType::F32, len * env.world, CommUse::Reduced, Category::Other)?;
+        let mut near = host.alloc(DType::F32, len * env.local_world, CommUse::Gathered, Category::Other)?;
+        flat.full.resize(len * env.world * 4, 0);
+        for what in ["hierarchical gather", "flat gather", "reduce-scatter"] {
+            let mut times = Vec::new();
+            let mut crossed = 0;
+            for rep in 0..=options.reps {
+                world.barrier(tag)?;
+                let (start, before) = (Instant::now(), world.stats().crossed);
+                let mut sent = 0;
+                match what {
+                    "hierarchical gather" => {
+                        let ticket = world.all_gather(tag, shard.view(), full.view_mut())?;
+                        world.wait(ticket)?;
+                        world.release(ticket)?;
+                    }
+                    "flat gather" => {
+                        let ticket = host.all_gather(tag, shard.view(), near.view_mut())?;
+                        sent = flat.gather(bytemuck::cast_slice(shard.view().host::<f32>("bench")?))?;
+                        host.wait(ticket)?;
+                        host.release(ticket)?;
+                    }
+                    _ => {
+                        let ticket = world.reduce_scatter(tag, grads.view_mut(), shard.view_mut(), false)?;
+                        world.wait(ticket)?;
+                        world.wait_sent(ticket)?;
+                    }
+                }
+                let seconds = start.elapsed().as_secs_f64();
+                sent += world.stats().crossed - before;
+                let slowest = agree(world, &mut numbers, seconds, Reduce::Max)?;
+                // The first one makes connections and touches memory for the first time.
+                if rep > 0 {
+                    times.push(slowest);
+                    crossed = agree(world, &mut numbers, sent as f64, Reduce::Sum)? as u64;
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            if env.rank == 0 {
+                let left = crossed as f64 / hosts as f64 / (1 << 20) as f64;
+                let (median, comm) = (times[times.len() / 2], &options.comm);
+                let ranks = env.world;
+                println!(
+                    "{}",
+                    serde_json::json!({"what": what, "comm": comm, "hosts": hosts, "ranks": ranks, "shard_mib": mib, "seconds": median, "mib_left_a_host": left})
+                );
+            }
+        }
+    }
+    world.barrier(tag)
+}
+
+fn main() -> ExitCode {
+    match bench() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.exit_status())
+        }
+    }
+}

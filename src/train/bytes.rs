@@ -1,0 +1,60 @@
+//! Bytes that a rank will hold, by category: the engine's formula, and what the ranks' places change of it. Never allocates.
+use super::settings::DeviceName;
+use crate::base::{Category, Result};
+use crate::ckpt::Checkpointer;
+use crate::comm::Axis;
+use crate::comm::mesh::MeshSizes;
+use crate::strategy::{Engine, EngineOptions};
+
+/// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save; `behind`
+/// training, that is a copy of what the rank saves.
+pub fn planned(
+    engine: &EngineOptions,
+    mesh: &MeshSizes,
+    behind: bool,
+    device: DeviceName,
+    per_host: usize,
+) -> Result<Vec<(Category, usize)>> {
+    let mut planned = Engine::planned(engine, mesh)?;
+    let part = engine.decoder(mesh, &mesh.coords(0))?;
+    let (layouts, moments) = (part.layouts(), engine.rule.state());
+    let (category, mut bytes) = Checkpointer::planned(layouts, moments);
+    if behind {
+        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
+    }
+    planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
+    // One gathered buffer a group is planned. There is one a GPU, or one a host.
+    let per_holder = if device == DeviceName::Cuda { 1 } else { per_host };
+    let across = if holders(mesh, Axis::Sp, per_holder).0 > 1 { Axis::Sp } else { Axis::Tp };
+    let more = [
+        (Category::Slots, engine.strategy.gathered_apart(layouts, mesh), Axis::Fsdp),
+        (Category::Scratch, engine.gathered_apart(mesh)?, across),
+    ];
+    for (category, apart, axis) in more {
+        let (holders, ranks) = holders(mesh, axis, per_holder);
+        // `apart` is all of it but a share: what there is more where each rank has its own.
+        let more = (apart * (holders - 1)).div_ceil((ranks - 1).max(1));
+        planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += more);
+    }
+    Ok(planned)
+}
+
+/// Of the first group along an axis: how many parts it lies in, each of `per_holder` neighbouring ranks, and its size.
+fn holders(mesh: &MeshSizes, axis: Axis, per_holder: usize) -> (usize, usize) {
+    let ranks = mesh.group(axis, 0);
+    (ranks.chunk_by(|a, b| a / per_holder == b / per_holder).count(), ranks.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_lies_in_as_many_parts_as_hosts_hold_it() {
+        let mesh = MeshSizes { dp_replicate: 2, dp_shard: 4, sp: 1, tp: 2 };
+        assert_eq!(holders(&mesh, Axis::Fsdp, 16), (1, 4)); // ranks 0, 2, 4, 6 of 16 on a host
+        assert_eq!(holders(&mesh, Axis::Fsdp, 4), (2, 4));
+        assert_eq!(holders(&mesh, Axis::Fsdp, 1), (4, 4));
+        assert_eq!(holders(&mesh, Axis::Tp, 4), (1, 2));
+    }
+}
