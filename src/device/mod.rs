@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // the device floor: raw memory behind `Buf`, cpu intrinsics
 pub mod buf;
 pub mod cpu;
+pub mod epilogue;
 pub mod gpu;
 pub mod host;
 pub mod mapped;
@@ -10,6 +11,7 @@ pub mod ops;
 pub mod unbacked;
 
 pub use buf::{Buf, Place, View, ViewMut};
+pub use epilogue::Epilogue;
 pub use host::HostUpdate;
 pub use ops::{
     AdamW, Attention, Columns, CrossEntropy, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
@@ -78,6 +80,11 @@ pub trait Device: Send + Sync {
 
     /// `C (+)= op(A) op(B)`, f32 accumulation; A and B alike in dtype, C f32 or that dtype. See [`Gemm`].
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
+    /// `gemm`, which assigns, and what [`Epilogue`] says of its result: in one pass where the device can.
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        then.check(shape, &a, &b, &c)?;
+        epilogue::in_passes(self, shape, a, b, c, then)
+    }
     /// `y (N, C) += bias (C)`.
     fn bias(&self, bias: View, y: ViewMut) -> Result<()>;
     /// `db (C) f32 += column sums of dy (N, C)`. Adds.

@@ -117,6 +117,9 @@ impl AttentionBranch {
             }
         }
         let Scratch { parts, low, stats, .. } = scratch;
+        if self.post.is_none() && cx.straight(self.cut) {
+            return self.out.forward_onto(dev, w, o.rows(n), low, x, y);
+        }
         let mut out = |mut y: ViewMut| {
             cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(dev, w, o.rows(n), low, y))?;
             self.out.add_bias(dev, w, y)

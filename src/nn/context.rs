@@ -81,6 +81,10 @@ impl Cx<'_> {
         let (dev, group, ring) = (self.dev, &*self.groups.sp, self.split.ring);
         self.batch.rows.map(|_| Around { dev, group, ring, shape, layer: self.layer })
     }
+    /// Whether nothing comes between a branch's last product and the residual stream: no sum over ranks and no dropout.
+    pub fn straight(&self, cut: bool) -> bool {
+        self.dropout.is_none() && self.split.part(cut).of == 1
+    }
     /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: Place, x: ViewMut) -> Result<()> {
         let Some((p, key)) = self.dropout else { return Ok(()) };

@@ -4,7 +4,7 @@ use super::lora::{Adapter, Lora};
 use super::store::{Grads, Weights};
 use super::workspace::Tensor;
 use crate::base::Result;
-use crate::device::{Device, Gemm, View, ViewMut};
+use crate::device::{Device, Epilogue, Gemm, View, ViewMut};
 use std::ops::Range;
 
 /// How the weight is stored.
@@ -73,8 +73,59 @@ impl Linear {
 
     /// Assigns `y`. `low` (N, rank) is scratch of the adapter.
     pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
-        self.product(dev, w, x, low, y.reborrow())?;
-        self.add_bias(dev, w, y)
+        match (self.bias, self.adapter) {
+            (Some(bias), None) => {
+                self.product_then(dev, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None })
+            }
+            _ => {
+                self.product(dev, w, x, low, y.reborrow())?;
+                self.add_bias(dev, w, y)
+            }
+        }
+    }
+    /// `y = x W + b + residual`. Assigns. The bias and the residual stream come in the product's pass where no adapter stands between.
+    pub fn forward_onto(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        x: View,
+        low: &mut Tensor,
+        residual: View,
+        mut y: ViewMut,
+    ) -> Result<()> {
+        if self.adapter.is_none() {
+            let bias = self.bias.map(|bias| w.get(bias));
+            return self.product_then(dev, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
+        }
+        self.forward(dev, w, x, low, y.reborrow())?;
+        dev.add(residual, y)
+    }
+    /// `z = x W + b`, kept for backward, and `y = gelu(z)`. Assigns both.
+    pub fn forward_gelu(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        x: View,
+        low: &mut Tensor,
+        mut z: ViewMut,
+        y: ViewMut,
+    ) -> Result<()> {
+        if self.adapter.is_none() {
+            let bias = self.bias.map(|bias| w.get(bias));
+            return self.product_then(dev, w, x, y, Epilogue::Gelu { bias, z });
+        }
+        self.forward(dev, w, x, low, z.reborrow())?;
+        dev.gelu(z.as_view(), y)
+    }
+    /// The product of whole rows and what follows it.
+    fn product_then(&self, dev: &dyn Device, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
+        dev.gemm_then(&self.shape(x.len() / self.inputs), x, w.get(self.weight).slice(self.held()), y, then)
+    }
+    fn shape(&self, n: usize) -> Gemm {
+        match self.form {
+            Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
+            Form::InOut => Gemm::nn(n, self.outputs, self.inputs),
+        }
     }
     /// `y += b`. Adds.
     pub fn add_bias(&self, dev: &dyn Device, w: Weights, y: ViewMut) -> Result<()> {
@@ -85,11 +136,7 @@ impl Linear {
     }
     /// `forward` without the bias, which is added once where ranks sum their products. Assigns.
     pub fn product(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
-        let n = x.len() / self.inputs;
-        let shape = match self.form {
-            Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
-            Form::InOut => Gemm::nn(n, self.outputs, self.inputs),
-        };
+        let shape = self.shape(x.len() / self.inputs);
         let band = self.column..y.len();
         dev.gemm(&shape.ldc(self.row), x, w.get(self.weight).slice(self.held()), y.reborrow().slice(band))?;
         match &self.adapter {
@@ -124,15 +171,41 @@ impl Linear {
         }
     }
 
+    /// `backward` of what came out of GELU: `dx` is the gradient of `z`, GELU's input. Assigns `dx`; `product`, like it, is scratch.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn backward_gelu(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        dw: &mut Grads,
+        x: View,
+        dy: View,
+        low: [&mut Tensor; 2],
+        z: View,
+        mut product: ViewMut,
+        dx: ViewMut,
+    ) -> Result<()> {
+        if self.adapter.is_some() {
+            self.backward(dev, w, dw, x, dy, low, product.reborrow(), false)?;
+            return dev.gelu_backward(z, product.as_view(), dx);
+        }
+        self.weight_grad(dev, dw, x, dy)?;
+        let (shape, dy) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
+        let weight = w.get(self.weight).slice(self.held());
+        dev.gemm_then(&shape, dy, weight, dx, Epilogue::GeluBackward { z, product })
+    }
+
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
     fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
-        let n = dx.len() / self.inputs;
+        let shape = Gemm { accumulate, ..self.input_shape(dx.len() / self.inputs) };
+        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()), dx)
+    }
+    fn input_shape(&self, n: usize) -> Gemm {
         let shape = match self.form {
             Form::OutIn => Gemm::nn(n, self.inputs, self.outputs),
             Form::InOut => Gemm::nt(n, self.inputs, self.outputs),
         };
-        let shape = Gemm { accumulate, ..shape.lda(self.row) };
-        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()), dx)
+        shape.lda(self.row)
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.

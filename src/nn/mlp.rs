@@ -31,7 +31,7 @@ impl MlpBranch {
         w: Weights,
         saved: &mut MlpSaved,
         scratch: &mut Scratch,
-        y: Option<ViewMut>,
+        mut y: Option<ViewMut>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.norm.forward(dev, w, saved.x.rows(rows), scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
@@ -39,14 +39,26 @@ impl MlpBranch {
         if let Some(gate) = &self.gate {
             gate.forward(dev, w, h.rows, &mut scratch.low, saved.gate.rows_mut(n))?;
         }
-        self.up.forward(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n))?;
+        let further = y.is_some() || self.post.is_some();
+        let fused = further && self.activation == Activation::Gelu;
+        match fused {
+            true => {
+                let act = scratch.act.rows_mut(n);
+                self.up.forward_gelu(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n), act)?
+            }
+            false => self.up.forward(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n))?,
+        }
         cx.release(h)?;
-
-        if y.is_none() && self.post.is_none() {
+        if !further {
             return Ok(());
         }
-        self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+        if !fused {
+            self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+        }
         let Scratch { act, parts, low, stats, .. } = scratch;
+        if let (None, Some(y), true) = (&self.post, &mut y, cx.straight(self.cut)) {
+            return self.down.forward_onto(dev, w, act.rows(n), low, saved.x.rows(rows), y.reborrow());
+        }
         let mut down = |mut y: ViewMut| {
             cx.sum(self.cut, parts, y.reborrow(), |y| self.down.product(dev, w, act.rows(n), low, y))?;
             self.down.add_bias(dev, w, y)
@@ -100,7 +112,13 @@ impl MlpBranch {
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let low = [&mut scratch.low, &mut scratch.dlow];
-        self.down.backward(dev, w, dw, scratch.act.rows(n), d_branch.rows, low, scratch.dact.rows_mut(n), false)?;
+        let (act, dact) = (scratch.act.rows(n), scratch.dact.rows_mut(n));
+        match self.activation {
+            Activation::Gelu => {
+                self.down.backward_gelu(dev, w, dw, act, d_branch.rows, low, up, dact, scratch.dup.rows_mut(n))?
+            }
+            _ => self.down.backward(dev, w, dw, act, d_branch.rows, low, dact, false)?,
+        }
         cx.release(d_branch)?;
 
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
@@ -109,7 +127,7 @@ impl MlpBranch {
         match self.activation {
             Activation::SwiGlu => dev.swiglu_backward(gate, up, dact, dgate, dup)?,
             Activation::GeGlu => dev.geglu_backward(gate, up, dact, dgate, dup)?,
-            Activation::Gelu => dev.gelu_backward(up, dact, dup)?,
+            Activation::Gelu => {}
         }
         let Scratch { h, stats, whole, parts, act, dup, dh, low, dlow, unused, .. } = scratch;
         let h = cx.whole(h.rows(rows), whole)?;

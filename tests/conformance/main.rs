@@ -5,6 +5,7 @@
 //! to the output's dtype (three times for gradients), plus [`harness::FLOOR`]. And every operand of a wrong length or
 //! dtype is refused with an `Error::Op`.
 mod attention;
+mod epilogue;
 mod harness;
 mod layers;
 mod loss;

@@ -152,7 +152,8 @@ pub fn backward(
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
     let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
-    let hopper = hopper::family(gpu, dtype, a, &given.map(|of| of.address()));
+    let starts = [qkv, kv, d_o, lse, delta, dqkv.as_view()].map(|of| of.address());
+    let hopper = hopper::family(gpu, dtype, a, &starts);
     launch_dq(gpu, (family, hopper), a, &tail, given, dqkv.reborrow())?;
     launch_dkv(gpu, (family, hopper), a, &tail, given, dqkv.slice(width..qkv.len()))
 }

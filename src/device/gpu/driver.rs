@@ -3,7 +3,7 @@
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
-use crate::device::{Buf, Gemm, View, ViewMut};
+use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 pub use flatshard_ptx::emulate::Swizzle;
 use std::time::Instant;
 
@@ -44,6 +44,10 @@ pub trait Driver: Send + Sync {
     fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()>;
     /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
+    /// See [`crate::device::Device::gemm_then`]. False where no product of this shape does it in one pass: nothing has been done then.
+    fn gemm_then(&self, _: &Gemm, _: View, _: View, _: ViewMut, _: &Epilogue) -> Result<bool> {
+        Ok(false)
+    }
     /// Until everything that was enqueued is done.
     fn synchronize(&self) -> Result<()>;
 

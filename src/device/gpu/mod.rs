@@ -22,8 +22,8 @@ pub mod telemetry;
 pub use driver::{Arg, Driver, Kernel, Shape};
 
 use super::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
-    ViewMut, VocabPart,
+    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope,
+    Sgd, View, ViewMut, VocabPart, epilogue,
 };
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
@@ -175,6 +175,13 @@ impl Device for GpuDevice {
         match shape.m == 0 || shape.n == 0 {
             true => Ok(()),
             false => self.driver.gemm(shape, a, b, c),
+        }
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, mut c: ViewMut, then: Epilogue) -> Result<()> {
+        then.check(shape, &a, &b, &c)?;
+        match shape.m == 0 || shape.n == 0 || self.driver.gemm_then(shape, a, b, c.reborrow(), &then)? {
+            true => Ok(()),
+            false => epilogue::in_passes(self, shape, a, b, c, then),
         }
     }
     fn bias(&self, bias: View, y: ViewMut) -> Result<()> {

@@ -2,14 +2,17 @@
 //! call. Never allocates after the first product of a shape.
 //!
 //! cuBLASLt is column-major. A row-major C (m, n) is, read by columns, Cᵀ (n, m) with the same leading dimension, and
-//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag.
+//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for it one of n rows,
+//! which is what its epilogues add.
 use crate::base::{DType, Error, Result};
-use crate::device::Gemm;
+use crate::device::{Epilogue, Gemm, View};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
+use sys::cublasLtEpilogue_t as Follows;
+use sys::cublasLtMatmulDescAttributes_t as Attribute;
 
 /// Bytes that products may use among themselves: what NVIDIA advises for Hopper; older GPUs ask for less.
 pub const WORKSPACE: usize = 32 << 20;
@@ -22,8 +25,9 @@ struct Key {
     shape: Gemm,
     inputs: DType,
     output: DType,
-    /// Of A, B and C, at most [`ALIGNED`].
-    aligned: [u32; 3],
+    /// Of A, B, C, and what follows: bias, z, residual. At most [`ALIGNED`].
+    aligned: [u32; 6],
+    follows: Follows,
 }
 
 /// Descriptors of one kind of product, with its algorithm.
@@ -41,6 +45,52 @@ pub(super) struct Operands {
     pub c: CUdeviceptr,
     pub inputs: DType,
     pub output: DType,
+    pub then: Then,
+}
+
+/// What follows a product, as cuBLASLt names it; where its operands are, 0 for none.
+#[derive(Clone, Copy)]
+pub(super) struct Then {
+    follows: Follows,
+    bias: CUdeviceptr,
+    z: CUdeviceptr,
+    residual: CUdeviceptr,
+}
+
+impl Default for Then {
+    fn default() -> Then {
+        Then { follows: Follows::CUBLASLT_EPILOGUE_DEFAULT, bias: 0, z: 0, residual: 0 }
+    }
+}
+
+impl Then {
+    pub(super) fn of(epilogue: &Epilogue) -> Then {
+        let at = |view: &Option<View>| view.map_or(0, |view| view.address() as CUdeviceptr);
+        let none = Then::default();
+        match epilogue {
+            Epilogue::Sum { bias, residual } => {
+                let follows = if bias.is_some() { Follows::CUBLASLT_EPILOGUE_BIAS } else { none.follows };
+                Then { follows, bias: at(bias), residual: at(residual), ..none }
+            }
+            Epilogue::Gelu { bias, z } => {
+                let follows = match bias {
+                    Some(_) => Follows::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                    None => Follows::CUBLASLT_EPILOGUE_GELU_AUX,
+                };
+                Then { follows, bias: at(bias), z: z.address() as CUdeviceptr, ..none }
+            }
+            Epilogue::GeluBackward { z, .. } => {
+                Then { follows: Follows::CUBLASLT_EPILOGUE_DGELU, z: z.address() as CUdeviceptr, ..none }
+            }
+        }
+    }
+    /// Whether cuBLASLt takes its operands: z in rows of a multiple of 8 elements, on 16 bytes.
+    fn fits(&self, shape: &Gemm) -> bool {
+        self.z == 0 || shape.n.is_multiple_of(8) && self.z.is_multiple_of(16)
+    }
+    fn plain(&self) -> bool {
+        self.follows == Follows::CUBLASLT_EPILOGUE_DEFAULT && self.residual == 0
+    }
 }
 
 pub(super) struct Blas {
@@ -48,7 +98,8 @@ pub(super) struct Blas {
     workspace: CUdeviceptr,
     /// f32 products through the tensor cores, with 10 bits of mantissa.
     tf32: bool,
-    products: HashMap<Key, Product>,
+    /// None where the library has no algorithm that does what follows as well.
+    products: HashMap<Key, Option<Product>>,
 }
 // SAFETY: handles of cuBLASLt, which takes them from any thread; `Blas` is used by one at a time (it stands in a lock).
 unsafe impl Send for Blas {}
@@ -63,15 +114,26 @@ impl Blas {
         Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
     }
 
-    /// Enqueues `C (+)= op(A) op(B)`. `k` is not 0.
-    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<()> {
-        let aligned = [at.a, at.b, at.c].map(alignment);
-        let key = Key { shape: *shape, inputs: at.inputs, output: at.output, aligned };
+    /// Enqueues `C (+)= op(A) op(B)` and what follows it. `k` is not 0. False, and nothing is enqueued, where no algorithm does both.
+    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<bool> {
+        let Then { follows, bias, z, residual } = at.then;
+        if !at.then.fits(shape) {
+            return Ok(false);
+        }
+        let aligned = [at.a, at.b, at.c, bias, z, residual].map(alignment);
+        let key = Key { shape: *shape, inputs: at.inputs, output: at.output, aligned, follows };
         let product = match self.products.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Product::choose(self.handle, &key, self.tf32)?),
+            Entry::Vacant(new) => new.insert(match Product::choose(self.handle, &key, &at.then, self.tf32) {
+                Err(_) if !at.then.plain() => None,
+                chosen => Some(chosen?),
+            }),
         };
-        let (alpha, beta) = (1f32, if shape.accumulate { 1f32 } else { 0.0 });
+        let Some(product) = product else { return Ok(false) };
+        product.point(&at.then)?;
+        // What is added: C itself, or the residual in its place.
+        let added = if residual == 0 { at.c } else { residual };
+        let (alpha, beta) = (1f32, if shape.accumulate || residual != 0 { 1f32 } else { 0.0 });
         let [first, second, out] = product.layouts;
         let pointer = |address: CUdeviceptr| address as *const c_void;
         // SAFETY: the launch layer has checked that A, B and C hold what the shape says; descriptors and workspace live as
@@ -86,7 +148,7 @@ impl Blas {
                 first,
                 pointer(at.a),
                 second,
-                pointer(at.c),
+                pointer(added),
                 out,
                 at.c as *mut c_void,
                 out,
@@ -96,7 +158,8 @@ impl Blas {
                 stream.cast(),
             )
         };
-        done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))
+        done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))?;
+        Ok(true)
     }
 }
 
@@ -151,7 +214,7 @@ fn by_columns(g: &Gemm) -> [Matrix; 3] {
 }
 
 impl Product {
-    fn choose(handle: sys::cublasLtHandle_t, key: &Key, tf32: bool) -> Result<Product> {
+    fn choose(handle: sys::cublasLtHandle_t, key: &Key, then: &Then, tf32: bool) -> Result<Product> {
         let compute = match (key.inputs, tf32) {
             (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -164,37 +227,57 @@ impl Product {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
         let mut product = Product { operation, layouts: [none; 3], algorithm };
         let [first, second, out] = by_columns(&key.shape);
-        use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let transposed = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, matrix) in transposed.into_iter().zip([first, second]) {
             // CUBLAS_OP_N or CUBLAS_OP_T, four bytes.
-            let flag: i32 = matrix.3.into();
-            // SAFETY: the descriptor was made above; the value has the attribute's size.
-            unsafe { result::set_matmul_desc_attribute(operation, attribute, (&raw const flag).cast(), 4) }
-                .map_err(e)?;
+            product.set(attribute, &i32::from(matrix.3))?;
         }
         for (slot, (matrix, dtype)) in [(first, inputs), (second, inputs), (out, output)].into_iter().enumerate() {
             product.layouts[slot] = result::create_matrix_layout(dtype, matrix.0, matrix.1, matrix.2).map_err(e)?;
         }
+        // Biases and z are of C's type, which is what the library takes them for where nothing else is said.
+        product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(key.follows as u32))?;
+        if then.z != 0 {
+            product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(key.shape.n as i64))?;
+        }
+        product.point(then)?;
         product.algorithm = product.ask(handle, key)?;
         Ok(product)
+    }
+
+    /// An attribute of four or eight bytes, as the library's tables say.
+    fn set<T>(&self, attribute: Attribute, value: &T) -> Result<()> {
+        let (at, bytes) = ((value as *const T).cast(), size_of::<T>());
+        // SAFETY: the descriptor is alive; the value is read by the call and has the size that is said, which the library checks.
+        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, at, bytes) }
+            .map_err(|e| failed("descriptors", e))
+    }
+    /// Where the next product finds its bias and z.
+    fn point(&self, then: &Then) -> Result<()> {
+        if then.bias != 0 {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &then.bias)?;
+        }
+        if then.z != 0 {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &then.z)?;
+        }
+        Ok(())
     }
 
     fn ask(&self, handle: sys::cublasLtHandle_t, key: &Key) -> Result<sys::cublasLtMatmulAlgo_t> {
         let e = |e| failed("preferences", e);
         let preference = Preference(result::create_matmul_pref().map_err(e)?);
-        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preferred;
         let workspace = WORKSPACE as u64;
-        let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let limit = Preferred::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: made above; the value has the attribute's size of eight bytes.
         unsafe { result::set_matmul_pref_attribute(preference.0, limit, (&raw const workspace).cast(), 8) }
             .map_err(e)?;
-        let [a, b, c] = key.aligned;
+        let [a, b, c, _, _, residual] = key.aligned;
         for (attribute, bytes) in [
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+            (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.min(residual)),
+            (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
         ] {
             // SAFETY: as above, four bytes.
             unsafe { result::set_matmul_pref_attribute(preference.0, attribute, (&raw const bytes).cast(), 4) }
@@ -268,6 +351,33 @@ mod tests {
             by_definition(first, &b, second, &a, out, &mut c);
             assert_eq!(c, want, "ta {ta} tb {tb}");
         }
+    }
+
+    /// The values of cublasLt.h, and that what it does not take is not asked of it.
+    #[test]
+    fn what_follows_a_product_as_the_library_names_it() {
+        use crate::base::{Category, Meter};
+        use crate::device::{Device, cpu::CpuDevice};
+        let cpu = CpuDevice::new(Meter::default());
+        let buf = |n: usize| cpu.alloc(DType::Bf16, n, Category::Other).unwrap();
+        let (bias, residual, mut z, mut product) = (buf(16), buf(32), buf(48), buf(32));
+        let (some, x) = (Some(bias.view()), residual.view());
+        let code = |epilogue: Epilogue| {
+            let then = Then::of(&epilogue);
+            (then.follows as u32, then.bias != 0, then.z != 0, then.residual != 0)
+        };
+        assert_eq!(code(Epilogue::Sum { bias: None, residual: None }), (1, false, false, false));
+        assert_eq!(code(Epilogue::Sum { bias: None, residual: Some(x) }), (1, false, false, true));
+        assert_eq!(code(Epilogue::Sum { bias: some, residual: Some(x) }), (4, true, false, true));
+        assert_eq!(code(Epilogue::Gelu { bias: None, z: z.view_mut() }), (32 + 128, false, true, false));
+        assert_eq!(code(Epilogue::Gelu { bias: some, z: z.view_mut() }), (4 + 32 + 128, true, true, false));
+        let backward = Epilogue::GeluBackward { z: x, product: product.view_mut() };
+        assert_eq!(code(backward), (64 + 128, false, true, false));
+        let fits = |n: usize, from: usize| {
+            let z = z.view().slice(from..48);
+            Then { z: z.address() as CUdeviceptr, ..Then::default() }.fits(&Gemm::nt(2, n, 8))
+        };
+        assert_eq!([fits(16, 0), fits(12, 0), fits(16, 4), fits(16, 8)], [true, false, false, true]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::base::meter::{Lease, REMEDY};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
-use crate::device::{Buf, Gemm, View, ViewMut};
+use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use std::ffi::{CStr, c_void};
@@ -344,6 +344,16 @@ fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Me
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
+impl Cuda {
+    /// Enqueues a product. `k` is not 0. False where cuBLASLt cannot follow it with `then`.
+    fn product(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: blas::Then) -> Result<bool> {
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
+        let (inputs, output) = (a.dtype(), c.dtype());
+        let operands = blas::Operands { a: address(a), b: address(b), c: address(c.as_view()), inputs, output, then };
+        lock(&self.blas).gemm(shape, &operands, self.compute.cu_stream())
+    }
+}
+
 fn address(view: View) -> CUdeviceptr {
     view.as_ptr() as CUdeviceptr
 }
@@ -420,10 +430,11 @@ impl Driver for Cuda {
                 (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
             };
         }
-        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
-        let (inputs, output) = (a.dtype(), c.dtype());
-        let operands = blas::Operands { a: address(a), b: address(b), c: address(c.as_view()), inputs, output };
-        lock(&self.blas).gemm(shape, &operands, self.compute.cu_stream())
+        self.product(shape, a, b, c, blas::Then::default()).map(|_| ())
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) -> Result<bool> {
+        // An empty sum is no product.
+        if shape.k == 0 { Ok(false) } else { self.product(shape, a, b, c, blas::Then::of(then)) }
     }
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;
