@@ -19,6 +19,17 @@ fn prepared() -> Vec<(Case, Kernel)> {
     cases().into_iter().map(with_kernel).collect()
 }
 
+/// May move more than a tenth beyond their floor (and a few sectors), each for its reason.
+fn moves_more(name: &str, shape: &str) -> bool {
+    // Rows of no whole 16 bytes are taken element by element, and a warp's piece of one begins within a sector; those of 5003 f32 do
+    // not stay in registers and are read twice. Sorting compares each row with each: its floor is comparisons.
+    matches!(shape, "7x257" | "4x5003") || name == "embed_sort"
+}
+/// May meet banks twice: once a CTA, when it adds its warps' parts up; and in limbs that the exponents of the data choose.
+fn meets_banks_twice(name: &str) -> bool {
+    name.starts_with("qk_norm_rope_backward") || name == "sum_squares"
+}
+
 #[test]
 fn every_launch_costs_what_the_budget_says() {
     let mut lines = vec![];
@@ -32,6 +43,12 @@ fn every_launch_costs_what_the_budget_says() {
         assert_eq!(run(SCHEDULES[1]), counts, "{variant} under schedule {}", SCHEDULES[1]);
         let (instructions, sectors) = (counts.instructions, counts.global_sectors);
         let (floor, conflicts) = (case.floor.div_ceil(32), counts.bank_conflicts);
+        let (most, shape) = (floor as f64 * 1.1 + 8.0, case.shape);
+        assert!(
+            sectors as f64 <= most || moves_more(variant, shape),
+            "{variant} {shape}: {sectors} sectors, floor {floor}"
+        );
+        assert!(conflicts == 0 || meets_banks_twice(variant), "{variant} {shape}: {conflicts} conflicts");
         lines.push(format!("{variant} {} {} {instructions} {sectors} {floor} {conflicts}", kernel.name, case.shape));
     }
     lines.sort();

@@ -106,23 +106,25 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
             slots.extend((layer == 1).then(|| w(columns)));
             slots.extend([Out(dtype, ROWS * columns), Out(F32, stats), int(ROWS), int(columns), real(1e-5)]);
             slots.extend((layer == 0).then(|| real(0.0)));
-            let floor = 2 * ROWS * columns * size + (3 + layer) * columns * size;
+            // The three CTAs read the weights each.
+            let floor = 2 * ROWS * columns * size + 3 * (1 + layer) * columns * size + 4 * stats;
             cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
             let mut slots =
                 vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
             slots.extend([Out(F32, (2 * columns) << layer), int(ROWS), int(columns)]);
             slots.extend((layer == 0).then(|| real(0.0)));
-            let floor = 4 * ROWS * columns * size + 2 * columns * size + ((8 * columns) << layer);
+            let floor = 4 * ROWS * columns * size + 2 * columns * size + ((8 * columns) << layer) + 4 * stats;
             cases.push(case(label, floor, job(of(&format!("{kernel}_backward")), 2, 64, slots)));
         }
     }
     let strips = COLUMNS.div_ceil(512 / size) as u32;
     let strip = |name: String, slots| Job { grid: [strips, 2], ..job(name, 1, 256, slots) };
-    let tall = 64 * COLUMNS;
-    let slots = vec![w(COLUMNS), both(1, dtype, tall), int(64), int(COLUMNS)];
-    cases.push(case("64x1024", 2 * tall * size + COLUMNS * size, strip(of("bias"), slots)));
-    let slots = vec![input(1, dtype, tall), Out(F32, 2 * COLUMNS), int(64), int(COLUMNS)];
-    cases.push(case("64x1024", tall * size + 8 * COLUMNS, strip(of("bias_backward"), slots)));
+    let tall = 256 * COLUMNS;
+    let slots = vec![w(COLUMNS), both(1, dtype, tall), int(256), int(COLUMNS)];
+    // The sixteen warps of a strip read its biases each.
+    cases.push(case("256x1024", 2 * tall * size + 16 * COLUMNS * size, strip(of("bias"), slots)));
+    let slots = vec![input(1, dtype, tall), Out(F32, 2 * COLUMNS), int(256), int(COLUMNS)];
+    cases.push(case("256x1024", tall * size + 8 * COLUMNS, strip(of("bias_backward"), slots)));
     let tokens = || In(U32, (0..ROWS).map(|i| (i % 3) as f64).collect());
     let table = || input(1, dtype, 3 * COLUMNS);
     let slots =

@@ -20,14 +20,27 @@ fn is_kernel_fault(code: CUresult) -> bool {
     )
 }
 
+/// The numbers under which the driver's kernel module writes a fault down (NVIDIA, "Xid Errors"): what to look for in `dmesg`.
+fn xid(code: CUresult) -> Option<&'static str> {
+    match code {
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Some("31"),
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => Some("48, 63, 64, 94 or 95"),
+        CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => Some("74"),
+        CUresult::CUDA_ERROR_UNKNOWN => Some("79 (fallen off the bus) or 119"),
+        code if is_kernel_fault(code) => Some("13"),
+        _ => None,
+    }
+}
+
 /// `device`: "cuda:0 (NVIDIA H100 80GB HBM3)"; `recent`: the kernels launched last, newest first.
 pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> Error {
     let name = name(code);
+    let log = xid(code).map_or("see dmesg for NVRM lines".into(), |n| format!("see dmesg for NVRM: Xid {n}"));
     if is_kernel_fault(code) {
         return Error::Run(format!(
             "{device}: a kernel faulted ({name}), seen in {op}. Launched last, newest first: {recent}. A fault shows late: \
              run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it is, or under compute-sanitizer to see the \
-             address; the run goes on from its last checkpoint with --resume auto"
+             address, and {log}; the run goes on from its last checkpoint with --resume auto"
         ));
     }
     let remedy = match code {
@@ -36,6 +49,15 @@ pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> E
         }
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => {
             "the GPU's memory is damaged: take it out of service (nvidia-smi -q -d ECC) and resume on another"
+        }
+        CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
+            "a link between GPUs is damaged: see nvidia-smi nvlink -e, take the GPU out of service and resume on others"
+        }
+        CUresult::CUDA_ERROR_UNKNOWN => {
+            "the GPU may be lost to the machine: if nvidia-smi does not show it, reboot and resume"
+        }
+        CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
+            "the driver's compiler gave the kernel more registers or shared memory than there are: update the driver"
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
             "another process holds the GPU in exclusive mode: see nvidia-smi, or pick another with CUDA_VISIBLE_DEVICES"
@@ -47,9 +69,12 @@ pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> E
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
             "the driver is too old for this build's kernels: install a newer one"
         }
-        _ => "see dmesg for NVRM lines",
+        _ => return Error::Run(format!("{device}: {op}: {name}; {log}")),
     };
-    Error::Run(format!("{device}: {op}: {name}; {remedy}"))
+    match xid(code) {
+        Some(_) => Error::Run(format!("{device}: {op}: {name}; {remedy}; {log}")),
+        None => Error::Run(format!("{device}: {op}: {name}; {remedy}")),
+    }
 }
 
 /// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; from the number where no driver can be asked.
@@ -71,7 +96,9 @@ mod tests {
         let e = explain("cuda:0 (H100)", "download", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "adamw_bf16, sum_squares");
         assert_eq!(e.exit_status(), 1);
         let text = e.to_string();
-        for part in ["cuda:0 (H100)", "ILLEGAL_ADDRESS", "adamw_bf16", "CUDA_LAUNCH_BLOCKING=1", "--resume auto"] {
+        for part in
+            ["cuda:0 (H100)", "ILLEGAL_ADDRESS", "adamw_bf16", "CUDA_LAUNCH_BLOCKING=1", "Xid 31;", "--resume auto"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
@@ -79,7 +106,11 @@ mod tests {
     #[test]
     fn other_failures_say_what_to_do() {
         let text = |code| explain("cuda:1", "copy", code, "").to_string();
-        assert!(text(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("out of service"));
+        let ecc = text(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        assert!(ecc.contains("out of service") && ecc.contains("Xid 48, 63"), "{ecc}");
+        assert!(text(CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE).contains("Xid 74"));
+        assert!(text(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS).contains("Xid 13"));
+        assert!(text(CUresult::CUDA_ERROR_UNKNOWN).contains("nvidia-smi"));
         assert!(text(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("CUDA_VISIBLE_DEVICES"));
         assert!(text(CUresult::CUDA_ERROR_INVALID_VALUE).starts_with("cuda:1: copy: CUDA_ERROR_INVALID_VALUE"));
     }

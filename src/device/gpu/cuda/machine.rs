@@ -49,14 +49,18 @@ impl Machine {
         let index = local_rank / ranks_per_gpu.max(1);
         let Some(gpu) = self.gpus.get(index) else {
             let has = match self.gpus.len() {
-                0 => "no GPU".to_string(),
+                0 => {
+                    return Err(Error::input(
+                        "--device cuda: this machine shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu",
+                    ));
+                }
                 1 => "one GPU".to_string(),
                 n => format!("{n} GPUs"),
             };
             return Err(Error::input(format!(
                 "local rank {local_rank} needs GPU {index}, but this machine shows {has}: start as many ranks as there are \
                  GPUs (--nproc-per-node {}), or let CUDA_VISIBLE_DEVICES name more",
-                self.gpus.len().max(1)
+                self.gpus.len()
             )));
         };
         if gpu.arch < OLDEST {
