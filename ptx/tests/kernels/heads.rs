@@ -1,5 +1,6 @@
 //! Rotary positions, alone and behind the norms of queries and keys.
 use crate::harness::*;
+use crate::rows::{EPS, norm_backward_of, norm_of, sum_rows};
 
 /// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are no whole vectors, more parts of a half
 /// than lanes, more heads than go at a time.
@@ -12,7 +13,6 @@ const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
     (1, 1, 256, 2, 0),
     (2, 1, 64, 3, 1),
 ];
-const EPS: f64 = 1e-6;
 const OFFSET: f64 = 1.0;
 const POSITIONS: usize = 9;
 
@@ -93,42 +93,39 @@ impl Problem {
     fn table_row(&self, row: usize) -> &[f64] {
         &self.table[self.positions[row] as usize * self.d..][..self.d]
     }
-    fn weights<R: Real>(&self, head: usize) -> Vec<R> {
-        self.w[(head >= self.heads) as usize].iter().map(|w| R::of(*w) + R::of(OFFSET)).collect()
+    fn w(&self, head: usize) -> &[f64] {
+        &self.w[(head >= self.heads) as usize]
     }
-    /// out, rstd
+    /// out, rstd: each head is a row of RMSNorm, then turned.
     fn forward<R: Real>(&self) -> [Vec<f64>; 2] {
-        let (mut out, mut rstd): (Vec<R>, Vec<R>) = (reals(&self.qkv), vec![]);
+        let (mut out, mut rstd): (Vec<R>, Vec<f64>) = (reals(&self.qkv), vec![]);
         for (n, row) in out.chunks_mut(self.row).enumerate() {
             for (h, head) in row.chunks_mut(self.d).take(self.rotated).enumerate() {
-                let squares = head.iter().fold(zero::<R>(), |s, x| s + *x * *x);
-                let r = R::of(1.0) / (squares / R::of(self.d as f64) + R::of(EPS)).sqrt();
-                rstd.push(r);
-                head.iter_mut().zip(self.weights::<R>(h)).for_each(|(x, w)| *x = *x * r * w);
+                let [y, r] = norm_of::<R>(false, OFFSET, &f64s(head), self.w(h), &vec![0.0; self.d]);
+                head.copy_from_slice(&reals::<R>(&y));
+                rstd.extend(r);
                 turn(head, self.table_row(n), 1.0);
             }
         }
-        [f64s(&out), f64s(&rstd)]
+        [f64s(&out), rstd]
     }
     /// dqkv, dwq, dwk from the gradient of out and the weights' gradients before.
     fn backward<R: Real>(&self, rstd: &[f64], d_out: &[f64], before: &[Vec<f64>; 2]) -> [Vec<f64>; 3] {
         let mut dqkv: Vec<R> = reals(d_out);
-        let mut dw: [Vec<R>; 2] = [reals(&before[0]), reals(&before[1])];
+        let mut dw = before.clone();
         for (n, row) in dqkv.chunks_mut(self.row).enumerate() {
             for (h, g) in row.chunks_mut(self.d).take(self.rotated).enumerate() {
-                let r = R::of(rstd[n * self.rotated + h]);
-                let x = &self.qkv[n * self.row + h * self.d..][..self.d];
-                let x: Vec<R> = x.iter().map(|x| R::of(*x) * r).collect();
                 turn(g, self.table_row(n), -1.0);
-                let w = self.weights::<R>(h);
-                let dot = (0..self.d).fold(zero::<R>(), |s, i| s + w[i] * g[i] * x[i]) / R::of(self.d as f64);
-                for i in 0..self.d {
-                    dw[(h >= self.heads) as usize][i] += g[i] * x[i];
-                    g[i] = r * (w[i] * g[i] - x[i] * dot);
-                }
+                let (x, r) = (&self.qkv[n * self.row + h * self.d..][..self.d], &rstd[n * self.rotated + h..][..1]);
+                let dw = &mut dw[(h >= self.heads) as usize];
+                let operands = [x, self.w(h), r, &f64s(g), &vec![0.0; self.d]];
+                let [dx, sums, _] = norm_backward_of::<R>(false, OFFSET, operands, dw);
+                g.copy_from_slice(&reals::<R>(&dx));
+                *dw = sums;
             }
         }
-        [f64s(&dqkv), f64s(&dw[0]), f64s(&dw[1])]
+        let [dwq, dwk] = dw;
+        [f64s(&dqkv), dwq, dwk]
     }
     /// Arguments up to qkv, and the shape.
     fn slots(&self, dtype: DType) -> (Vec<Slot>, Vec<Slot>) {
@@ -183,8 +180,8 @@ fn gradients_of_norms_of_heads_and_rope() {
             compare(&label, GRADIENT, &got[0], dtype, &exact[0], &naive[0]);
             for k in 0..2 {
                 let partial = &got[1][k * 2 * p.d..][..2 * p.d];
-                let sum: Vec<f64> = (0..p.d).map(|i| before[k][i] + partial[i] + partial[i + p.d]).collect();
-                compare(&format!("{label} dw {k}"), GRADIENT, &rounded(&sum, F32), F32, &exact[k + 1], &naive[k + 1]);
+                let sum = sum_rows(partial, &before[k]);
+                compare(&format!("{label} dw {k}"), GRADIENT, &sum, F32, &exact[k + 1], &naive[k + 1]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Norms and biases, row by row, and the sums over rows behind their gradients.
 use crate::harness::*;
 
-const EPS: f64 = 1e-5;
+pub const EPS: f64 = 1e-5;
 /// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces a thread, all
 /// that the threads can take; more rows than CTAs; operands off their alignment.
 const SHAPES: [(usize, usize, u32, u32, usize); 8] = [
@@ -25,7 +25,7 @@ fn add<R: Real>(a: &[R], b: &[f64]) -> Vec<f64> {
 }
 
 /// y, stats
-fn norm_of<R: Real>(layer: bool, offset: f64, x: &[f64], w: &[f64], b: &[f64]) -> [Vec<f64>; 2] {
+pub fn norm_of<R: Real>(layer: bool, offset: f64, x: &[f64], w: &[f64], b: &[f64]) -> [Vec<f64>; 2] {
     let c = w.len();
     let (mut y, mut stats) = (vec![], vec![]);
     for row in x.chunks(c) {
@@ -64,7 +64,7 @@ fn norms() {
 }
 
 /// dx, dw, db, from what stands in them before.
-fn norm_backward_of<R: Real>(
+pub fn norm_backward_of<R: Real>(
     layer: bool,
     offset: f64,
     [x, w, stats, dy, dx]: [&[f64]; 5],
@@ -91,7 +91,7 @@ fn norm_backward_of<R: Real>(
 }
 
 /// Stage two: `before` += the rows of `partial`.
-fn sum_rows(partial: &[f64], before: &[f64]) -> Vec<f64> {
+pub fn sum_rows(partial: &[f64], before: &[f64]) -> Vec<f64> {
     let (rows, columns) = (partial.len() / before.len(), before.len());
     let slots = vec![In(F32, partial.to_vec()), InOut(F32, before.to_vec()), int(rows), int(columns)];
     job("sum_rows", columns.div_ceil(32) as u32, 1024, slots).outputs().remove(0)
