@@ -18,8 +18,10 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// Headings with a message, and what provokes it: returns all that was said.
-const PROVOKED: [(&str, fn(&Dir) -> String); 18] = [
+/// Provokes a message, and returns all that was said.
+type Provoke = fn(&Dir) -> String;
+/// Headings with a message.
+const PROVOKED: [(&str, Provoke); 18] = [
     ("Before the start", a_plan_that_does_not_fit),
     ("While it starts", memory_that_is_refused),
     ("While it runs", a_rank_that_is_killed),

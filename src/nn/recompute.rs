@@ -44,6 +44,9 @@ table! {
     Outputs { o, lse, }
 }
 
+/// What is done with each field of a table.
+type Each<'a, T> = dyn FnMut(&'static str, &T) -> Result<()> + 'a;
+
 /// What the blocks keep: a [`Saved`] each, or one that they share. Where they share it selectively, each block's outputs take
 /// their place in it while it is the block's.
 pub(super) struct SavedBlocks<T = Tensor> {
@@ -89,7 +92,7 @@ impl<T> SavedBlocks<T> {
     }
     /// What each block keeps for itself, and what they share, as `measure` counts it.
     pub fn measured(&self, measure: fn(&T) -> usize) -> Result<(Vec<usize>, usize)> {
-        let sum = |map: &dyn Fn(&mut dyn FnMut(&'static str, &T) -> Result<()>) -> Result<()>| -> Result<usize> {
+        let sum = |map: &dyn Fn(&mut Each<T>) -> Result<()>| -> Result<usize> {
             let mut sum = 0;
             map(&mut |_, table| {
                 sum += measure(table);
