@@ -24,6 +24,9 @@ fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
 /// Where a fault is planted: the variant, and what becomes of its text.
 pub type Plant<'a> = Option<(&'a str, &'a dyn Fn(String) -> String)>;
 
+/// What launches of variants cost, in their order.
+pub type Costs = Vec<(&'static str, Counts)>;
+
 pub struct Bench<'a> {
     pub dtype: &'a str,
     pub shape: &'a Shape,
@@ -64,7 +67,7 @@ impl<'a> Bench<'a> {
         x: &Inputs,
         lse_and_delta: Option<[&[f64]; 2]>,
         before: f64,
-    ) -> Result<(Outputs, Vec<(&'static str, Counts)>), Report> {
+    ) -> Result<(Outputs, Costs), Report> {
         let Bench { dtype, shape, family, .. } = *self;
         let Shape { heads, kv_heads, head_dim, .. } = *shape;
         let (queries, keys) = shape.rows();
