@@ -62,12 +62,7 @@ impl<'a> Bench<'a> {
             .map(|counts| (variant.name, counts))
     }
     /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to `before`.
-    pub fn run(
-        &self,
-        x: &Inputs,
-        lse_and_delta: Option<[&[f64]; 2]>,
-        before: f64,
-    ) -> Result<(Outputs, Costs), Report> {
+    pub fn run(&self, x: &Inputs, lse_and_delta: Option<[&[f64]; 2]>, before: f64) -> Result<(Outputs, Costs), Report> {
         let Bench { dtype, shape, family, .. } = *self;
         let Shape { heads, kv_heads, head_dim, .. } = *shape;
         let (queries, keys) = shape.rows();
