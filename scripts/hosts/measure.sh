@@ -27,6 +27,5 @@ for rate in $rates; do
     for rank in 0 1 2 3; do
         on node$((rank / 2 + 1)) env RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 \
             MASTER_PORT=29500 TORCHELASTIC_RUN_ID="$rate" "$bench" "$@" &
-    done | sed "s/^{/{\"rate\":\"$rate\",/"
-    wait
+    done | sed -u "s/^{/{\"rate\":\"$rate\",/"
 done

@@ -3,7 +3,7 @@
 # A tiny model on real text. What the checks compare is written by rank 0.
 model=(--dataset "$here/../README.md" --embed-dim 64 --num-layers 2 --num-heads 4 --max-len 64 --batch-size 2 --max-steps 6
     --lr 0.01 --warmup-steps 2 --save-every 3 --no-sample --init-timeout 30 --comm-timeout 20)
-limit=(timeout --kill-after 5 60)
+limit=(timeout --kill-after 5 120)
 table=()
 port=29500
 
