@@ -6,7 +6,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{Kernel, Scratch, gemm};
-use flatshard::device::{AdamW, Attention, Buf, CrossEntropy, Device, Dropout, Gemm, LIMBS, RmsNorm, Rope};
+use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, CrossEntropy, Device, Gemm, LIMBS, RmsNorm, Rope};
 use std::time::Duration;
 
 /// Few samples, short: the whole file is a matter of minutes.
@@ -116,15 +116,17 @@ fn optimizer(c: &mut Criterion) {
         random(&dev, DType::F32, N),
     );
     let (mut out, scale) = (random(&dev, DType::Bf16, N), random(&dev, DType::F32, 2));
-    let h = AdamW { lr: 1e-6, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
+    let constants = AdamW { lr: 1e-6, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
+    let mut h = dev.alloc(DType::F32, AdamWScalars::LEN, Category::Other).expect("memory");
+    dev.upload(bytemuck::bytes_of(&constants), h.view_mut()).expect("it fits");
     timed(&mut group, "memcpy", Throughput::Bytes(8 * N as u64), || dev.copy(g.view(), m.view_mut()).expect("it fits"));
     dev.zero(v.view_mut()).expect("it fits");
     timed(&mut group, "adamw", Throughput::Bytes(28 * N as u64), || {
-        dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None).expect("it fits")
+        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None).expect("it fits")
     });
     timed(&mut group, "adamw with a bf16 copy", Throughput::Bytes(30 * N as u64), || {
         let out = Some(out.view_mut());
-        dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), out).expect("it fits")
+        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), out).expect("it fits")
     });
     let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).expect("memory");
     timed(&mut group, "sum of squares", Throughput::Bytes(4 * N as u64), || {
@@ -159,9 +161,9 @@ fn rows(c: &mut Criterion) {
         timed(&mut group, "rope", Throughput::Elements(n as u64), || {
             dev.rope(&shape, table.view(), positions.view(), y.view_mut(), false).expect("it fits")
         });
-        let p = Dropout { p: 1e-3, key: 1 };
+        let key = dev.alloc(DType::U32, 2, Category::Other).expect("memory");
         timed(&mut group, "dropout", Throughput::Elements(n as u64), || {
-            dev.dropout(&p, dx.view_mut()).expect("it fits")
+            dev.dropout(1e-3, key.view(), dx.view_mut()).expect("it fits")
         });
         let n = TOKENS * 3072;
         let (gate, up, dy, mut y, mut dgate) = (of(n), of(n), of(n), of(n), of(n));
@@ -178,13 +180,15 @@ fn rows(c: &mut Criterion) {
             dev.gelu_backward(gate.view(), dy.view(), y.view_mut()).expect("it fits")
         });
         let n = 256 * VOCAB;
-        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, scale: 1e-3, grad: true, softcap: 0.0 });
+        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, softcap: 0.0 });
+        let scale = random(&dev, DType::F32, 1);
         let (targets, mut loss) = (
             dev.alloc(DType::I32, 256, Category::Other).expect("memory"),
             dev.alloc(DType::F64, 1, Category::Other).expect("memory"),
         );
         timed(&mut group, "cross entropy", Throughput::Elements(n as u64), || {
-            dev.cross_entropy(&shape, targets.view(), logits.view_mut(), loss.view_mut()).expect("it fits")
+            dev.cross_entropy(&shape, targets.view(), Some(scale.view()), logits.view_mut(), loss.view_mut())
+                .expect("it fits")
         });
         group.finish();
     }

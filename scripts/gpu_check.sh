@@ -63,6 +63,14 @@ parity() { # NAME TOLERANCE CPU-FLAGS -- CUDA-FLAGS
         train "$name-cuda.jsonl" --device cuda $small "$@" &&
         "$build/gpu_check" parity "$name-cpu.jsonl" "$name-cuda.jsonl" "$tolerance"
 }
+compiled() { # NAME TOLERANCE FLAGS...: with graphs and without, the same losses and norms
+    local name=$1 tolerance=$2
+    shift 2
+    # shellcheck disable=SC2086
+    train "$name-single.jsonl" --device cuda $small "$@" &&
+        train "$name-graphs.jsonl" --device cuda $small "$@" --compile &&
+        "$build/gpu_check" parity "$name-single.jsonl" "$name-graphs.jsonl" "$tolerance"
+}
 two_ranks() { # COMMAND...: two processes on one GPU, which NCCL takes for two hosts
     local pids=() status=0 rank
     for rank in 0 1; do
@@ -90,7 +98,7 @@ sanitized() { # TOOL
     grep 'ERROR SUMMARY\|RACECHECK SUMMARY' sanitizer.log | head -1 >&2
     return $status
 }
-export -f train parity two_ranks sanitized
+export -f train parity compiled two_ranks sanitized
 export build small
 
 if ! part machine 120 "$build/gpu_check" machine; then
@@ -104,8 +112,11 @@ part attention 120 "$build/gpu_check" attention
 part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
 part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
 part parity_gpt 200 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
+# Numbers that change with the step, masks and gradients that add up: the same kernels on the same operands, so the same bits.
+part parity_compile 200 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2'
 part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
 part parity_two_ranks 240 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
+part parity_compile_ranks 240 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1'
 if command -v compute-sanitizer > /dev/null; then
     part memcheck 240 bash -c 'sanitized memcheck'
     part racecheck 240 bash -c 'sanitized racecheck'
@@ -118,6 +129,7 @@ if [ -z "${QUICK:-}" ]; then
     one_billion="--embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16"
     export one_billion
     part step_1b 300 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
+    part step_1b_compile 300 bash -c 'train step_1b_compile.jsonl --device cuda $one_billion --compile && "$build/gpu_check" rate step_1b_compile.jsonl'
     if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
         part peer 400 python3 "$root/scripts/gpu_peer.py"
     else

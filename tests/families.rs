@@ -11,9 +11,9 @@ use common::{SGD, ddp, fsdp, ranks, sharded, whole};
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::hf;
 use flatshard::data::MicroBatch;
-use flatshard::nn::{Checkpointing, Decoder, Micro, Scaling, Spec, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Decoder, Scaling, Spec, WorkspaceOptions};
 use flatshard::strategy::{Engine, EngineOptions, Sampling, Step, Strategy};
-use plain::{Docs, Plain, device, distance, groups};
+use plain::{Docs, Plain, Told, device, distance, groups};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -99,9 +99,9 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
             let options = WorkspaceOptions { tokens: n, dtype: DType::F32, checkpoint, train: true };
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
-            let micro = Micro { loss_scale: 1.0 / golden.loss_tokens() as f32, dropout_key: 0 };
+            let told = Told::new(&dev, 1.0 / golden.loss_tokens() as f32);
             store.zero_grads(&dev);
-            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &micro).unwrap();
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
             let loss = ws.take_loss(&dev).unwrap() / golden.loss_tokens() as f64;
             assert!((loss / golden.loss - 1.0).abs() < 1e-6, "{}: loss {loss}, theirs {}", golden.name, golden.loss);
             let grads = store.segments().map(|(layer, s)| (s.name.clone(), store.grad(layer, s).to_vec())).collect();

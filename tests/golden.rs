@@ -8,8 +8,8 @@ mod tensors;
 use flatshard::base::{Category, DType};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{AdamW, Buf, Device, LIMBS};
-use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Micro, Spec, Workspace, WorkspaceOptions};
-use plain::{Docs, Plain, device, distance, groups};
+use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Spec, Workspace, WorkspaceOptions};
+use plain::{Docs, Plain, Told, device, distance, groups};
 use serde_json::Value;
 use std::collections::HashMap;
 use tensors::Tensors;
@@ -70,7 +70,7 @@ impl Golden {
         self.values[name].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
     }
     /// Batch `b`, each token's target the next one of its document.
-    fn batch(&self, dev: &dyn Device, b: usize) -> (Docs, Micro) {
+    fn batch(&self, dev: &dyn Device, b: usize) -> (Docs, Told) {
         let n: usize = self.lengths.iter().sum();
         let tokens = &self.tokens[b * n..(b + 1) * n];
         let ends: Vec<usize> = self
@@ -82,12 +82,12 @@ impl Golden {
             })
             .collect();
         let target = |i: usize| if ends.contains(&(i + 1)) { -100 } else { tokens[i + 1] as i32 };
-        self.micro(dev, tokens, &(0..n).map(target).collect::<Vec<_>>())
+        self.micro(dev, tokens, &(0..n).map(target).collect::<Vec<_>>(), 1.0)
     }
-    fn micro(&self, dev: &dyn Device, tokens: &[u32], targets: &[i32]) -> (Docs, Micro) {
+    fn micro(&self, dev: &dyn Device, tokens: &[u32], targets: &[i32], scale: f32) -> (Docs, Told) {
         let count = targets.iter().filter(|&&t| t != -100).count();
-        let micro = Micro { loss_scale: 1.0 / count as f32, dropout_key: 0 };
-        (Docs::new(dev, tokens, targets, &self.lengths), micro)
+        let told = Told::new(dev, scale * (1.0 / count as f32));
+        (Docs::new(dev, tokens, targets, &self.lengths), told)
     }
 }
 
@@ -126,10 +126,9 @@ impl Model {
     fn errors(&mut self, scale: f32) -> (f64, f64, Vec<(String, f64)>) {
         let Model { golden, dev, decoder, store, ws } = self;
         let n = golden.targets.len();
-        let (docs, micro) = golden.micro(dev, &golden.tokens[..n], &golden.targets);
-        let scaled = Micro { loss_scale: scale * micro.loss_scale, ..micro };
-        decoder.train(dev, store, &docs.batch(), ws, &scaled).unwrap();
-        let loss = ws.take_loss(dev).unwrap() * micro.loss_scale as f64 / golden.number("loss") - 1.0;
+        let (docs, told) = golden.micro(dev, &golden.tokens[..n], &golden.targets, scale);
+        decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
+        let loss = ws.take_loss(dev).unwrap() * (told.loss_scale / scale) as f64 / golden.number("loss") - 1.0;
         let grads = store.segments().map(|(layer, segment)| {
             let want = &golden.tensors[&format!("grad.{}", segment.name)];
             let unscaled: Vec<f32> = store.grad(layer, segment).iter().map(|g| g / scale).collect();
@@ -195,6 +194,12 @@ fn fp16_is_as_near_as_pytorchs() {
     }
 }
 
+fn alloc_with(dev: &dyn Device, values: &[f32]) -> Buf {
+    let mut buf = dev.alloc(DType::F32, values.len(), Category::Optimizer).unwrap();
+    dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
+    buf
+}
+
 /// Ten losses and gradient norms of AdamW with clipping and with weight decay by the segment table. Measured: losses
 /// 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true
 /// gradient is zero.)
@@ -203,6 +208,7 @@ fn training_agrees(arch: Arch) {
     let alloc = |dtype, len| dev.alloc(dtype, len, Category::Optimizer).unwrap();
     let like = |bufs: &[Buf]| -> Vec<Buf> { bufs.iter().map(|b| alloc(DType::F32, b.len())).collect() };
     let (mut m, mut v) = (like(&store.master), like(&store.master));
+    let one = alloc_with(&dev, &[1.0]);
     let (mut limbs, mut scale) = (alloc(DType::F64, LIMBS), alloc(DType::F32, 2));
     let batches = [golden.batch(&dev, 0), golden.batch(&dev, 1)];
     let betas = golden.numbers("betas");
@@ -211,13 +217,13 @@ fn training_agrees(arch: Arch) {
     let (mut clipped, mut worst) = (0, (0f64, 0f64));
     for step in 1..=losses.len() {
         store.zero_grads(&dev);
-        let (docs, micro) = &batches[(step - 1) % 2];
-        decoder.train(&dev, &mut store, &docs.batch(), &mut ws, micro).unwrap();
-        let loss = ws.take_loss(&dev).unwrap() * micro.loss_scale as f64;
+        let (docs, told) = &batches[(step - 1) % 2];
+        decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+        let loss = ws.take_loss(&dev).unwrap() * told.loss_scale as f64;
 
         dev.zero(limbs.view_mut()).unwrap();
         store.grads.iter().for_each(|g| dev.sum_squares(g.view(), limbs.view_mut()).unwrap());
-        dev.clip_scale(limbs.view(), golden.number("max_norm") as f32, 1.0, scale.view_mut()).unwrap();
+        dev.clip_scale(limbs.view(), golden.number("max_norm") as f32, one.view(), scale.view_mut()).unwrap();
         let norm = scale.view().host::<f32>("norm").unwrap()[1] as f64;
         clipped += (norm > golden.number("max_norm")) as usize;
         for (layer, layout) in store.layouts.iter().enumerate() {
@@ -234,7 +240,8 @@ fn training_agrees(arch: Arch) {
                 let (m, v) = (m[layer].view_mut().slice(range.clone()), v[layer].view_mut().slice(range.clone()));
                 let (g, p) =
                     (store.grads[layer].view().slice(range.clone()), store.master[layer].view_mut().slice(range));
-                dev.adamw(&h, scale.view(), g, m, v, p, None).unwrap();
+                let h = alloc_with(&dev, bytemuck::cast_slice(&[h.scalars()]));
+                dev.adamw(h.view(), scale.view(), g, m, v, p, None).unwrap();
             }
         }
         store.publish(&dev);

@@ -44,7 +44,6 @@ fn a_gpu_that_is_not_there_is_one_clear_message() {
 fn engines_of_communication_that_do_not_fit_the_device_are_refused() {
     refused(&["--device", "cpu", "--comm", "nccl"], &["--comm nccl", "--device cuda"]);
     refused(&["--device", "cuda", "--comm", "shm"], &["--comm shm", "NCCL"]);
-    refused(&["--device", "cuda", "--compile"], &["--compile", "--no-compile"]);
     refused(&["--ranks-per-gpu", "0"], &["ranks_per_gpu is 0"]);
 }
 

@@ -8,15 +8,16 @@ use flatshard::base::{Category, DType, Error};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, Lora, Micro, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace,
+    Activation, Arch, Checkpointing, Decoder, Lora, Pass, ROOT, Rotary, Segment, Spec, Tuning, Workspace,
     WorkspaceOptions,
 };
-use plain::{Call, Docs, Plain, device, distance, dot, groups};
+use plain::{Call, Docs, Plain, Told, device, distance, dot, groups};
 
 /// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
 const TOKENS: usize = 27;
-const MICRO: Micro = Micro { loss_scale: 0.25, dropout_key: 99 };
+const LOSS_SCALE: f32 = 0.25;
+const DROPOUT_KEY: u64 = 99;
 
 fn llama() -> Spec {
     Spec {
@@ -92,6 +93,10 @@ fn options(checkpoint: Checkpointing) -> WorkspaceOptions {
     WorkspaceOptions { tokens: TOKENS, dtype: DType::F32, checkpoint, train: true }
 }
 
+fn told(dev: &dyn Device, decoder: &Decoder) -> Told {
+    Told::dropping(dev, decoder, LOSS_SCALE, DROPOUT_KEY)
+}
+
 /// A decoder with weights, a workspace and documents on a device of its own.
 struct Model {
     dev: CpuDevice,
@@ -99,6 +104,7 @@ struct Model {
     store: Plain,
     ws: Workspace,
     docs: Docs,
+    told: Told,
 }
 impl Model {
     fn new(spec: Spec, options: WorkspaceOptions) -> Model {
@@ -109,16 +115,17 @@ impl Model {
         let store = Plain::random(&dev, &decoder, options.dtype, 0.25);
         let ws = decoder.workspace(&dev, &groups(), &options).unwrap();
         let docs = Docs::random(&dev, 3, decoder.spec().vocab, &LENGTHS, 5);
-        Model { dev, decoder, store, ws, docs }
+        let told = told(&dev, &decoder);
+        Model { dev, decoder, store, ws, docs, told }
     }
     /// Adds gradients; the summed loss of this micro-batch.
     fn train(&mut self) -> f64 {
-        let Model { dev, decoder, store, ws, docs } = self;
-        decoder.train(dev, store, &docs.batch(), ws, &MICRO).unwrap();
+        let Model { dev, decoder, store, ws, docs, told } = self;
+        decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
         ws.take_loss(dev).unwrap()
     }
     fn evaluate(&mut self) -> f64 {
-        let Model { dev, decoder, store, ws, docs } = self;
+        let Model { dev, decoder, store, ws, docs, .. } = self;
         decoder.evaluate(dev, store, &docs.batch(), ws).unwrap();
         ws.take_loss(dev).unwrap()
     }
@@ -170,7 +177,7 @@ fn check_gradients_of(mut model: Model) {
         };
         let along = grad.iter().map(|g| g / length as f32).collect();
         for direction in [along, random(1), random(2)] {
-            let numeric = MICRO.loss_scale as f64 * difference(&mut model, *layer, segment, &direction, STEP);
+            let numeric = LOSS_SCALE as f64 * difference(&mut model, *layer, segment, &direction, STEP);
             let error = (numeric - dot(grad, &direction)).abs() / (length * dot(&direction, &direction).sqrt());
             if error > worst.0 {
                 worst = (error, segment.name.clone());
@@ -257,7 +264,8 @@ fn micro_batches_add() {
         let mut grads_of = |docs: &[Docs]| {
             model.store.zero_grads(&model.dev);
             for docs in docs {
-                model.decoder.train(&model.dev, &mut model.store, &docs.batch(), &mut model.ws, &MICRO).unwrap();
+                let Model { dev, decoder, store, ws, told, .. } = &mut model;
+                decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
             }
             let grads: Vec<_> = model
                 .store
@@ -297,7 +305,7 @@ fn chunks_of_logits_add_up() {
             let (docs, n) = (lengths.len() / parts, tokens / parts);
             let range = part * n..(part + 1) * n;
             let docs = Docs::new(&dev, &ids[range.clone()], &targets[range], &lengths[..docs]);
-            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told(&dev, &decoder).micro()).unwrap();
         }
         let scratch = dev.meter().live(Category::Scratch);
         assert!(scratch < 100 << 20, "{scratch} bytes: 704 rows of logits alone would be 186 MB");
@@ -325,7 +333,7 @@ fn evaluation_agrees_with_training() {
 
         let mut sum = 0.0;
         let mut logits = vec![0f32; spec.vocab];
-        let Model { dev, decoder, store, ws, docs } = &mut small;
+        let Model { dev, decoder, store, ws, docs, .. } = &mut small;
         for (row, &target) in docs.targets().iter().enumerate().filter(|(_, t)| **t != -100) {
             decoder.next_token_logits(dev, store, &docs.batch(), ws, row, &mut logits).unwrap();
             let total: f64 = logits.iter().map(|&l| (l as f64).exp()).sum();
@@ -354,7 +362,8 @@ fn documents_are_independent() {
         for n in LENGTHS {
             let range = start..start + n;
             let docs = Docs::new(&alone.dev, &ids[range.clone()], &targets[range], &[n]);
-            alone.decoder.train(&alone.dev, &mut alone.store, &docs.batch(), &mut alone.ws, &MICRO).unwrap();
+            let Model { dev, decoder, store, ws, told, .. } = &mut alone;
+            decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
             start += n;
         }
         let sum = alone.ws.take_loss(&alone.dev).unwrap();
@@ -418,7 +427,8 @@ fn memory_is_as_planned() {
             }
             let mut store = Plain::random(&dev, &decoder, dtype, 0.25);
             let docs = Docs::random(&dev, 3, spec.vocab, &LENGTHS, 0);
-            let mut step = || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+            let told = told(&dev, &decoder);
+            let mut step = || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
             step();
             let after_one = dev.meter().allocations();
             step();
@@ -430,8 +440,8 @@ fn memory_is_as_planned() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(Checkpointing::Off) });
-    let Model { dev, decoder, store, ws, docs } = &mut model;
-    let error = decoder.train(dev, store, &docs.batch(), ws, &MICRO).unwrap_err();
+    let Model { dev, decoder, store, ws, docs, told } = &mut model;
+    let error = decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap_err();
     assert!(matches!(&error, Error::Op { what, .. } if what.contains("without room for a backward pass")), "{error}");
     let long = Docs::random(dev, 3, 37, &[TOKENS + 1], 0);
     let error = decoder.evaluate(dev, store, &long.batch(), ws).unwrap_err().to_string();

@@ -14,16 +14,17 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Micro, Rotary, Segment, Slice, Spec, Split, Tp,
+    Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split, Tp,
     Tuning, WorkspaceOptions,
 };
-use plain::{Docs, Plain, distance, dot};
+use plain::{Docs, Plain, Told, distance, dot};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// 27 tokens: no multiple of 2 or 4, so the last rank's rows are filled up.
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
-const MICRO: Micro = Micro { loss_scale: 0.25, dropout_key: 99 };
+const LOSS_SCALE: f32 = 0.25;
+const DROPOUT_KEY: u64 = 99;
 
 fn llama() -> Spec {
     Spec {
@@ -176,8 +177,9 @@ fn made(run: &Run) -> Made {
                     let value = |s: &Segment, i: usize| weight(s, places[&s.name][i], run.nudge);
                     let mut store = Plain::new(dev, &decoder, run.dtype, value);
                     let docs = Docs::random(dev, 5, run.spec.vocab, &run.lengths, 6);
+                    let told = Told::dropping(dev, &decoder, LOSS_SCALE, DROPOUT_KEY);
                     log.clear();
-                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &MICRO).unwrap();
+                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
                     let entries = log.entries();
                     let loss = ws.take_loss(dev).unwrap();
                     decoder.evaluate(dev, &mut store, &docs.batch(), &mut ws).unwrap();
@@ -313,7 +315,7 @@ fn masks_are_those_of_one_rank_where_ranks_have_the_same_rows() {
     let along: f64 = segments
         .map(|s| dot(&base.grads[&s.name], &(0..s.len()).map(|i| direction(s, i)).collect::<Vec<_>>()))
         .sum::<f64>()
-        / MICRO.loss_scale as f64;
+        / LOSS_SCALE as f64;
     assert!((slope / along - 1.0).abs() < 0.01, "slope {slope}, gradient along {along}");
     let full = made(&Run { checkpoint: Checkpointing::Full, ..run.clone() });
     assert_eq!((base.loss, &base.grads), (full.loss, &full.grads), "recomputed with other masks");

@@ -3,7 +3,7 @@
 use crate::Gpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
-use flatshard::device::{AdamW, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
+use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 15;
@@ -105,10 +105,12 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
     let mut out = b.alloc(DType::Bf16, p)?;
     let mut scale = b.alloc(DType::F32, 1)?;
     device.upload(&1f32.to_ne_bytes(), scale.view_mut())?;
-    let h = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
+    let constants = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
+    let mut h = b.alloc(DType::F32, AdamWScalars::LEN)?;
+    device.upload(bytemuck::bytes_of(&constants), h.view_mut())?;
     b.bytes("adamw f32 with a bf16 copy", 30 * p, || {
         let copy = Some(out.view_mut());
-        device.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), master.view_mut(), copy)
+        device.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), master.view_mut(), copy)
     })?;
     let mut acc = b.alloc(DType::F64, LIMBS)?;
     b.bytes("sum of squares f32", 4 * p, || device.sum_squares(g.view(), acc.view_mut()))

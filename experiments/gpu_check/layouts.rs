@@ -7,7 +7,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{AdamW, Attention, Buf, Device, LIMBS, ViewMut};
+use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{PROBES, Probe, TENSOR_WORDS};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn words(driver: &dyn Driver, count: usize, launch: impl FnOnce(ViewMut) -> Resu
     let mut out = uploaded(driver, DType::U32, &vec![0; 4 * count])?;
     launch(out.view_mut())?;
     let mut words = vec![0u32; count];
-    driver.download(out.view(), bytemuck::cast_slice_mut(&mut words))?;
+    driver.download(&mut [(out.view(), bytemuck::cast_slice_mut(&mut words))])?;
     Ok(words)
 }
 
@@ -166,8 +166,10 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         let (g, scale) = (filled(dev, DType::F32, N, 1)?, filled(dev, DType::F32, 1, 9)?);
         let (mut m, mut p) = (filled(dev, DType::F32, N, 2)?, filled(dev, DType::F32, N, 3)?);
         let mut v = dev.alloc(DType::F32, N, Category::Other)?;
-        let h = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
-        dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)?;
+        let constants = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 }.scalars();
+        let mut h = dev.alloc(DType::F32, AdamWScalars::LEN, Category::Other)?;
+        dev.upload(bytemuck::bytes_of(&constants), h.view_mut())?;
+        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)?;
         floats(dev, &p)
     });
     list

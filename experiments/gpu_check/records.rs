@@ -88,6 +88,10 @@ pub fn table(dir: &str) -> Result<String> {
             lines.push(format!("{:<44} {:>15.1}%", "its MFU", mfu * 100.0));
         }
     }
+    if let Some(step) = read("step_1b_compile") {
+        let ours = figure(&step).unwrap_or_else(|| "failed".into());
+        lines.push(format!("{:<44} {ours:>16}", "the same with --compile"));
+    }
     Ok(lines.join("\n"))
 }
 
@@ -125,10 +129,12 @@ mod tests {
         );
         write("peer.json", json!({"attention forward (flash)": {"tflops": 350.0}, "step 1b": {"tokens_per_sec": 9.0}}));
         write("step_1b.json", json!({"tokens_per_sec": 10.0, "mfu": 0.5}));
+        write("step_1b_compile.json", json!({"tokens_per_sec": 11.0}));
         let text = table(dir.path().to_str().unwrap()).unwrap();
         let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
         assert!(has(&["attention forward", "400 TFLOP/s", "350 TFLOP/s (flash)"]), "{text}");
         assert!(has(&["copy", "3000 GB/s"]) && has(&["add", "failed"]), "{text}");
+        assert!(has(&["--compile", "11 tokens/s"]), "{text}");
         assert!(has(&["1B LLaMA", "10 tokens/s", "9 tokens/s eager"]) && has(&["MFU", "50.0%"]), "{text}");
     }
 }

@@ -7,6 +7,7 @@
 //! was sent may be overwritten after `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
 //! order. Buffers in flight are kept alive by the group.
 #![allow(unsafe_code)] // the communication floor: shared memory
+pub mod cuts;
 pub mod delayed;
 pub mod env;
 pub mod exchange;

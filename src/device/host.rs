@@ -11,7 +11,7 @@
 //!
 //! So the copies of one chunk run while another is updated. An update is element by element: its bits are those of one pass.
 use super::cpu::CpuDevice;
-use super::{ALIGN, AdamW, Buf, Device, Place, Sgd, View, ViewMut};
+use super::{ALIGN, AdamWScalars, Buf, Device, Place, View, ViewMut};
 use crate::base::{DType, Error, Meter, Result};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,7 +42,8 @@ impl Staged {
     /// Bytes of host memory that [`HostUpdate::new`] allocates.
     pub fn planned(&self) -> usize {
         let grads = if self.grads { DType::F32.size() } else { 0 };
-        2 * self.chunk() * (grads + self.weights.map_or(0, DType::size)) + DType::F32.size()
+        2 * self.chunk() * (grads + self.weights.map_or(0, DType::size))
+            + (1 + 2 * AdamWScalars::LEN) * DType::F32.size()
     }
 }
 
@@ -56,10 +57,14 @@ pub struct HostUpdate {
     /// f32 (1): the clip scale.
     scale: Buf,
     begun: bool,
+    /// The scale is not finite: nothing changes until [`HostUpdate::finish`].
+    skips: bool,
 }
 
 /// A place of staging memory, and the chunk that has it.
 struct Turn {
+    /// f32: what the update shares between elements.
+    constants: Buf,
     grad: Option<Buf>,
     weights: Option<Buf>,
     pending: Option<Pending>,
@@ -75,6 +80,7 @@ impl HostUpdate {
         let chunk = staged.chunk();
         let place = || {
             Ok(Turn {
+                constants: dev.alloc_host(DType::F32, AdamWScalars::LEN)?,
                 grad: staged.grads.then(|| dev.alloc_host(DType::F32, chunk)).transpose()?,
                 weights: staged.weights.map(|dtype| dev.alloc_host(dtype, chunk)).transpose()?,
                 pending: None,
@@ -87,15 +93,16 @@ impl HostUpdate {
             given: 0,
             scale: dev.alloc_host(DType::F32, 1)?,
             begun: false,
+            skips: false,
         })
     }
 
-    /// As [`Device::adamw`], with the operands where they are.
+    /// As [`Device::adamw`], with the operands where they are and its constants in the host's.
     #[allow(clippy::too_many_arguments)]
     pub fn adamw(
         &mut self,
         dev: &dyn Device,
-        h: &AdamW,
+        h: &[f32],
         scale: View,
         g: View,
         m: ViewMut,
@@ -103,21 +110,21 @@ impl HostUpdate {
         p: ViewMut,
         out: Option<ViewMut>,
     ) -> Result<()> {
-        self.update(dev, Rule::AdamW(*h), scale, g, [Some(m), Some(v)], p, out)
+        self.update(dev, Rule::AdamW, h, scale, g, [Some(m), Some(v)], p, out)
     }
     /// As [`Device::sgd`].
     #[allow(clippy::too_many_arguments)]
     pub fn sgd(
         &mut self,
         dev: &dyn Device,
-        h: &Sgd,
+        h: &[f32],
         scale: View,
         g: View,
         m: Option<ViewMut>,
         p: ViewMut,
         out: Option<ViewMut>,
     ) -> Result<()> {
-        self.update(dev, Rule::Sgd(*h), scale, g, [m, None], p, out)
+        self.update(dev, Rule::Sgd, h, scale, g, [m, None], p, out)
     }
 
     #[allow(clippy::too_many_arguments)] // an operation's operands
@@ -125,6 +132,7 @@ impl HostUpdate {
         &mut self,
         dev: &dyn Device,
         rule: Rule,
+        h: &[f32],
         scale: View,
         g: View,
         mut state: [Option<ViewMut>; 2],
@@ -135,29 +143,32 @@ impl HostUpdate {
             self.begun = true;
             dev.copy(scale.slice(0..1), self.scale.view_mut())?;
             dev.synchronize()?;
+            self.skips = !self.scale.view().host::<f32>(OP)?[0].is_finite();
         }
-        let n = g.len();
+        let n = if self.skips { 0 } else { g.len() };
         for from in (0..n).step_by(self.chunk) {
             let range = from..n.min(from + self.chunk);
             let cut = |x: &mut ViewMut| alias(x.reborrow().slice(range.clone()).as_view());
             let state = state.each_mut().map(|s| s.as_mut().map(cut));
-            self.give(dev, rule, g.slice(range.clone()), state, cut(&mut p), out.as_mut().map(cut))?;
+            self.give(dev, rule, h, g.slice(range.clone()), state, cut(&mut p), out.as_mut().map(cut))?;
         }
         Ok(())
     }
 
     /// One chunk: its gradient comes down, the thread has it, and the weights of the chunk before it go up.
+    #[allow(clippy::too_many_arguments)]
     fn give(
         &mut self,
         dev: &dyn Device,
         rule: Rule,
+        h: &[f32],
         g: View,
         state: [Option<Buf>; 2],
         p: Buf,
         out: Option<Buf>,
     ) -> Result<()> {
         let (place, n) = (self.given % 2, g.len());
-        let Turn { grad, weights, pending } = &mut self.places[place];
+        let Turn { constants, grad, weights, pending } = &mut self.places[place];
         let g = match grad {
             Some(grad) if g.place() != Place::Mapped => {
                 dev.copy(g, grad.view_mut().slice(0..n))?;
@@ -173,8 +184,9 @@ impl HostUpdate {
         };
         // The gradient is there, and what this place held before is on the device.
         dev.synchronize()?;
-        let scale = alias(self.scale.view());
-        *pending = Some(Pending { ticket: self.worker.give(Task { rule, scale, g, state, p, out })?, to });
+        constants.view_mut().slice(0..h.len()).host::<f32>(OP)?.copy_from_slice(h);
+        let (h, scale) = (alias(constants.view().slice(0..h.len())), alias(self.scale.view()));
+        *pending = Some(Pending { ticket: self.worker.give(Task { rule, h, scale, g, state, p, out })?, to });
         self.given += 1;
         self.take(dev, 1 - place)
     }
@@ -207,12 +219,13 @@ fn alias(view: View) -> Buf {
 
 #[derive(Clone, Copy)]
 enum Rule {
-    AdamW(AdamW),
-    Sgd(Sgd),
+    AdamW,
+    Sgd,
 }
 
 struct Task {
     rule: Rule,
+    h: Buf,
     scale: Buf,
     g: Buf,
     state: [Option<Buf>; 2],
@@ -222,13 +235,13 @@ struct Task {
 
 impl Task {
     fn run(mut self, cpu: &CpuDevice) -> Result<()> {
-        let (scale, g, p) = (self.scale.view(), self.g.view(), self.p.view_mut());
+        let (h, scale, g, p) = (self.h.view(), self.scale.view(), self.g.view(), self.p.view_mut());
         let (out, [m, v]) = (self.out.as_mut().map(Buf::view_mut), self.state.each_mut());
         let (m, v) = (m.as_mut().map(Buf::view_mut), v.as_mut().map(Buf::view_mut));
         match (self.rule, m, v) {
-            (Rule::AdamW(h), Some(m), Some(v)) => cpu.adamw(&h, scale, g, m, v, p, out),
-            (Rule::AdamW(_), ..) => Err(Error::op(OP, "two moments are needed")),
-            (Rule::Sgd(h), m, _) => cpu.sgd(&h, scale, g, m, p, out),
+            (Rule::AdamW, Some(m), Some(v)) => cpu.adamw(h, scale, g, m, v, p, out),
+            (Rule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
+            (Rule::Sgd, m, _) => cpu.sgd(h, scale, g, m, p, out),
         }
     }
 }

@@ -14,7 +14,7 @@ pub use buf::{Buf, Place, View, ViewMut};
 pub use epilogue::Epilogue;
 pub use host::HostUpdate;
 pub use ops::{
-    AdamW, Attention, Columns, CrossEntropy, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
+    AdamW, AdamWScalars, Attention, Columns, CrossEntropy, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
 };
 
 use crate::base::timeline::Mark;
@@ -69,6 +69,10 @@ pub trait Device: Send + Sync {
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     /// Waits for the compute stream, then copies to the host.
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    /// The same of several, with one wait.
+    fn download_all(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        parts.iter_mut().try_for_each(|(src, dst)| self.download(*src, dst))
+    }
 
     /// `dst = src`, cast where the dtypes (f32; bf16 or f16) differ. Assigns.
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
@@ -232,9 +236,10 @@ pub trait Device: Send + Sync {
     fn gelu(&self, x: View, y: ViewMut) -> Result<()>;
     /// Assigns `dx`.
     fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()>;
-    /// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (`key`, index of the element). The same call
-    /// on the gradient is the backward pass.
-    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()>;
+    /// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (key, index of the element). `key` u32 (2), the
+    /// low word first, is a [`crate::base::rng::Rng::key`] that names run, step, micro-batch, rank and place in the model. The
+    /// same call on the gradient is the backward pass.
+    fn dropout(&self, p: f32, key: View, x: ViewMut) -> Result<()>;
 
     /// `y (N, C) = scale * table[tokens]`, or `y +=` with `accumulate` (learned positions). `w` holds rows of the table from
     /// [`Embed::first`] on: a token whose row is elsewhere gives 0. A token outside the table is an error.
@@ -242,9 +247,17 @@ pub trait Device: Send + Sync {
     /// `dw f32`, the rows that `w` was, `+= scatter of scale * dy (N, C)`. Adds, in row order.
     fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()>;
     /// Loss and gradient in one pass over a chunk of logits (R, V): `loss` f64 (1) `+= sum of -log softmax[target]` over
-    /// targets that are not [`IGNORE`], in row order; with `CrossEntropy::grad`, logits are overwritten by
-    /// `scale * (softmax - onehot)` (0 for ignored rows).
-    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()>;
+    /// targets that are not [`IGNORE`], in row order. With a `scale` f32 (1), logits are overwritten by
+    /// `scale * (softmax - onehot)` (0 for ignored rows): 1 / loss tokens of the whole optimizer step, the engine's one
+    /// division.
+    fn cross_entropy(
+        &self,
+        shape: &CrossEntropy,
+        targets: View,
+        scale: Option<View>,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()>;
     /// Of logits (R, `shape.vocab`) that are columns of wider ones, what the loss and the gradient need of each row: `said`
     /// (R, [`VocabPart::SAID`]) f32. Assigns (Shoeybi et al. 2019, "Megatron-LM", section 3; here one exchange a chunk).
     fn cross_entropy_part(
@@ -257,12 +270,14 @@ pub trait Device: Send + Sync {
     ) -> Result<()>;
     /// [`Device::cross_entropy`] of one part's columns, from what all parts said, (parts, R, [`VocabPart::SAID`]): merged in
     /// their order, so that all come to the same loss.
+    #[allow(clippy::too_many_arguments)]
     fn cross_entropy_finish(
         &self,
         shape: &CrossEntropy,
         part: &VocabPart,
         targets: View,
         said: View,
+        scale: Option<View>,
         logits: ViewMut,
         loss: ViewMut,
     ) -> Result<()>;
@@ -271,16 +286,17 @@ pub trait Device: Send + Sync {
     /// counted from the start of `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at
     /// multiples of [`ALIGN`] gives the same limbs. A NaN or infinity makes the result non-finite.
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()>;
-    /// From the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`: `out` f32 (2) = [scale, norm], norm the
-    /// unscaled gradient's, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in `torch.nn.utils.clip_grad_norm_`, and
-    /// `unscale` where `max_norm` is 0 (no clipping).
-    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()>;
+    /// From the (reduced) accumulator of a gradient that was scaled by 1 / `unscale` f32 (1): `out` f32 (2) = [scale, norm], norm
+    /// the unscaled gradient's, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in `torch.nn.utils.clip_grad_norm_`, and
+    /// `unscale` where `max_norm` is 0 (no clipping). Where the norm is not finite, neither is the scale.
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()>;
     /// One fused pass (Loshchilov & Hutter 2019, decoupled decay): `g * scale[0]` into m, v; p updated; a copy in the
-    /// compute dtype to `out` where one is kept. All f32 but `out`.
+    /// compute dtype to `out` where one is kept. All f32 but `out`. `h`: [`AdamWScalars`]. Where `scale[0]` is not finite,
+    /// nothing changes.
     #[allow(clippy::too_many_arguments)]
     fn adamw(
         &self,
-        h: &AdamW,
+        h: View,
         scale: View,
         g: View,
         m: ViewMut,
@@ -289,5 +305,6 @@ pub trait Device: Send + Sync {
         out: Option<ViewMut>,
     ) -> Result<()>;
     /// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). `m` is absent without momentum.
-    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()>;
+    /// `h`: [`Sgd`]. Where `scale[0]` is not finite, nothing changes.
+    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()>;
 }

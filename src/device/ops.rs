@@ -1,6 +1,7 @@
 //! Shapes and hyper-parameters of the operations: plain values, no buffers.
 use super::{View, ViewMut};
 use crate::base::{DType, Error, Result};
+use bytemuck::{Pod, Zeroable};
 
 /// `C (m, n) (+)= op(A) op(B)`, row-major. A is stored (m, k), or (k, m) with `ta`; B (k, n), or (n, k) with `tb`.
 /// A leading dimension is the distance between stored rows in elements.
@@ -177,15 +178,6 @@ impl Columns {
     }
 }
 
-/// See [`super::Device::dropout`].
-#[derive(Clone, Copy, Debug)]
-pub struct Dropout {
-    /// Probability of zeroing an element.
-    pub p: f32,
-    /// From [`crate::base::rng::Rng::key`]: names run, step, micro-batch, rank and place in the model.
-    pub key: u64,
-}
-
 /// See [`super::Device::embed`].
 #[derive(Clone, Copy, Debug)]
 pub struct Embed {
@@ -235,10 +227,6 @@ impl VocabPart {
 pub struct CrossEntropy {
     /// Columns of the logits.
     pub vocab: usize,
-    /// 1 / loss tokens of the whole optimizer step, over all ranks: the engine's one division.
-    pub scale: f32,
-    /// Overwrite the logits by their gradient.
-    pub grad: bool,
     /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), the gradient that of the logits. 0:
     /// of the logits themselves.
     pub softcap: f32,
@@ -255,8 +243,9 @@ pub struct AdamW {
     pub step: u64,
 }
 
-/// What one step of AdamW shares between elements.
-#[derive(Clone, Copy, Debug)]
+/// What one step of AdamW shares between elements, as [`super::Device::adamw`] finds it in memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
 pub struct AdamWScalars {
     /// 1 - lr * weight_decay.
     pub keep: f32,
@@ -270,6 +259,14 @@ pub struct AdamWScalars {
     /// 1 / sqrt(1 - beta2^step).
     pub root: f32,
     pub eps: f32,
+}
+
+impl AdamWScalars {
+    /// f32 that they are.
+    pub const LEN: usize = size_of::<AdamWScalars>() / 4;
+}
+impl Sgd {
+    pub const LEN: usize = size_of::<Sgd>() / 4;
 }
 
 impl AdamW {
@@ -288,7 +285,9 @@ impl AdamW {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+/// As [`super::Device::sgd`] finds it in memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
 pub struct Sgd {
     pub lr: f32,
     pub momentum: f32,

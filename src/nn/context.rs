@@ -1,10 +1,11 @@
-//! What every layer of one pass shares: the device, the batch, the dropout key. Never owns a buffer.
+//! What every layer of one pass shares: the device, the batch, the keys of its masks. Never owns a buffer.
 use super::parallel::{Groups, Split};
 use super::ring::Around;
 use super::workspace::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
-use crate::device::{Attention, Device, Dropout, View, ViewMut};
+use crate::device::{Attention, Device, View, ViewMut};
+use std::ops::Range;
 
 /// One micro-batch on the device: documents one after the other, N tokens in all.
 #[derive(Clone, Copy)]
@@ -57,6 +58,32 @@ pub enum Place {
     Mlp,
 }
 
+/// The keys of a micro-batch's masks, two words each: by layer, then by [`Place`]. They change with each micro-batch, so they lie in
+/// memory and not in the arguments of an operation.
+pub struct Keys;
+
+impl Keys {
+    const PLACES: [Place; 3] = [Place::Embedding, Place::Attention, Place::Mlp];
+
+    /// Words of `layers` layers, the root one of them.
+    pub fn words(layers: usize) -> usize {
+        2 * Keys::PLACES.len() * layers
+    }
+    fn at(layer: usize, place: Place) -> Range<usize> {
+        let at = 2 * (Keys::PLACES.len() * layer + place as usize);
+        at..at + 2
+    }
+    /// All of them, from that of the micro-batch.
+    pub fn fill(key: u64, words: &mut [u32]) {
+        for (layer, of_layer) in words.chunks_exact_mut(Keys::words(1)).enumerate() {
+            for (place, words) in Keys::PLACES.into_iter().zip(of_layer.chunks_exact_mut(2)) {
+                let key = Rng::new(key, (layer as u64) << 8 | place as u64).key();
+                words.copy_from_slice(&[key as u32, (key >> 32) as u32]);
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub dev: &'a dyn Device,
@@ -68,8 +95,8 @@ pub struct Cx<'a> {
     pub n: usize,
     /// Rotation tables (P, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
     pub tables: [View<'a>; 2],
-    /// Probability and key of this micro-batch; none when evaluating.
-    pub dropout: Option<(f32, u64)>,
+    /// Probability and the micro-batch's keys ([`Keys`]); none when evaluating.
+    pub dropout: Option<(f32, View<'a>)>,
     pub layer: usize,
     /// A recomputation finds attention's outputs where the forward pass left them.
     pub attended: bool,
@@ -87,9 +114,8 @@ impl Cx<'_> {
     }
     /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: Place, x: ViewMut) -> Result<()> {
-        let Some((p, key)) = self.dropout else { return Ok(()) };
-        let key = Rng::new(key, (self.layer as u64) << 8 | place as u64).key();
-        self.dev.dropout(&Dropout { p, key }, x)
+        let Some((p, keys)) = self.dropout else { return Ok(()) };
+        self.dev.dropout(p, keys.slice(Keys::at(self.layer, place)), x)
     }
     /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
     pub fn branch_grad<'b>(&self, place: Place, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
@@ -118,9 +144,11 @@ mod tests {
         let view = nothing.view();
         let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
+        let mut keys = dev.alloc(DType::U32, Keys::words(3), Category::Other).unwrap();
         let mut mask = |layer, place, key| {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);
-            let dropout = Some((0.5, key));
+            Keys::fill(key, keys.view_mut().host::<u32>("test").unwrap());
+            let dropout = Some((0.5, keys.view()));
             let (dev, groups, split) = (&*dev, &groups, Split::NONE);
             let cx = Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer, attended: false };
             cx.drop(place, x.view_mut()).unwrap();

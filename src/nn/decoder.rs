@@ -1,7 +1,7 @@
 //! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are
 //! kept.
 use super::block::Block;
-use super::context::{Batch, Cx};
+use super::context::{Batch, Cx, Keys};
 use super::layout::Layout;
 use super::parallel::{Groups, Split};
 use super::recompute::SavedBlocks;
@@ -12,7 +12,7 @@ use super::tuning::Tuning;
 use super::workspace::{Fixed, Scratch, Tensor, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Category, Error, Result};
-use crate::device::Device;
+use crate::device::{Device, View};
 
 /// A model as a plan: immutable and without memory of its own.
 pub struct Decoder {
@@ -28,13 +28,13 @@ pub struct Decoder {
     rank: usize,
 }
 
-/// What distinguishes one micro-batch of a step from the others.
-#[derive(Clone, Copy, Debug)]
-pub struct Micro {
-    /// 1 / loss tokens of the whole optimizer step, over all ranks and micro-batches.
-    pub loss_scale: f32,
-    /// Names run, step, micro-batch and rank; layers derive their own from it.
-    pub dropout_key: u64,
+/// What changes with the step and the micro-batch beside the data, where the device reads it.
+#[derive(Clone, Copy)]
+pub struct Micro<'a> {
+    /// f32 (1): 1 / loss tokens of the whole optimizer step, over all ranks and micro-batches.
+    pub loss_scale: View<'a>,
+    /// u32: [`Decoder::dropout_keys`]; empty without dropout.
+    pub dropout_keys: View<'a>,
 }
 
 impl Decoder {
@@ -99,6 +99,17 @@ impl Decoder {
         Ok(ws)
     }
 
+    /// Words of the keys of a micro-batch's masks; 0 without dropout.
+    pub fn dropout_words(&self) -> usize {
+        if self.spec.dropout > 0.0 { Keys::words(self.layouts.len()) } else { 0 }
+    }
+    /// The keys of all masks of a micro-batch, from `key`, which names run, step, micro-batch and rank.
+    pub fn dropout_keys(&self, key: u64, words: &mut [u32]) {
+        // Ranks of tp that have the same rows draw the same masks.
+        let own = if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
+        Keys::fill(own, words);
+    }
+
     /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
     /// [`Micro::loss_scale`] to the store.
     pub fn train(
@@ -114,7 +125,7 @@ impl Decoder {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
         }
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_key));
+        let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
         let rows = cx.rows();
         self.look(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
@@ -203,12 +214,10 @@ impl Decoder {
         groups: &'a Groups,
         batch: &Batch<'a>,
         tables: [&'a Tensor; 2],
-        key: Option<u64>,
+        keys: Option<View<'a>>,
     ) -> Cx<'a> {
         let p = self.spec.dropout;
-        // Ranks of tp that have the same rows draw the same masks.
-        let own = |key| if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
-        let dropout = key.filter(|_| p > 0.0).map(|key| (p, own(key)));
+        let dropout = keys.filter(|_| p > 0.0).map(|keys| (p, keys));
         let tables = tables.map(|table| table.rows(table.capacity()));
         Cx {
             dev,

@@ -52,8 +52,8 @@ pub struct Root {
 /// What a loss needs to go backward.
 pub struct LossGrad<'a> {
     pub grads: Grads<'a>,
-    /// Multiplies every gradient: 1 / loss tokens of the whole step.
-    pub scale: f32,
+    /// f32 (1), multiplies every gradient: 1 / loss tokens of the whole step.
+    pub scale: View<'a>,
     /// (R, C): the residual's gradient, assigned.
     pub dx: ViewMut<'a>,
 }
@@ -120,9 +120,9 @@ impl Root {
         backward: Option<LossGrad>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        let scale = backward.as_ref().map_or(0.0, |b| b.scale);
+        let scale = backward.as_ref().map(|b| b.scale);
         let columns = self.words.range(self.vocab).len();
-        let shape = CrossEntropy { vocab: columns, scale, grad: backward.is_some(), softcap: self.logit_cap };
+        let shape = CrossEntropy { vocab: columns, softcap: self.logit_cap };
         let Scratch { h, stats, whole, parts, logits, said, heard, dh, low, dlow, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let (width, chunk) = (h.width(), logits.capacity());
@@ -133,7 +133,7 @@ impl Root {
                 let band = start..n.min(start + chunk);
                 let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
                 self.head.forward(dev, w, h, low, logits.rows_mut(rows))?;
-                self.token_losses(cx, &shape, targets, logits, [said, heard], loss.rows_mut(1))?;
+                self.token_losses(cx, &shape, targets, scale, logits, [said, heard], loss.rows_mut(1))?;
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
                     self.head.backward(dev, w, grads, h, logits.rows(rows), [low, dlow], dh, false)?;
@@ -151,27 +151,30 @@ impl Root {
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
-    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where `shape` says
-    /// so. Where ranks have words each, three numbers a row and rank go around, and never a logit.
+    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where there
+    /// is a `scale`. Where ranks have words each, three numbers a row and rank go around, and never a logit.
+    #[allow(clippy::too_many_arguments)]
     fn token_losses(
         &self,
         cx: &Cx,
         shape: &CrossEntropy,
         targets: View,
+        scale: Option<View>,
         logits: &mut Tensor,
         [said, heard]: [&mut Tensor; 2],
         loss: ViewMut,
     ) -> Result<()> {
         let (rows, tp) = (targets.len(), &cx.groups.tp);
         if !self.words.cut() {
-            return cx.dev.cross_entropy(shape, targets, logits.rows_mut(rows), loss);
+            return cx.dev.cross_entropy(shape, targets, scale, logits.rows_mut(rows), loss);
         }
         let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
         cx.dev.cross_entropy_part(shape, &part, targets, logits.rows(rows), said.rows_mut(rows))?;
         let all = rows * self.words.over.of;
         let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), said.rows(rows), heard.rows_mut(all))?;
         tp.wait(ticket)?;
-        cx.dev.cross_entropy_finish(shape, &part, targets, heard.rows(all), logits.rows_mut(rows), loss)?;
+        let (heard, logits) = (heard.rows(all), logits.rows_mut(rows));
+        cx.dev.cross_entropy_finish(shape, &part, targets, heard, scale, logits, loss)?;
         tp.release(ticket)
     }
 

@@ -382,7 +382,6 @@ impl<T, G> Workspace<T, G> {
 }
 
 impl Workspace {
-    /// The sum of token losses since the last call, unscaled; waits for it and starts again from zero.
     /// Bytes that backward still needs when it has yet to pass `b` blocks, by b: 0, 1, ...
     pub fn saved_for(&self) -> Result<Vec<usize>> {
         let (own, shared) = self.kept.measured(|tensor| tensor.buf.bytes())?;
@@ -391,6 +390,12 @@ impl Workspace {
         let kept = |blocks: usize| own.iter().take(blocks).sum::<usize>() + if blocks > 0 { shared } else { 0 };
         Ok((0..self.stream.len()).map(|blocks| stream(blocks) + kept(blocks)).collect())
     }
+    /// Has the device assign to `out` f64 (1) the sum of token losses since the last call, unscaled, and start again from zero.
+    pub fn move_loss(&mut self, dev: &dyn Device, out: ViewMut) -> Result<()> {
+        dev.copy(self.fixed.loss.rows(1), out)?;
+        dev.zero(self.fixed.loss.rows_mut(1))
+    }
+    /// The same sum on the host, which waits for it.
     pub fn take_loss(&mut self, dev: &dyn Device) -> Result<f64> {
         let mut loss = [0f64];
         dev.download(self.fixed.loss.rows(1), bytemuck::cast_slice_mut(&mut loss))?;

@@ -45,9 +45,9 @@ impl GradNorm {
         [(Category::Other, acc + 2 * DType::F32.size()), (Category::Host, host)]
     }
 
-    /// The norm of `unscale` times the whole reduced gradient, before clipping: the same bits on every rank. Not finite where
-    /// any element of the gradient is not.
-    pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store, unscale: f32) -> Result<f32> {
+    /// Has the device find the norm of `unscale` f32 (1) times the whole reduced gradient, before clipping: the same bits on every
+    /// rank. Not finite where any element of the gradient is not.
+    pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store, unscale: View) -> Result<()> {
         let first = self.tp.rank() == 0;
         match &mut self.host {
             None => sum(dev, store, first, &mut self.acc)?,
@@ -63,12 +63,13 @@ impl GradNorm {
             let ticket = group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
             group.wait(ticket)?;
         }
-        dev.clip_scale(self.acc.view(), self.max_norm, unscale, self.out.view_mut())?;
-        let mut out = [0f32; 2];
-        dev.download(self.out.view(), bytemuck::cast_slice_mut(&mut out))?;
-        Ok(out[1])
+        dev.clip_scale(self.acc.view(), self.max_norm, unscale, self.out.view_mut())
     }
-    /// The factor that belongs to the last measured norm, `unscale` in it: f32 (1), where the optimizer reads it.
+    /// The last measured norm: f32 (1).
+    pub fn norm(&self) -> View<'_> {
+        self.out.view().slice(1..2)
+    }
+    /// The factor that belongs to it, `unscale` in it: f32 (1), where the optimizer reads it. Not finite where the norm is not.
     pub fn scale(&self) -> View<'_> {
         self.out.view().slice(0..1)
     }

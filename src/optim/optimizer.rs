@@ -2,7 +2,8 @@
 //! and learning rate come in finished.
 use crate::base::{Category, DType, Error, Result};
 use crate::device::host::Staged;
-use crate::device::{self, Buf, Device, HostUpdate, Place, View, ViewMut};
+use crate::device::{AdamW, AdamWScalars, Buf, Device, HostUpdate, Place, Sgd, View, ViewMut};
+use crate::nn::Layout;
 use crate::store::flat::{self, Run};
 use crate::store::{Offload, Store};
 
@@ -23,6 +24,19 @@ impl Rule {
             Rule::Sgd { momentum: 0.0, .. } => &[],
             Rule::Sgd { .. } => &["momentum_buffer"],
         }
+    }
+    /// Numbers that an update shares between elements.
+    fn constants(&self) -> usize {
+        match self {
+            Rule::AdamW { .. } => AdamWScalars::LEN,
+            Rule::Sgd { .. } => Sgd::LEN,
+        }
+    }
+    /// Elements of [`Optimizer::constants`] for such layers.
+    pub fn constants_of(&self, layouts: &[Layout]) -> usize {
+        let mut kinds = Vec::new();
+        layouts.iter().for_each(|layout| collect(layout, &mut kinds));
+        self.constants() * kinds.len()
     }
     /// Bytes of state for `owned` elements, padding included.
     pub fn planned(&self, owned: usize) -> (Category, usize) {
@@ -45,9 +59,25 @@ struct Unit {
     runs: Vec<Run>,
 }
 
+/// Decay, and the factor of the learning rate: tensors of which both are alike are updated with the same numbers.
+type Kind = (bool, f32);
+
+/// Adds those of a layout's trainable tensors to `kinds`.
+fn collect(layout: &Layout, kinds: &mut Vec<Kind>) {
+    for segment in layout.segments.iter().filter(|s| s.trainable) {
+        let kind = (segment.decay, segment.lr_scale);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+}
+
 pub struct Optimizer {
     rule: Rule,
     units: Vec<Unit>,
+    kinds: Vec<Kind>,
+    /// What an update shares between elements, for each kind.
+    constants: Vec<f32>,
     step: u64,
     /// Where masters and state are offloaded.
     host: Option<HostUpdate>,
@@ -58,9 +88,11 @@ impl Optimizer {
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
         let mut units: Vec<Unit> = (0..store.units()).map(|_| Unit::default()).collect();
         let mut staged: Option<Staged> = None;
+        let mut kinds = Vec::new();
         let on_device = |place: Place| place != Place::Mapped;
         store.for_each_piece(&mut |piece| {
             if let Some(grad) = &piece.grad {
+                collect(piece.layout, &mut kinds);
                 let len = piece.master.len();
                 let host = !on_device(piece.master.place());
                 if host {
@@ -82,7 +114,8 @@ impl Optimizer {
             Ok(())
         })?;
         let host = staged.map(|staged| HostUpdate::new(dev, &staged)).transpose()?;
-        Ok(Optimizer { rule, units, step: 0, host })
+        let constants = vec![0.0; rule.constants() * kinds.len()];
+        Ok(Optimizer { rule, units, kinds, constants, step: 0, host })
     }
     pub fn rule(&self) -> Rule {
         self.rule
@@ -101,38 +134,57 @@ impl Optimizer {
         self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
     }
 
-    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]); also writes the copy
-    /// in the compute dtype.
-    pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, lr: f32, scale: View) -> Result<()> {
+    /// What the next update at this learning rate shares between elements: where the device is to find it in
+    /// [`Optimizer::step`].
+    pub fn constants(&mut self, lr: f32) -> &[f32] {
         let (rule, step) = (self.rule, self.step + 1);
+        let each = self.constants.chunks_exact_mut(rule.constants());
+        for ((decays, lr_scale), constants) in self.kinds.iter().zip(each) {
+            let lr = lr * lr_scale;
+            let decay = |weight_decay: f32| if *decays { weight_decay } else { 0.0 };
+            match rule {
+                Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                    let h = AdamW { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
+                    constants.copy_from_slice(bytemuck::cast_slice(&[h.scalars()]));
+                }
+                Rule::Sgd { momentum, weight_decay } => {
+                    let h = Sgd { lr, momentum, weight_decay: decay(weight_decay) };
+                    constants.copy_from_slice(bytemuck::cast_slice(&[h]));
+                }
+            }
+        }
+        &self.constants
+    }
+
+    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants` that lie
+    /// on the device; also writes the copy in the compute dtype. Where the scale is not finite, nothing changes: whoever learns
+    /// it says so by [`Optimizer::count`].
+    pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
+        let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
         store.for_each_piece(&mut |mut piece| {
             let Some(grad) = piece.grad else { return Ok(()) }; // frozen
             let Unit { state, runs } = &mut self.units[piece.unit];
             for Run { range, decay, lr_scale } in runs {
-                let lr = lr * *lr_scale;
-                let decay = |weight_decay: f32| if *decay { weight_decay } else { 0.0 };
+                let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
+                let kind = kind.ok_or_else(|| Error::op("optimizer", "a run of no known kind"))?;
+                let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());
                 let p = piece.master.reborrow().slice(range.clone());
                 let out = piece.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
                 let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));
-                match rule {
-                    Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                let (h, host_h) = (constants.slice(own.clone()), &numbers[own]);
+                match (rule, &mut self.host) {
+                    (Rule::AdamW { .. }, host) => {
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
                             return Err(Error::op("adamw", "two moments are needed"));
                         };
-                        let h = device::AdamW { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
-                        match &mut self.host {
-                            None => dev.adamw(&h, scale, g, m, v, p, out)?,
-                            Some(host) => host.adamw(dev, &h, scale, g, m, v, p, out)?,
+                        match host {
+                            None => dev.adamw(h, scale, g, m, v, p, out)?,
+                            Some(host) => host.adamw(dev, host_h, scale, g, m, v, p, out)?,
                         }
                     }
-                    Rule::Sgd { momentum, weight_decay } => {
-                        let h = device::Sgd { lr, momentum, weight_decay: decay(weight_decay) };
-                        match &mut self.host {
-                            None => dev.sgd(&h, scale, g, state.next(), p, out)?,
-                            Some(host) => host.sgd(dev, &h, scale, g, state.next(), p, out)?,
-                        }
-                    }
+                    (Rule::Sgd { .. }, None) => dev.sgd(h, scale, g, state.next(), p, out)?,
+                    (Rule::Sgd { .. }, Some(host)) => host.sgd(dev, host_h, scale, g, state.next(), p, out)?,
                 }
             }
             Ok(())
@@ -140,7 +192,11 @@ impl Optimizer {
         if let Some(host) = &mut self.host {
             host.finish(dev)?;
         }
-        self.step = step;
         store.weights_updated()
+    }
+
+    /// The last update changed the weights.
+    pub fn count(&mut self) {
+        self.step += 1;
     }
 }

@@ -14,9 +14,9 @@ use crate::base::{Category, DType, Result};
 use crate::comm::mesh::{Coords, Mesh, MeshSizes};
 use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, View};
 use crate::nn::{
-    Checkpointing, Cuts, Decoder, Groups, Micro, ParamStore, RingImpl, Slice, Spec, Split, Tuning, Workspace,
+    Checkpointing, Cuts, Decoder, Groups, Layout, Micro, ParamStore, RingImpl, Slice, Spec, Split, Tuning, Workspace,
     WorkspaceOptions,
 };
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
@@ -111,8 +111,42 @@ pub struct Engine {
     pub(super) staging: Staging,
     /// f64 (2): what is being summed over ranks.
     sums: Buf,
+    numbers: Numbers,
     dropout: Rng,
     watchers: Watchers,
+}
+
+/// What changes from step to step, written by the host once, before the step, and read by kernels where it lies: so a step's calls
+/// are those of the step before. f32: the loss scale, what undoes its power of two, then the optimizer's constants.
+struct Numbers {
+    host: Vec<f32>,
+    buf: Buf,
+}
+
+impl Numbers {
+    const BEFORE: usize = 2;
+
+    fn len(rule: &Rule, layouts: &[Layout]) -> usize {
+        Numbers::BEFORE + rule.constants_of(layouts)
+    }
+    fn new(dev: &dyn Device, len: usize) -> Result<Numbers> {
+        Ok(Numbers { host: vec![0.0; len], buf: dev.alloc(DType::F32, len, Category::Other)? })
+    }
+    fn say(&mut self, dev: &dyn Device, [loss_scale, unscale]: [f32; 2], constants: &[f32]) -> Result<()> {
+        let (scales, own) = self.host.split_at_mut(Numbers::BEFORE);
+        scales.copy_from_slice(&[loss_scale, unscale]);
+        own.copy_from_slice(constants);
+        dev.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())
+    }
+    fn loss_scale(&self) -> View<'_> {
+        self.buf.view().slice(0..1)
+    }
+    fn unscale(&self) -> View<'_> {
+        self.buf.view().slice(1..2)
+    }
+    fn constants(&self) -> View<'_> {
+        self.buf.view().slice(Numbers::BEFORE..self.buf.len())
+    }
 }
 
 impl Engine {
@@ -134,7 +168,8 @@ impl Engine {
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),
-            staging: Staging::new(&*dev, options.tokens, split.sp)?,
+            staging: Staging::new(&*dev, options.tokens, split.sp, decoder.dropout_words())?,
+            numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
@@ -158,24 +193,29 @@ impl Engine {
         });
         parts.push(Summed::planned(layouts, mesh));
         parts.extend(GradNorm::planned(strategy.offload()));
-        parts.push(Staging::planned(options.tokens, split.sp));
+        parts.push(Staging::planned(options.tokens, split.sp, decoder.dropout_words()));
+        parts.push((Category::Other, Numbers::len(&options.rule, layouts) * DType::F32.size()));
         parts.push((Category::Other, 2 * DType::F64.size()));
         let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
     }
 
-    /// One optimizer step over this rank's micro-batches.
+    /// One optimizer step over this rank's micro-batches. The host waits once, at its end, for the loss and the norm.
     pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
         let tokens = step.tokens.max(1); // no loss anywhere: loss and gradient are 0, not 0/0
         let scale = self.scaler.as_ref().map(LossScaler::scale);
         let by = scale.unwrap_or(1.0);
         let loss_scale = (by as f64 / tokens as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
+        self.numbers.say(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
-            let dropout_key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
-            let micro = Micro { loss_scale, dropout_key };
-            let batch = timed(dev, timeline, (Lane::Data, "upload"), || self.staging.upload(dev, batch))?;
+            let key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
+            let (batch, dropout_keys) = timed(dev, timeline, (Lane::Data, "upload"), || {
+                self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, words))?;
+                self.staging.upload(dev, batch)
+            })?;
+            let micro = Micro { loss_scale: self.numbers.loss_scale(), dropout_keys };
             let mut watched;
             let store: &mut dyn ParamStore = match watchers.any() {
                 true => {
@@ -192,18 +232,27 @@ impl Engine {
         }
         timed(dev, timeline, (Lane::Store, "finish gradients"), || store.finish_grads())?;
         timed(dev, timeline, (Lane::Store, "sum over tp"), || self.summed.reduce(dev, store))?;
-        let grad_norm = timed(dev, timeline, (Lane::Optimizer, "norm"), || self.norm.measure(dev, store, 1.0 / by))?;
+        let measure = || self.norm.measure(dev, store, self.numbers.unscale());
+        timed(dev, timeline, (Lane::Optimizer, "norm"), measure)?;
+        let update = || self.optimizer.step(dev, store, self.numbers.constants(), self.norm.scale());
+        timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
+        self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
+        self.reduce("loss", 1)?;
+
+        let (mut loss, mut grad_norm) = ([0f64], [0f32]);
+        self.dev.download_all(&mut [
+            (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm)),
+            (self.sums.view().slice(0..1), bytemuck::cast_slice_mut(&mut loss)),
+        ])?;
+        let ([loss], [grad_norm]) = (loss, grad_norm);
         let skipped = !grad_norm.is_finite();
         if !skipped {
-            let update = || self.optimizer.step(dev, store, step.lr, self.norm.scale());
-            timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
+            self.optimizer.count();
         }
         let stuck = skipped && self.scaler.as_ref().is_none_or(LossScaler::exhausted);
         if let Some(scaler) = &mut self.scaler {
             scaler.update(!skipped);
         }
-        let loss = self.workspace.take_loss(&*self.dev)?;
-        let [loss, _] = self.sum("loss", [loss, 0.0])?;
         Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
@@ -220,7 +269,7 @@ impl Engine {
     /// Token losses, summed over all ranks' batches, and how many there are. Nothing is kept for a backward pass.
     pub fn evaluate(&mut self, batches: &[MicroBatch]) -> Result<(f64, u64)> {
         for batch in batches {
-            let batch = self.staging.upload(&*self.dev, batch)?;
+            let (batch, _) = self.staging.upload(&*self.dev, batch)?;
             self.decoder.evaluate(&*self.dev, &mut *self.store, &batch, &mut self.workspace)?;
         }
         let loss = self.workspace.take_loss(&*self.dev)?;
@@ -262,11 +311,16 @@ impl Engine {
         if self.mesh.coords.sp == 0 { count as f64 } else { 0.0 }
     }
 
+    /// The first `len` sums become those over ranks.
+    fn reduce(&mut self, what: &'static str, len: usize) -> Result<()> {
+        let sums = self.sums.view_mut().slice(0..len);
+        let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
+        self.mesh.loss.wait(ticket)
+    }
     fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
         let mut sums = values;
         self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-        let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), self.sums.view_mut(), Reduce::Sum)?;
-        self.mesh.loss.wait(ticket)?;
+        self.reduce(what, values.len())?;
         self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
         Ok(sums)
     }

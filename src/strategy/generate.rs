@@ -56,7 +56,7 @@ impl Generator {
         Ok(Generator {
             store: strategy.store(dev.clone(), mesh, &frozen)?,
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,
-            staging: Staging::new(&*dev, window, Slice::WHOLE)?,
+            staging: Staging::new(&*dev, window, Slice::WHOLE, 0)?,
             dev,
             decoder,
         })
@@ -120,7 +120,7 @@ fn write(
         batch.positions.clear();
         batch.positions.extend(0..n as u32);
         batch.cu_seqlens = vec![0, n as u32];
-        let staged = staging.upload(dev, &batch)?;
+        let (staged, _) = staging.upload(dev, &batch)?;
         decoder.next_token_logits(dev, store, &staged, workspace, n - 1, &mut logits)?;
         let token = pick(&logits, sampling, rng.uniform(i as u64));
         context.push(token);

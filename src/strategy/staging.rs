@@ -1,8 +1,9 @@
-//! The device's copy of the micro-batch at hand, or of this rank's part of it; allocated once. Never holds more than one.
+//! The device's copy of the micro-batch at hand, or of this rank's part of it, with the keys of its masks; allocated once. Never
+//! holds more than one.
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::Cut;
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, View};
 use crate::nn::{Batch, Slice};
 
 pub(super) struct Staging {
@@ -13,6 +14,10 @@ pub(super) struct Staging {
     positions: Buf,
     cu_seqlens: Buf,
     rows: Buf,
+    /// Empty without dropout.
+    keys: Buf,
+    /// What was or will be uploaded to `keys`.
+    host_keys: Vec<u32>,
     /// Where ranks of sp have a part each.
     cut: Option<Cut>,
 }
@@ -25,8 +30,8 @@ fn lengths(tokens: usize, sp: Slice) -> [usize; 3] {
 }
 
 impl Staging {
-    /// Room for one rank's part of `tokens` tokens in as many documents.
-    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice) -> Result<Staging> {
+    /// Room for one rank's part of `tokens` tokens in as many documents, and for `keys` words of keys.
+    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<Staging> {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let [part, borders, rows] = lengths(tokens, sp);
@@ -37,21 +42,32 @@ impl Staging {
             positions: alloc(DType::U32, part)?,
             cu_seqlens: alloc(DType::U32, borders)?,
             rows: alloc(DType::U32, rows)?,
+            keys: alloc(DType::U32, keys)?,
+            host_keys: vec![0; keys],
             cut: (sp.of > 1).then(|| Cut::new(sp.index, sp.of, tokens)),
         })
     }
     /// Bytes that `new` allocates.
-    pub fn planned(tokens: usize, sp: Slice) -> (Category, usize) {
+    pub fn planned(tokens: usize, sp: Slice, keys: usize) -> (Category, usize) {
         let [part, borders, rows] = lengths(tokens, sp);
-        (Category::Other, (3 * part + borders + rows) * DType::U32.size())
+        (Category::Other, (3 * part + borders + rows + keys) * DType::U32.size())
     }
     /// Tokens of a micro-batch that there is room for.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Copies this rank's part of the micro-batch over. Without targets (all of them, or none) it serves prediction only.
-    pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<Batch<'_>> {
+    /// The keys of the next micro-batch's masks, as `fill` assigns them.
+    pub fn upload_keys(&mut self, dev: &dyn Device, fill: impl FnOnce(&mut [u32])) -> Result<()> {
+        if self.host_keys.is_empty() {
+            return Ok(());
+        }
+        fill(&mut self.host_keys);
+        dev.upload(bytemuck::cast_slice(&self.host_keys), self.keys.view_mut())
+    }
+
+    /// Copies this rank's part of the micro-batch over; with it come the keys. Without targets (all of them, or none) it serves prediction only.
+    pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<(Batch<'_>, View<'_>)> {
         let (n, documents) = (batch.tokens.len(), batch.cu_seqlens.len());
         if n > self.capacity || documents > self.capacity + 1 {
             let what = format!("{n} tokens, {documents} document borders in a buffer for {} tokens", self.capacity);
@@ -77,6 +93,7 @@ impl Staging {
             Ok(buf.view().slice(0..len))
         });
         let rows = Some(rows?).filter(|_| self.cut.is_some());
-        Ok(Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens?, rows })
+        let batch = Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens?, rows };
+        Ok((batch, self.keys.view()))
     }
 }

@@ -166,6 +166,8 @@ mod tests {
                     // All at once, or a piece at a time.
                     let mut summed = if sp == 1 { Summed::new(&mesh, &layouts)? } else { Summed::of(&mesh, 77)? };
                     let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
+                    let mut one = dev.alloc(DType::F32, 1, Category::Other)?;
+                    one.view_mut().host::<f32>("test")?.fill(1.0);
                     assert_eq!(Summed::planned(&layouts, &sizes), (Category::Grads, 4 * 2 * (130 + 200)));
                     assert_eq!(summed.buf.as_ref().map(Buf::len), Some(if sp == 1 { 2 * (130 + 200) } else { 77 }));
                     // Every segment's part of each piece: what is to be there before, or what is there after.
@@ -191,7 +193,8 @@ mod tests {
                         };
                         assert_eq!(*x, expected, "{}[{i}]", segment.name);
                     })?;
-                    assert_eq!(norm.measure(&*dev, &mut *store, 1.0)?, squares.sqrt() as f32, "{sizes:?}");
+                    norm.measure(&*dev, &mut *store, one.view())?;
+                    assert_eq!(norm.norm().host::<f32>("test")?, [squares.sqrt() as f32], "{sizes:?}");
                     Ok(())
                 };
                 let meters: Vec<Meter> = (0..sizes.world()).map(|_| Meter::default()).collect();

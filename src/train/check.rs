@@ -5,17 +5,6 @@ use crate::base::{Error, Result};
 use crate::ckpt;
 use std::path::Path;
 
-/// A step's scalars (learning rate, dropout keys, the count of loss tokens) are arguments of its kernels, so a captured step
-/// could be replayed only with all of them patched; until they live in device memory, launches are not captured.
-pub fn graphs(s: &Settings, device: DeviceName) -> Result<()> {
-    match (device, s.run.compile) {
-        (DeviceName::Cuda, Some(true)) => Err(Error::input(
-            "--compile on needs CUDA graphs of the step, which this build does not have; use --no-compile",
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// Ranges of single numbers; relations between settings follow where they are used.
 pub fn numbers(s: &Settings) -> Result<()> {
     fn whole(name: &str, value: Option<u64>) -> Result<()> {

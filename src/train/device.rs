@@ -11,9 +11,10 @@ use crate::comm::hosts::{self, wire::Wire};
 use crate::comm::{Member, nccl, shm};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
-use crate::device::gpu::GpuDevice;
 use crate::device::gpu::cuda::{self, Cuda, Machine};
+use crate::device::gpu::graphs::Graphs;
 use crate::device::gpu::sim::Sim;
+use crate::device::gpu::{Driver, GpuDevice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub struct Wanted {
     pub carrier: Carrier,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
+    /// Steps are captured as graphs.
+    pub graphs: bool,
     /// Bytes of a rank, as far as they are known before it starts.
     pub planned: usize,
     /// Longest wait for other ranks.
@@ -36,6 +39,8 @@ pub struct Seat {
     pub member: Box<dyn Member>,
     /// Where the device is a real GPU.
     pub gpu: Option<Arc<Cuda>>,
+    /// Where steps are captured: what a rank's groups are to cut.
+    pub graphs: Option<Arc<Graphs>>,
 }
 
 /// What `auto` means on this machine: its GPUs where they can run this build, else the CPU. Any other name as it is.
@@ -76,21 +81,36 @@ pub fn prepare(plan: &Plan) -> Result<()> {
     }
 }
 
+/// The driver, or one in front of it that captures.
+fn capturing(driver: Arc<dyn Driver>, wanted: bool) -> (Arc<dyn Driver>, Option<Arc<Graphs>>) {
+    match wanted {
+        true => {
+            let graphs = Arc::new(Graphs::new(driver));
+            (graphs.clone(), Some(graphs))
+        }
+        false => (driver, None),
+    }
+}
+
 /// The device of this rank, and its membership. Returns when all ranks are there.
 pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
     let timeout = wanted.timeout;
-    let device: Arc<dyn Device> = match wanted.device {
-        DeviceName::Auto | DeviceName::Cpu => Arc::new(CpuDevice::new(meter.clone())),
-        DeviceName::Sim => Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone())?),
+    let (device, graphs): (Arc<dyn Device>, _) = match wanted.device {
+        DeviceName::Auto | DeviceName::Cpu => (Arc::new(CpuDevice::new(meter.clone())), None),
+        DeviceName::Sim => {
+            let (driver, graphs) = capturing(Arc::new(Sim::new()), wanted.graphs);
+            (Arc::new(GpuDevice::new(driver, meter.clone())?), graphs)
+        }
         DeviceName::Cuda => {
             let (local_rank, ranks_per_gpu) = (env.local_rank, wanted.ranks_per_gpu);
             let options = cuda::Options { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
             // Of the ranks that share a GPU, those that came before have what they need.
             gpu.require(wanted.planned, 1)?;
-            let device: Arc<dyn Device> = Arc::new(GpuDevice::new(gpu.clone(), meter.clone())?);
+            let (driver, graphs) = capturing(gpu.clone(), wanted.graphs);
+            let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
             let member = nccl::World::join(env, gpu.clone(), device.clone(), meter, timeout)?;
-            return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu) });
+            return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu), graphs });
         }
     };
     let options = shm::Options { timeout };
@@ -99,7 +119,7 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
         Carrier::Tcp => Box::new(hosts::World::join(env, meter, &options, tcp)?),
         Carrier::Mpi => Box::new(hosts::World::join(env, meter, &options, mpi)?),
     };
-    Ok(Seat { device, member, gpu: None })
+    Ok(Seat { device, member, gpu: None, graphs })
 }
 
 fn tcp(env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {

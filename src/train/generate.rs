@@ -98,6 +98,7 @@ impl Request {
                 device,
                 carrier: Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?,
                 ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
+                graphs: false, // every text has its own shapes
                 tf32: set(&s.precision.tf32, "precision.tf32")?,
                 planned: 0,
                 timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
@@ -118,7 +119,7 @@ impl Request {
 
     /// This process's rank.
     fn run(&self, env: &RankEnv) -> Result<()> {
-        let Seat { device, member, gpu: _gpu } = device::take(&self.wanted, env, Meter::default())?;
+        let Seat { device, member, gpu: _gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
         let mesh = Mesh::new(member, self.mesh)?;
         let write = || {
             let window = self.prompt.len() + self.count;

@@ -66,7 +66,6 @@ impl Plan {
         let save = derive::save(&s.checkpoint)?;
         let strategy_name = derive::strategy(&mut s, default);
         let carrier = Carrier::choose(derive::set(&s.run.comm, "run.comm")?, device, launched)?;
-        check::graphs(&s, device)?;
         effect::engines(&s)?;
         knobs::check(&s, strategy_name)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
@@ -199,7 +198,8 @@ impl Plan {
     pub fn wanted(&self) -> device::Wanted {
         let Plan { device, carrier, ranks_per_gpu, tf32, .. } = *self;
         let timeout = self.restarts.init_timeout;
-        device::Wanted { device, carrier, ranks_per_gpu, tf32, planned: self.planned_total(), timeout }
+        let graphs = self.settings.run.compile == Some(true);
+        device::Wanted { device, carrier, ranks_per_gpu, tf32, graphs, planned: self.planned_total(), timeout }
     }
 
     /// Once on a host, before any rank starts: the run fits in memory. On the `first` host the directory of checkpoints is

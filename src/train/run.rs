@@ -15,6 +15,7 @@ use super::watch::{self, Log, StepDone, Watch};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
+use crate::comm::cuts;
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
@@ -40,10 +41,10 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
     };
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
-    let Seat { device, member, gpu } = device::take(&plan.wanted(), env, tracer.meter())?;
+    let Seat { device, member, gpu, graphs } = device::take(&plan.wanted(), env, tracer.meter())?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     let flight = Flight::default();
-    let world = Mesh::world(&member)?;
+    let world = cuts::of(Mesh::world(&member)?, graphs.as_ref());
     let agreed =
         same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
     if let Err(e) = agreed {
@@ -52,7 +53,8 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         return Err(e);
     }
-    let mesh = tracer.watch(flight.watch(Mesh::around(world, member, plan.mesh)?));
+    let mesh = cuts::watch(Mesh::around(world, member, plan.mesh)?, graphs.as_ref());
+    let mesh = tracer.watch(flight.watch(mesh));
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {
@@ -68,6 +70,9 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         tracer.salvage();
         watch::failed(plan, env, e);
+    }
+    if let (Some(graphs), 0, Ok(())) = (&graphs, env.rank, &result) {
+        log.info(graphs.given());
     }
     result
 }

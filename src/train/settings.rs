@@ -107,7 +107,7 @@ pub struct Run {
     /// Longest wait of a rank for its peers in a step before the run fails
     #[arg(long, value_name = "SECONDS")]
     pub comm_timeout: Option<f64>,
-    /// Accepted where nothing is left to compile: kernels are compiled before the first step
+    /// GPUs: steps of static shapes are captured as CUDA graphs and replayed; the CPU has nothing to compile
     #[arg(long)]
     pub compile: Option<bool>,
     /// Which of the file's stages this run is, and where the one before it has its checkpoints: derived.

@@ -2,7 +2,8 @@
 #![allow(dead_code)] // each test binary uses its part
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Result};
-use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Shape};
+use flatshard::device::gpu::calls::Calls;
+use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, Shape};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Gemm, Place, View, ViewMut};
 use std::collections::BTreeMap;
@@ -58,8 +59,8 @@ impl Driver for Counted {
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         self.sim.upload(src, dst)
     }
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        self.sim.download(src, dst)
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        self.sim.download(parts)
     }
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
         let copies = &mut self.counts.lock().unwrap().copies;
@@ -84,5 +85,11 @@ impl Driver for Counted {
     }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()
+    }
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        self.sim.capture(calls)
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        graph.calls.run(self)
     }
 }

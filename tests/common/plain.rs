@@ -5,7 +5,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
-use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, ParamStore, Pass, Segment, Weights};
+use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, Micro, ParamStore, Pass, Segment, Weights};
 use std::sync::Arc;
 
 pub fn device() -> CpuDevice {
@@ -181,4 +181,31 @@ pub fn dot(a: &[f32], b: &[f32]) -> f64 {
 pub fn distance(got: &[f32], want: &[f32]) -> f64 {
     let difference: Vec<f32> = got.iter().zip(want).map(|(g, w)| g - w).collect();
     (dot(&difference, &difference) / dot(want, want)).sqrt()
+}
+
+/// What a decoder is told of a step beside the data.
+pub struct Told {
+    pub loss_scale: f32,
+    scale: Buf,
+    keys: Buf,
+}
+impl Told {
+    /// Without dropout.
+    pub fn new(dev: &dyn Device, loss_scale: f32) -> Told {
+        let mut scale = dev.alloc(DType::F32, 1, Category::Other).unwrap();
+        dev.upload(bytemuck::cast_slice(&[loss_scale]), scale.view_mut()).unwrap();
+        Told { loss_scale, scale, keys: dev.alloc(DType::U32, 0, Category::Other).unwrap() }
+    }
+    pub fn dropping(dev: &dyn Device, decoder: &Decoder, loss_scale: f32, key: u64) -> Told {
+        let mut words = vec![0u32; decoder.dropout_words()];
+        if !words.is_empty() {
+            decoder.dropout_keys(key, &mut words);
+        }
+        let mut keys = dev.alloc(DType::U32, words.len(), Category::Other).unwrap();
+        dev.upload(bytemuck::cast_slice(&words), keys.view_mut()).unwrap();
+        Told { keys, ..Told::new(dev, loss_scale) }
+    }
+    pub fn micro(&self) -> Micro<'_> {
+        Micro { loss_scale: self.scale.view(), dropout_keys: self.keys.view() }
+    }
 }

@@ -2,7 +2,7 @@
 use crate::harness::*;
 use crate::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
-use flatshard::device::{Dropout, Embed, Gemm, RmsNorm};
+use flatshard::device::{Device, Embed, Gemm, RmsNorm};
 
 /// Rows and columns.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
@@ -304,7 +304,8 @@ fn layernorm() {
 
 #[test]
 fn dropout() {
-    let (p, key) = (0.3f32, 0x1234_5678_9abc_def0);
+    let (p, key) = (0.3f32, 0x1234_5678_9abc_def0u64);
+    let words = |dev: &dyn Device| buf(dev, DType::U32, &[key as u32, (key >> 32) as u32].map(f64::from));
     for n in [0, 1, 63, 64, 1001] {
         let a = normal(1, n);
         let kept = |i: usize| philox(key, [i as u32 / 4, 0, 0, 0])[i % 4] as f64 >= p as f64 * 4_294_967_296.0;
@@ -313,23 +314,27 @@ fn dropout() {
         };
         let (exact, naive) = (of(|x| x / (1.0 - 0.3f32 as f64)), of(|x| (x as f32 / (1.0 - 0.3f32)) as f64));
         for dev in devices() {
-            let mut b = buf(&*dev, DType::F32, &a);
-            dev.dropout(&Dropout { p, key }, b.view_mut()).unwrap();
+            let (keys, mut b) = (words(&*dev), buf(&*dev, DType::F32, &a));
+            dev.dropout(p, keys.view(), b.view_mut()).unwrap();
             let zeros = read(&*dev, &b).iter().filter(|&&x| x == 0.0).count();
             assert!(n < 1000 || (250..350).contains(&zeros), "{zeros} of {n} dropped with p = 0.3");
         }
         let mut any_length = y("x", &a);
         any_length.role = Role::Output;
         for dev in devices() {
+            let keys = words(&*dev);
             for dtype in FLOATS {
                 let mut b = buf(&*dev, dtype, &any_length.values);
-                dev.dropout(&Dropout { p, key }, b.view_mut()).unwrap();
+                dev.dropout(p, keys.view(), b.view_mut()).unwrap();
                 let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
                 compare(&format!("dropout on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &b), &exact[0], &naive);
             }
-            let mut words = buf(&*dev, DType::U32, &[1.0]);
-            assert!(dev.dropout(&Dropout { p, key }, words.view_mut()).is_err());
-            assert!(dev.dropout(&Dropout { p: 1.0, key }, words.view_mut()).unwrap_err().to_string().contains("p = 1"));
+            let mut integers = buf(&*dev, DType::U32, &[1.0]);
+            assert!(dev.dropout(p, keys.view(), integers.view_mut()).is_err());
+            let error = dev.dropout(1.0, keys.view(), integers.view_mut()).unwrap_err().to_string();
+            assert!(error.contains("p = 1"), "{error}");
+            let (half, mut b) = (keys.view().slice(0..1), buf(&*dev, DType::F32, &a));
+            assert!(dev.dropout(p, half, b.view_mut()).unwrap_err().to_string().contains("key holds 1"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The optimizers, and the exact norm.
 use crate::harness::*;
 use crate::reference::{Real, f64s, reals};
+use bytemuck::Pod;
 use flatshard::base::{Category, DType};
 use flatshard::device::{ALIGN, AdamW, Device, LIMBS, Sgd};
 
@@ -8,6 +9,14 @@ const SCALE: f64 = 0.75;
 
 fn scale() -> Operand {
     operand("scale", Kind::Fixed(DType::F32), Role::Scratch, [SCALE, 123.0])
+}
+
+/// An update's constants as it finds them in memory.
+fn constants(h: impl Pod) -> Vec<f64> {
+    bytemuck::cast_slice::<_, f32>(&[h]).iter().map(|&x| x as f64).collect()
+}
+fn h(h: impl Pod) -> Operand {
+    operand("h", Kind::Fixed(DType::F32), Role::Scratch, constants(h))
 }
 
 /// [m, v, p, out]: `torch.optim.AdamW`, line by line.
@@ -29,20 +38,21 @@ fn adamw_of<R: Real>(h: &AdamW, g: &[f64], m: &[f64], v: &[f64], p: &[f64]) -> O
 #[test]
 fn adamw() {
     for (n, step) in [(0, 1), (1, 1), (1003, 1), (640, 1000)] {
-        let h = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+        let adamw = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
         let (g, m, p) = (normal(1, n), normal(2, n), normal(3, n));
         let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).map(|v| v as f32 as f64).collect();
-        let operands =
-            [scale(), f32_in("g", &g), f32_out("m", &m), f32_out("v", &v), f32_out("p", &p), y("out", &before(n))];
-        let (exact, naive) = (adamw_of::<f64>(&h, &g, &m, &v, &p), adamw_of::<f32>(&h, &g, &m, &v, &p));
+        let (mine, h) = ([f32_in("g", &g), f32_out("m", &m), f32_out("v", &v), f32_out("p", &p)], h(adamw.scalars()));
+        let [g_in, m_out, v_out, p_out] = mine;
+        let operands = [h, scale(), g_in, m_out, v_out, p_out, y("out", &before(n))];
+        let (exact, naive) = (adamw_of::<f64>(&adamw, &g, &m, &v, &p), adamw_of::<f32>(&adamw, &g, &m, &v, &p));
         conform("adamw", FORWARD, &operands, exact.clone(), naive.clone(), &|dev, bufs| {
-            let [scale, g, m, v, p, out] = bufs else { unreachable!() };
+            let [h, scale, g, m, v, p, out] = bufs else { unreachable!() };
             let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
-            dev.adamw(&h, scale.view(), g.view(), m, v, p, Some(out.view_mut()))
+            dev.adamw(h.view(), scale.view(), g.view(), m, v, p, Some(out.view_mut()))
         });
-        conform("adamw", FORWARD, &operands[..5], exact[..3].to_vec(), naive[..3].to_vec(), &|dev, bufs| {
-            let [scale, g, m, v, p] = bufs else { unreachable!() };
-            dev.adamw(&h, scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)
+        conform("adamw", FORWARD, &operands[..6], exact[..3].to_vec(), naive[..3].to_vec(), &|dev, bufs| {
+            let [h, scale, g, m, v, p] = bufs else { unreachable!() };
+            dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)
         });
     }
 }
@@ -63,19 +73,19 @@ fn sgd() {
     for n in [0, 1, 777] {
         let (g, m, p, zeros) = (normal(1, n), normal(2, n), normal(3, n), vec![0.0; n]);
         let with = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 };
-        let operands = [scale(), f32_in("g", &g), f32_out("m", &m), f32_out("p", &p), y("out", &before(n))];
+        let operands = [h(with), scale(), f32_in("g", &g), f32_out("m", &m), f32_out("p", &p), y("out", &before(n))];
         let (exact, naive) = (sgd_of::<f64>(&with, &g, &m, &p), sgd_of::<f32>(&with, &g, &m, &p));
         conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
-            let [scale, g, m, p, out] = bufs else { unreachable!() };
-            dev.sgd(&with, scale.view(), g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut()))
+            let [h, scale, g, m, p, out] = bufs else { unreachable!() };
+            dev.sgd(h.view(), scale.view(), g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut()))
         });
         let without = Sgd { momentum: 0.0, ..with };
-        let operands = [scale(), f32_in("g", &g), f32_out("p", &p)];
+        let operands = [h(without), scale(), f32_in("g", &g), f32_out("p", &p)];
         let of = |all: Outputs| vec![all[1].clone()];
         let (exact, naive) = (of(sgd_of::<f64>(&without, &g, &zeros, &p)), of(sgd_of::<f32>(&without, &g, &zeros, &p)));
         conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
-            let [scale, g, p] = bufs else { unreachable!() };
-            dev.sgd(&without, scale.view(), g.view(), None, p.view_mut(), None)
+            let [h, scale, g, p] = bufs else { unreachable!() };
+            dev.sgd(h.view(), scale.view(), g.view(), None, p.view_mut(), None)
         });
     }
 }
@@ -89,12 +99,13 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
         let run = |cuts: &[usize]| {
             let of = |values: Vec<f64>| buf(&*dev, DType::F32, &values);
             let (g, mut m, mut v, mut p) = (of(normal(1, n)), of(normal(2, n)), of(vec![0.5; n]), of(normal(3, n)));
-            let (scale, mut out) = (of(vec![SCALE]), buf(&*dev, DType::Bf16, &vec![0.0; n]));
+            let (h, scale, mut out) =
+                (of(constants(h.scalars())), of(vec![SCALE]), buf(&*dev, DType::Bf16, &vec![0.0; n]));
             for w in cuts.windows(2) {
                 let r = w[0]..w[1];
                 let (m, v) = (m.view_mut().slice(r.clone()), v.view_mut().slice(r.clone()));
                 let (p, out) = (p.view_mut().slice(r.clone()), out.view_mut().slice(r.clone()));
-                dev.adamw(&h, scale.view(), g.view().slice(r), m, v, p, Some(out)).unwrap();
+                dev.adamw(h.view(), scale.view(), g.view().slice(r), m, v, p, Some(out)).unwrap();
             }
             [read(&*dev, &m), read(&*dev, &v), read(&*dev, &p), read(&*dev, &out)]
         };
@@ -103,6 +114,30 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
         let cuts = if is_cpu(&*dev) { [0, 1, 18, 500, 501, 516, 999, n] } else { [0, 8, 24, 496, 504, 520, 992, n] };
         assert_eq!(whole, run(&cuts));
         assert!(whole[2] != normal(3, n), "it did something");
+    }
+}
+
+/// A gradient that overflowed leaves everything as it is: the host need not know before it has gone on.
+#[test]
+fn optimizers_change_nothing_where_the_scale_is_not_finite() {
+    let (adamw, sgd) = (
+        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 },
+        Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 },
+    );
+    for dev in devices() {
+        for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let of = |values: &[f64]| buf(&*dev, DType::F32, values);
+            let (h, momentum) = (of(&constants(adamw.scalars())), of(&constants(sgd)));
+            let (scale, g) = (of(&[scale]), of(&[f64::NAN; 9]));
+            let (mut m, mut v, mut p) = (of(&[1.0; 9]), of(&[2.0; 9]), of(&[3.0; 9]));
+            let mut out = buf(&*dev, DType::Bf16, &[4.0; 9]);
+            let (s, into) = (scale.view(), Some(out.view_mut()));
+            dev.adamw(h.view(), s, g.view(), m.view_mut(), v.view_mut(), p.view_mut(), into).unwrap();
+            dev.sgd(momentum.view(), s, g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut())).unwrap();
+            dev.sgd(momentum.view(), s, g.view(), None, p.view_mut(), None).unwrap();
+            let left = [&m, &v, &p, &out].map(|buf| read(&*dev, buf));
+            assert_eq!(left, [[1.0; 9], [2.0; 9], [3.0; 9], [4.0; 9]], "{}", dev.name());
+        }
     }
 }
 
@@ -121,7 +156,8 @@ fn clip(dev: &dyn Device, acc: &[f64], max_norm: f32) -> [f64; 2] {
 fn unscaled_clip(dev: &dyn Device, acc: &[f64], max_norm: f32, unscale: f32) -> [f64; 2] {
     let acc = buf(dev, DType::F64, acc);
     let mut out = buf(dev, DType::F32, &[9.0, 9.0]);
-    dev.clip_scale(acc.view(), max_norm, unscale, out.view_mut()).unwrap();
+    let unscale = buf(dev, DType::F32, &[unscale as f64]);
+    dev.clip_scale(acc.view(), max_norm, unscale.view(), out.view_mut()).unwrap();
     read(dev, &out).try_into().unwrap()
 }
 
@@ -156,7 +192,8 @@ fn any_cut_and_any_order_give_the_same_limbs() {
         for part in parts {
             limbs(&*dev, &x, &[part]).iter().zip(&mut summed).for_each(|(l, s)| *s += l);
         }
-        assert_eq!(clip(&*dev, &summed, 1.0), clip(&*dev, &whole, 1.0));
+        let bits = |acc: &[f64]| clip(&*dev, acc, 1.0).map(f64::to_bits);
+        assert_eq!(bits(&summed), bits(&whole));
         assert_eq!(first.get_or_insert(whole.clone()), &whole, "every device, every width");
     }
 }
@@ -231,12 +268,12 @@ fn the_norm_refuses_what_does_not_fit() {
     conform(
         "clip_scale",
         FORWARD,
-        &[acc, f32_out("out", &[0.0; 2])],
+        &[acc, operand("unscale", Kind::Fixed(DType::F32), Role::Scratch, [1.0]), f32_out("out", &[0.0; 2])],
         vec![vec![1.0, 0.0]],
         vec![vec![1.0, 0.0]],
         &|dev, bufs| {
-            let [acc, out] = bufs else { unreachable!() };
-            dev.clip_scale(acc.view(), 1.0, 1.0, out.view_mut())
+            let [acc, unscale, out] = bufs else { unreachable!() };
+            dev.clip_scale(acc.view(), 1.0, unscale.view(), out.view_mut())
         },
     );
 }

@@ -7,7 +7,8 @@ use flatshard::comm::Tag;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Shape};
+use flatshard::device::gpu::calls::Calls;
+use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, Shape};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Device, Gemm, View, ViewMut};
 use flatshard::nn::RingImpl;
@@ -45,8 +46,8 @@ impl Driver for Noting {
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         self.sim.upload(src, dst)
     }
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        self.sim.download(src, dst)
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        self.sim.download(parts)
     }
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
         self.sim.copy(src, dst)
@@ -59,6 +60,12 @@ impl Driver for Noting {
     }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()
+    }
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        self.sim.capture(calls)
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        graph.calls.run(self)
     }
 }
 

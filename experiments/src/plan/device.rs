@@ -4,8 +4,7 @@
 use super::op::{Op, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, View,
-    ViewMut, VocabPart,
+    Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut, VocabPart,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -127,15 +126,16 @@ impl<W: Watch> Device for Watched<W> {
         geglu_backward(gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) dy over [gate, up, dy, dgate, dup];
         gelu(x: View, y: ViewMut) x over [x, y];
         gelu_backward(x: View, dy: View, dx: ViewMut) x over [x, dy, dx];
-        dropout(d: &Dropout, x: ViewMut) x over [x, x];
-        cross_entropy(shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) logits over [targets, logits, logits];
+        dropout(p: f32, key: View, x: ViewMut) x over [x, x];
+        cross_entropy(shape: &CrossEntropy, targets: View, scale: Option<View>, logits: ViewMut, loss: ViewMut)
+            logits over [targets, logits, logits];
         cross_entropy_part(s: &CrossEntropy, at: &VocabPart, targets: View, logits: View, said: ViewMut)
             logits over [targets, logits, said];
         cross_entropy_finish(
-            s: &CrossEntropy, at: &VocabPart, targets: View, said: View, logits: ViewMut, loss: ViewMut
+            s: &CrossEntropy, at: &VocabPart, targets: View, said: View, scale: Option<View>, logits: ViewMut, loss: ViewMut
         ) logits over [targets, said, logits, logits];
         sum_squares(x: View, acc: ViewMut) x over [x];
-        clip_scale(acc: View, max_norm: f32, unscale: f32, out: ViewMut) out over [acc, out];
+        clip_scale(acc: View, max_norm: f32, unscale: View, out: ViewMut) out over [acc, out];
     }
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
@@ -231,7 +231,7 @@ impl<W: Watch> Device for Watched<W> {
 
     fn adamw(
         &self,
-        h: &AdamW,
+        h: View,
         scale: View,
         g: View,
         m: ViewMut,
@@ -242,7 +242,7 @@ impl<W: Watch> Device for Watched<W> {
         let bytes = g.bytes() + 2 * (m.bytes() + v.bytes() + p.bytes()) + out.as_ref().map_or(0, ViewMut::bytes);
         self.watch.op(Op::moves("adamw", g.dtype(), bytes), |dev| dev.adamw(h, scale, g, m, v, p, out))
     }
-    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
         let [momentum, copy] = [&m, &out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
         let bytes = g.bytes() + 2 * (momentum + p.bytes()) + copy;
         self.watch.op(Op::moves("sgd", g.dtype(), bytes), |dev| dev.sgd(h, scale, g, m, p, out))

@@ -1,6 +1,5 @@
 //! One launch of each variant's entries, for what is asked of all alike: their cost, and that each barrier is needed.
 use crate::harness::*;
-use flatshard_ptx::emulate::Argument;
 
 pub struct Case {
     pub shape: &'static str,
@@ -46,13 +45,13 @@ fn optimizers() -> Vec<Case> {
             _ => unreachable!(),
         };
         let state = |n: u64| (1..n).map(|i| both(i, F32, N)).collect::<Vec<_>>();
-        let slots = [vec![input(0, F32, N)], state(4), vec![again(), scale()]].concat_slots();
-        let scalars = [0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8].map(real).into_iter().collect();
-        cases.push(flat(&format!("adamw{suffix}"), slots, scalars));
+        let constants = In(F32, vec![0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8]);
+        let slots = [vec![input(0, F32, N)], state(4), vec![again(), constants, scale()]].concat_slots();
+        cases.push(flat(&format!("adamw{suffix}"), slots, vec![]));
         for (name, m) in [("sgd", 0), ("sgd_momentum", N)] {
-            let slots =
-                [vec![input(0, F32, N), both(1, F32, m), both(2, F32, N)], vec![again(), scale()]].concat_slots();
-            cases.push(flat(&format!("{name}{suffix}"), slots, [0.1, 0.9, 0.01].map(real).into_iter().collect()));
+            let constants = In(F32, vec![0.1, 0.9, 0.01]);
+            let slots = vec![input(0, F32, N), both(1, F32, m), both(2, F32, N), again(), constants, scale()];
+            cases.push(flat(&format!("{name}{suffix}"), slots, vec![]));
         }
     }
     cases
@@ -77,8 +76,8 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
         of("gelu_backward", vec![x(), x(), y()]),
         flat(
             &format!("dropout_{name}"),
-            vec![both(1, dtype, N)],
-            vec![Value(Argument::U64(7)), int(1 << 30), real(4.0 / 3.0)],
+            vec![both(1, dtype, N), In(U32, vec![7.0, 0.0])],
+            vec![int(1 << 30), real(4.0 / 3.0)],
         ),
     ];
     for unit in ["swiglu", "geglu"] {
@@ -173,11 +172,10 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
             both(1, dtype, rows * vocab),
             Out(F64, rows),
             no_fault(),
+            In(F32, vec![1.0]),
             int(rows),
             int(vocab),
-            real(1.0),
             real(30.0),
-            int(1),
         ];
         case(shape, 2 * rows * vocab * dtype.size(), job(variant, 2, 64, slots))
     };
@@ -190,9 +188,9 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
     let finish = |cap: &str, vocab: usize| {
         let said = In(F32, [2.0, 3.0, 0.5].repeat(8));
         let given = vec![In(I32, vec![1.0, 2.0 * vocab as f64 - 1.0, vocab as f64, 0.0]), said];
-        let out = vec![both(1, dtype, 4 * vocab), Out(F64, 4), no_fault()];
+        let out = vec![both(1, dtype, 4 * vocab), Out(F64, 4), no_fault(), In(F32, vec![1.0])];
         let sizes = [4, 2, vocab, vocab].map(int).into_iter().collect();
-        let slots = [given, out, sizes, vec![real(1.0), real(30.0), int(1)]].concat_slots();
+        let slots = [given, out, sizes, vec![real(30.0)]].concat_slots();
         case("4x2000", 8 * vocab * dtype.size(), job(format!("cross_entropy_finish_{cap}{name}"), 2, 64, slots))
     };
     vec![
@@ -221,7 +219,7 @@ fn single() -> Vec<Case> {
             4 * N,
             job("check", 3, 256, vec![In(U32, vec![3.0; N]), InOut(U64, vec![0.0]), int(N), int(4), int(0)]),
         ),
-        case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), real(1.0), real(1.0)])),
+        case("68", 8 * 68, job("clip_scale", 1, 96, vec![In(F64, acc), Out(F32, 2), In(F32, vec![1.0]), real(1.0)])),
         case("300", 12 * 300, job("embed_sort", 10, 256, sort)),
         case("300", 8 * 300, job("sum_losses", 1, 256, vec![input(1, F64, 300), InOut(F64, vec![0.0]), int(300)])),
         case(

@@ -153,8 +153,8 @@ fn dropout_has_the_bits_of_the_definition() {
                     if word >= threshold { (x[i] as f32 * scale) as f64 } else { 0.0 }
                 })
                 .collect();
-            let slots =
-                vec![InOut(dtype, x), long(n), Value(Argument::U64(key)), Value(Argument::U32(threshold)), real(scale)];
+            let words = In(U32, [key as u32, (key >> 32) as u32].map(f64::from).to_vec());
+            let slots = vec![InOut(dtype, x), words, long(n), Value(Argument::U32(threshold)), real(scale)];
             let got = job(format!("dropout_{name}"), 3, 256, slots).skewed(skew).outputs();
             assert_eq!(got[0], rounded(&want, dtype), "{name} n {n}");
         }
@@ -198,14 +198,13 @@ fn adamw() {
             let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).collect();
             let [lr, b1, b2, _, decay] = HYPER.map(|h| h as f64);
             let (size, root) = (lr / (1.0 - b1.powi(step)), 1.0 / (1.0 - b2.powi(step)).sqrt());
-            let scalars = [1.0 - lr * decay, 1.0 - b1, b2, 1.0 - b2, size, root].map(|s| real(s as f32));
+            let constants = [1.0 - lr * decay, 1.0 - b1, b2, 1.0 - b2, size, root, HYPER[3] as f64];
+            let constants = In(F32, constants.map(|s| s as f32 as f64).to_vec());
             let out = copy.map_or(Out(F32, 0), |dtype| Out(dtype, n));
             let state = [&m, &v, &p].map(|values| InOut(F32, values.clone()));
             let mut slots = vec![In(F32, g.clone())];
             slots.extend(state);
-            slots.extend([out, scale(), long(n)]);
-            slots.extend(scalars);
-            slots.push(real(HYPER[3]));
+            slots.extend([out, constants, scale(), long(n)]);
             let got = job(variant, 3, 256, slots).skewed(skew).outputs();
             let (exact, naive) = (adamw_of::<f64>(&g, &m, &v, &p, step), adamw_of::<f32>(&g, &m, &v, &p, step));
             for (k, what) in ["m", "v", "p"].iter().enumerate() {
@@ -215,6 +214,21 @@ fn adamw() {
                 assert_eq!(got[3], rounded(&got[2], dtype), "{variant}: the copy is p rounded");
             }
         }
+    }
+}
+
+/// A scale that is not finite: nothing is written.
+#[test]
+fn an_overflowed_gradient_updates_nothing() {
+    for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let both = |x: f64| InOut(F32, vec![x; 9]);
+        let end = || [In(F32, vec![0.5; 7]), In(F32, vec![scale]), long(9)];
+        let mut slots = vec![In(F32, vec![1.0; 9]), both(2.0), both(3.0), both(4.0), InOut(Bf16, vec![5.0; 9])];
+        slots.extend(end());
+        assert_eq!(job("adamw_bf16", 1, 256, slots).outputs(), [[2.0; 9], [3.0; 9], [4.0; 9], [5.0; 9]]);
+        let mut slots = vec![In(F32, vec![1.0; 9]), both(2.0), both(3.0), InOut(F16, vec![4.0; 9])];
+        slots.extend(end());
+        assert_eq!(job("sgd_momentum_f16", 1, 256, slots).outputs(), [[2.0; 9], [3.0; 9], [4.0; 9]]);
     }
 }
 
@@ -233,17 +247,8 @@ fn sgd_has_the_bits_of_its_formula_in_f32() {
                     want_p.push((p[i] as f32 - lr * new) as f64);
                 }
                 let out = copy.map_or(Out(F32, 0), |dtype| Out(dtype, n));
-                let slots = vec![
-                    In(F32, g),
-                    InOut(F32, m),
-                    InOut(F32, p),
-                    out,
-                    scale(),
-                    long(n),
-                    real(lr),
-                    real(momentum),
-                    real(decay),
-                ];
+                let constants = In(F32, [lr, momentum, decay].map(f64::from).to_vec());
+                let slots = vec![In(F32, g), InOut(F32, m), InOut(F32, p), out, constants, scale(), long(n)];
                 let got = job(format!("{name}{suffix}"), 3, 256, slots).skewed(skew).outputs();
                 assert_eq!((&got[0], &got[1]), (&want_m, &want_p), "{name}{suffix} n {n}");
                 if let Some(dtype) = copy {

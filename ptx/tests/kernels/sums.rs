@@ -91,9 +91,10 @@ fn the_clip_scale_has_the_bits_of_the_cpu() {
         {
             let acc_buf = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(&acc, F64));
             let mut want = cpu.alloc(flatshard::base::DType::F32, 2, Category::Other).unwrap();
-            cpu.clip_scale(acc_buf.view(), max_norm, unscale, want.view_mut()).unwrap();
+            let given = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(&[unscale as f64], F32));
+            cpu.clip_scale(acc_buf.view(), max_norm, given.view(), want.view_mut()).unwrap();
             let want = cpu_read(&cpu, &want, F32);
-            let slots = vec![In(F64, acc.clone()), Out(F32, 2), real(max_norm), real(unscale)];
+            let slots = vec![In(F64, acc.clone()), Out(F32, 2), In(F32, vec![unscale as f64]), real(max_norm)];
             let got = job("clip_scale", 1, 96, slots).outputs();
             let same = |a: &f64, b: &f64| a == b || a.is_nan() && b.is_nan();
             assert!(got[0].iter().zip(&want).all(|(a, b)| same(a, b)), "{got:?}, not {want:?}, of {acc:?}");

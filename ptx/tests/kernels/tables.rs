@@ -1,6 +1,7 @@
 //! What follows indices: embeddings, cross entropy, and the check in front of both.
 use crate::cases::ConcatSlots;
 use crate::harness::*;
+use flatshard_ptx::emulate::Argument;
 
 const COUNT: f64 = 4294967296.0;
 
@@ -135,9 +136,8 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let slots =
         vec![In(F32, vec![1.0; 2]), bad(), InOut(F32, y.clone()), fault(), int(1), int(1), int(2), int(2), real(1.0)];
     assert_eq!(job("rope_f32", 1, 32, slots).outputs()[0], y);
-    let losses = InOut(F64, vec![5.0]);
-    let slots =
-        vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), int(1), int(2), real(1.0), real(0.0), int(1)];
+    let (losses, one) = (InOut(F64, vec![5.0]), || In(F32, vec![1.0]));
+    let slots = vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), one(), int(1), int(2), real(0.0)];
     assert_eq!(job("cross_entropy_f32", 1, 32, slots).outputs(), [y.clone(), vec![5.0]]);
     let said = vec![1.0, 2.0, 3.0];
     let slots =
@@ -145,11 +145,15 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let slots = [slots, vec![real(0.0)]].concat_slots();
     assert_eq!(job("cross_entropy_part_f32", 1, 32, slots).outputs(), std::slice::from_ref(&said));
     let slots = vec![In(I32, vec![-5.0]), In(F32, said), InOut(F32, y.clone()), InOut(F64, vec![5.0]), fault()];
-    let sizes = vec![int(1), int(1), int(2), int(0), real(1.0), real(0.0), int(1)];
+    let sizes = vec![one(), int(1), int(1), int(2), int(0), real(0.0)];
     assert_eq!(job("cross_entropy_finish_f32", 1, 32, [slots, sizes].concat_slots()).outputs(), [y, vec![5.0]]);
 }
 
 /// Losses by row, and the gradient.
+/// Where it is wanted, its factor.
+fn gradient(wanted: bool) -> Slot {
+    if wanted { In(F32, vec![0.125]) } else { Value(Argument::Pointer(0)) }
+}
 fn cross_entropy_of<R: Real>(vocab: usize, targets: &[f64], logits: &[f64], scale: f64, cap: f64) -> [Vec<f64>; 2] {
     let (mut losses, mut grad) = (vec![], vec![]);
     for (row, target) in logits.chunks(vocab).zip(targets) {
@@ -203,11 +207,10 @@ fn cross_entropy_in_place() {
                         InOut(dtype, logits.clone()),
                         Out(F64, rows),
                         no_fault(),
+                        gradient(grad),
                         int(rows),
                         int(vocab),
-                        real(0.125),
                         real(cap as f32),
-                        int(grad as usize),
                     ];
                     let got = job(&variant, 2, threads, slots).outputs();
                     let label = format!("{variant} vocab {vocab}");
@@ -258,8 +261,7 @@ fn parts_of_a_vocabulary_come_to_the_loss_of_the_whole() {
                     let mine = columns(&logits, vocab, (from, to));
                     let slots = vec![given(), In(F32, said.clone()), InOut(dtype, mine.clone()), Out(F64, rows)];
                     let sizes = [rows, parts.len(), to - from, from].map(int).into_iter().collect();
-                    let scalars = vec![real(0.125), cap(), int(grad as usize)];
-                    let slots = [slots, vec![no_fault()], sizes, scalars].concat_slots();
+                    let slots = [slots, vec![no_fault(), gradient(grad)], sizes, vec![cap()]].concat_slots();
                     let got = job(format!("cross_entropy_finish_{suffix}"), 2, threads, slots).outputs();
                     let label = format!("{suffix} columns {from}..{to} of {vocab}");
                     compare(&format!("{label} losses"), GRADIENT, &got[1], F64, &exact[0], &naive[0]);
@@ -287,11 +289,10 @@ fn loss_of(logits: Vec<f64>, target: f64) -> f64 {
         InOut(F32, logits),
         Out(F64, 1),
         no_fault(),
+        gradient(false),
         int(1),
         int(n),
-        real(1.0),
         real(0.0),
-        int(0),
     ];
     job("cross_entropy_f32", 1, 64, slots).outputs()[1][0]
 }

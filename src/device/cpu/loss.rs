@@ -61,16 +61,22 @@ macro_rules! capped {
 }
 
 #[inline(always)]
-pub fn cross_entropy<T: Float>(shape: &CrossEntropy, targets: &[i32], logits: &mut [T], loss: &mut f64) {
+pub fn cross_entropy<T: Float>(
+    shape: &CrossEntropy,
+    targets: &[i32],
+    scale: Option<f32>,
+    logits: &mut [T],
+    loss: &mut f64,
+) {
     capped!(shape.softcap, logit, with_slope => for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
         if target == IGNORE {
-            ignore(shape, row);
+            ignore(scale, row);
             continue;
         }
         let target = target as usize;
         let (max, total) = max_and_sum(row, logit);
         *loss += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
-        gradient(shape, row, Some(target), max, total, with_slope);
+        gradient(scale, row, Some(target), max, total, with_slope);
     })
 }
 
@@ -98,13 +104,14 @@ pub fn finish<T: Float>(
     part: &VocabPart,
     targets: &[i32],
     said: &[f32],
+    scale: Option<f32>,
     logits: &mut [T],
     loss: &mut f64,
 ) {
     let said = said.as_chunks::<{ VocabPart::SAID }>().0;
     capped!(shape.softcap, _logit, with_slope => for (i, (row, &target)) in logits.chunks_exact_mut(shape.vocab).zip(targets).enumerate() {
         if target == IGNORE {
-            ignore(shape, row);
+            ignore(scale, row);
             continue;
         }
         let (mut max, mut total, mut at_target) = (f32::MIN, 0.0, 0.0);
@@ -115,13 +122,13 @@ pub fn finish<T: Float>(
             at_target += part_target;
         }
         *loss += (total as f64).ln() + (max as f64 - at_target as f64);
-        gradient(shape, row, column(shape, part, target), max, total, with_slope);
+        gradient(scale, row, column(shape, part, target), max, total, with_slope);
     })
 }
 
 #[inline(always)]
-fn ignore<T: Float>(shape: &CrossEntropy, row: &mut [T]) {
-    if shape.grad {
+fn ignore<T: Float>(scale: Option<f32>, row: &mut [T]) {
+    if scale.is_some() {
         row.fill(T::from_f32(0.0));
     }
 }
@@ -129,17 +136,15 @@ fn ignore<T: Float>(shape: &CrossEntropy, row: &mut [T]) {
 /// The row becomes its gradient, where that is wanted.
 #[inline(always)]
 fn gradient<T: Float>(
-    shape: &CrossEntropy,
+    scale: Option<f32>,
     row: &mut [T],
     target: Option<usize>,
     max: f32,
     total: f32,
     with_slope: impl Fn(T) -> (f32, f32),
 ) {
-    if !shape.grad {
-        return;
-    }
-    let (inverse, scale) = (1.0 / total, shape.scale);
+    let Some(scale) = scale else { return };
+    let inverse = 1.0 / total;
     let hot = target.map(|target| (target, with_slope(row[target])));
     for x in row.iter_mut() {
         let (z, slope) = with_slope(*x);

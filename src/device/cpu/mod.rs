@@ -20,7 +20,7 @@ mod tile;
 use self::simd::Level;
 use super::buf::Place;
 use super::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
+    AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
     View, ViewMut, VocabPart,
 };
 use crate::base::{Category, DType, Error, Meter, Result, dtype::Float};
@@ -437,12 +437,15 @@ impl Device for CpuDevice {
         lengths(OP, &[("dy", dy.len(), x.len()), ("dx", dx.len(), x.len())])?;
         floats!(self, OP, x.dtype(), T => activation::gelu_backward::<T>(x.host(OP)?, dy.host(OP)?, dx.host(OP)?))
     }
-    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()> {
+    fn dropout(&self, p: f32, key: View, x: ViewMut) -> Result<()> {
         const OP: &str = "dropout";
-        if !(0.0..1.0).contains(&d.p) {
-            return Err(Error::op(OP, format!("p = {} is not in [0, 1)", d.p)));
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::op(OP, format!("p = {p} is not in [0, 1)")));
         }
-        floats!(self, OP, x.dtype(), T => dropout::dropout::<T>(d, x.host(OP)?))
+        key.fits(OP, "key", DType::U32, 2)?;
+        let key = key.host::<u32>(OP)?;
+        let key = u64::from(key[0]) | u64::from(key[1]) << 32;
+        floats!(self, OP, x.dtype(), T => dropout::dropout::<T>(p, key, x.host(OP)?))
     }
 
     fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
@@ -459,13 +462,21 @@ impl Device for CpuDevice {
         embed::check(OP, "token", tokens, shape.rows)?;
         floats!(self, OP, dy.dtype(), T => embed::embed_backward::<T>(shape, tokens, dy.host(OP)?, dw.host(OP)?, c))
     }
-    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
+    fn cross_entropy(
+        &self,
+        shape: &CrossEntropy,
+        targets: View,
+        scale: Option<View>,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()> {
         const OP: &str = "cross_entropy";
         let n = rows(OP, "logits", logits.len(), shape.vocab)?;
         lengths(OP, &[("targets", targets.len(), n), ("loss", loss.len(), 1)])?;
         let (targets, loss) = (targets.host(OP)?, &mut loss.host(OP)?[0]);
         loss::check(OP, targets, shape.vocab)?;
-        floats!(self, OP, logits.dtype(), T => loss::cross_entropy::<T>(shape, targets, logits.host(OP)?, loss))
+        let scale = scale.map(|scale| first(OP, scale)).transpose()?;
+        floats!(self, OP, logits.dtype(), T => loss::cross_entropy::<T>(shape, targets, scale, logits.host(OP)?, loss))
     }
     fn cross_entropy_part(
         &self,
@@ -482,12 +493,14 @@ impl Device for CpuDevice {
         loss::check(OP, targets, part.of)?;
         floats!(self, OP, logits.dtype(), T => loss::part::<T>(shape, part, targets, logits.host(OP)?, said.host(OP)?))
     }
+    #[allow(clippy::too_many_arguments)]
     fn cross_entropy_finish(
         &self,
         shape: &CrossEntropy,
         part: &VocabPart,
         targets: View,
         said: View,
+        scale: Option<View>,
         logits: ViewMut,
         loss: ViewMut,
     ) -> Result<()> {
@@ -500,7 +513,8 @@ impl Device for CpuDevice {
         rows(OP, "said", said.len(), VocabPart::SAID * n)?;
         let (targets, said, loss) = (targets.host(OP)?, said.host(OP)?, &mut loss.host(OP)?[0]);
         loss::check(OP, targets, part.of)?;
-        floats!(self, OP, logits.dtype(), T => loss::finish::<T>(shape, part, targets, said, logits.host(OP)?, loss))
+        let scale = scale.map(|scale| first(OP, scale)).transpose()?;
+        floats!(self, OP, logits.dtype(), T => loss::finish::<T>(shape, part, targets, said, scale, logits.host(OP)?, loss))
     }
 
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
@@ -513,15 +527,15 @@ impl Device for CpuDevice {
         );
         Ok(())
     }
-    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()> {
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
         const OP: &str = "clip_scale";
         lengths(OP, &[("acc", acc.len(), LIMBS), ("out", out.len(), 2)])?;
-        reduce::clip_scale(acc.host(OP)?, max_norm, unscale, out.host(OP)?);
+        reduce::clip_scale(acc.host(OP)?, max_norm, first(OP, unscale)?, out.host(OP)?);
         Ok(())
     }
     fn adamw(
         &self,
-        h: &AdamW,
+        h: View,
         scale: View,
         g: View,
         m: ViewMut,
@@ -533,28 +547,40 @@ impl Device for CpuDevice {
         let (n, dtype) = (g.len(), out.as_ref().map_or(DType::F32, ViewMut::dtype));
         lengths(OP, &[("m", m.len(), n), ("v", v.len(), n), ("p", p.len(), n)])?;
         lengths(OP, &[("out", out.as_ref().map_or(n, ViewMut::len), n)])?;
-        let (scale, g) = (scale.host::<f32>(OP)?, g.host(OP)?);
+        let (h, scale, g) = (constants::<AdamWScalars>(OP, h)?, first(OP, scale)?, g.host(OP)?);
+        if !scale.is_finite() {
+            return Ok(());
+        }
         let (m, v, p) = (m.host(OP)?, v.host(OP)?, p.host(OP)?);
         floats!(self, OP, dtype, T => {
             let out = out.map(|out| out.host::<T>(OP)).transpose()?;
-            optim::adamw::<T>(h, first(OP, scale)?, g, m, v, p, out)
+            optim::adamw::<T>(&h, scale, g, m, v, p, out)
         })
     }
-    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
         const OP: &str = "sgd";
         let (n, dtype) = (g.len(), out.as_ref().map_or(DType::F32, ViewMut::dtype));
         lengths(OP, &[("m", m.as_ref().map_or(n, ViewMut::len), n), ("p", p.len(), n)])?;
         lengths(OP, &[("out", out.as_ref().map_or(n, ViewMut::len), n)])?;
-        let (scale, g, p) = (scale.host::<f32>(OP)?, g.host(OP)?, p.host(OP)?);
+        let (h, scale, g, p) = (constants::<Sgd>(OP, h)?, first(OP, scale)?, g.host(OP)?, p.host(OP)?);
+        if !scale.is_finite() {
+            return Ok(());
+        }
         let m = m.map(|m| m.host(OP)).transpose()?;
         floats!(self, OP, dtype, T => {
             let out = out.map(|out| out.host::<T>(OP)).transpose()?;
-            optim::sgd::<T>(h, first(OP, scale)?, g, m, p, out)
+            optim::sgd::<T>(&h, scale, g, m, p, out)
         })
     }
 }
 
-/// The clip scale: element 0 of what [`Device::clip_scale`] wrote.
-fn first(op: &'static str, scale: &[f32]) -> Result<f32> {
-    scale.first().copied().ok_or_else(|| Error::op(op, "scale holds 0 elements, needs at least 1"))
+/// A scale: of what [`Device::clip_scale`] wrote, element 0.
+fn first(op: &'static str, scale: View) -> Result<f32> {
+    let first = scale.host::<f32>(op)?.first().copied();
+    first.ok_or_else(|| Error::op(op, "scale holds 0 elements, needs at least 1"))
+}
+/// What an update shares between elements.
+fn constants<T: bytemuck::Pod>(op: &'static str, h: View) -> Result<T> {
+    h.fits(op, "h", DType::F32, size_of::<T>() / size_of::<f32>())?;
+    Ok(bytemuck::pod_read_unaligned(h.host_bytes(op)?))
 }

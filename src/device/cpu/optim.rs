@@ -1,7 +1,7 @@
 //! AdamW and SGD: one pass over memory, element by element, so the bits do not depend on how the range is cut.
 //! Never keeps state of its own.
 use crate::base::dtype::Float;
-use crate::device::ops::{AdamW, AdamWScalars, Sgd};
+use crate::device::ops::{AdamWScalars, Sgd};
 
 /// One element's step.
 #[inline(always)]
@@ -16,7 +16,7 @@ fn update(k: &AdamWScalars, scale: f32, g: f32, m: &mut f32, v: &mut f32, p: &mu
 /// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.
 #[inline(always)]
 pub fn adamw<T: Float>(
-    h: &AdamW,
+    k: &AdamWScalars,
     scale: f32,
     g: &[f32],
     m: &mut [f32],
@@ -24,17 +24,16 @@ pub fn adamw<T: Float>(
     p: &mut [f32],
     out: Option<&mut [T]>,
 ) {
-    let k = h.scalars();
     let elements = g.iter().zip(m).zip(v).zip(p);
     match out {
         None => {
             for (((g, m), v), p) in elements {
-                update(&k, scale, *g, m, v, p);
+                update(k, scale, *g, m, v, p);
             }
         }
         Some(out) => {
             for ((((g, m), v), p), out) in elements.zip(out) {
-                *out = T::from_f32(update(&k, scale, *g, m, v, p));
+                *out = T::from_f32(update(k, scale, *g, m, v, p));
             }
         }
     }

@@ -105,6 +105,6 @@ pub fn clip_scale(acc: &[f64], max_norm: f32, unscale: f32, out: &mut [f32]) {
     let scale = max_norm as f64 / (norm + 1e-6);
     // Not `f64::min`, which would drop a NaN: a non-finite norm must reach the parameters' owner as it is.
     let clip = if max_norm == 0.0 || scale > 1.0 { 1.0 } else { scale };
-    out[0] = (clip * unscale) as f32;
     out[1] = norm as f32;
+    out[0] = if out[1].is_finite() { (clip * unscale) as f32 } else { f32::NAN };
 }

@@ -1,10 +1,12 @@
 //! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are asked for.
 //! [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
+use super::calls::Calls;
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 pub use flatshard_ptx::emulate::Swizzle;
+use std::any::Any;
 use std::time::Instant;
 
 /// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`] and
@@ -34,7 +36,8 @@ pub trait Driver: Send + Sync {
     fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf>;
     /// Lengths in bytes are equal; the launch layer has checked it, here and below.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    /// All of them, with one wait.
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()>;
     /// Alike in dtype and length. Either may be of [`Driver::alloc_host`].
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
     fn zero(&self, x: ViewMut) -> Result<()>;
@@ -51,6 +54,11 @@ pub trait Driver: Send + Sync {
     /// Until everything that was enqueued is done.
     fn synchronize(&self) -> Result<()>;
 
+    /// These calls as one, which [`Driver::replay`] enqueues. None of them is done now, and all have been done before.
+    fn capture(&self, calls: Calls) -> Result<Graph>;
+    /// Of this driver's.
+    fn replay(&self, graph: &mut Graph) -> Result<()>;
+
     /// As of [`crate::device::Device`]. A driver that is done when a call returns marks by the host's clock.
     fn begin_marks(&self) -> Result<()> {
         Ok(())
@@ -65,6 +73,12 @@ pub trait Driver: Send + Sync {
             Mark::Event(_) => Err(Error::op("when", "this driver has no events")),
         }
     }
+}
+
+/// Calls that a driver was given to keep, and what it made of them. Numbers among their operands are those of then.
+pub struct Graph {
+    pub calls: Calls,
+    pub made: Box<dyn Any + Send>,
 }
 
 /// Names an entry of a variant in [`super::kernels`].

@@ -2,7 +2,7 @@
 use super::rows::{rows, words};
 use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape, VECTOR, by_dtype};
 use crate::base::{DType, Error, Result};
-use crate::device::{Dropout, View, ViewMut};
+use crate::device::{View, ViewMut};
 
 /// The kernel of `y = x` between two dtypes.
 pub fn casts(from: DType, to: DType) -> Result<&'static str> {
@@ -93,15 +93,16 @@ pub fn bias_backward(gpu: &GpuDevice, dy: View, db: ViewMut) -> Result<()> {
     gpu.sum_rows(partial.as_view(), db)
 }
 
-pub fn dropout(gpu: &GpuDevice, d: &Dropout, x: ViewMut) -> Result<()> {
+pub fn dropout(gpu: &GpuDevice, p: f32, key: View, x: ViewMut) -> Result<()> {
     const OP: &str = "dropout";
-    if !(0.0..1.0).contains(&d.p) {
-        return Err(Error::op(OP, format!("p = {} is not in [0, 1)", d.p)));
+    if !(0.0..1.0).contains(&p) {
+        return Err(Error::op(OP, format!("p = {p} is not in [0, 1)")));
     }
+    key.fits(OP, "key", DType::U32, 2)?;
     let (n, dtype) = (x.len(), x.dtype());
     let variant = by_dtype!(OP, dtype, "dropout")?;
-    let threshold = (d.p as f64 * 4_294_967_296.0) as u32;
-    let scale = 1.0 / (1.0 - d.p);
-    let args = &mut [Arg::InOut(x), Arg::U64(n as u64), Arg::U64(d.key), Arg::U32(threshold), Arg::F32(scale)];
+    let threshold = (p as f64 * 4_294_967_296.0) as u32;
+    let scale = 1.0 / (1.0 - p);
+    let args = &mut [Arg::InOut(x), Arg::In(key), Arg::U64(n as u64), Arg::U32(threshold), Arg::F32(scale)];
     gpu.each(variant, OP, n, dtype, args)
 }

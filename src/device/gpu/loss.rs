@@ -12,10 +12,18 @@ fn threads(vocab: usize, dtype: DType) -> u32 {
     vocab.div_ceil(VECTOR / dtype.size()).next_multiple_of(32).min(MOST) as u32
 }
 
+/// The factor of the gradient, null where none is wanted.
+fn gradient<'a>(op: &'static str, scale: Option<View<'a>>) -> Result<Arg<'a>> {
+    let Some(scale) = scale else { return Ok(Arg::Null) };
+    scale.fits(op, "scale", DType::F32, 1)?;
+    Ok(Arg::In(scale))
+}
+
 pub fn cross_entropy(
     gpu: &GpuDevice,
     shape: &CrossEntropy,
     targets: View,
+    scale: Option<View>,
     logits: ViewMut,
     loss: ViewMut,
 ) -> Result<()> {
@@ -39,9 +47,8 @@ pub fn cross_entropy(
     let threads = threads(vocab, dtype);
     let [targets, logits, out] = [Arg::In(targets), Arg::InOut(logits), Arg::Out(losses.reborrow())];
     let fault = Arg::In(faults.of(Follows::CrossEntropy));
-    let [rows, vocab, grad] = [n as u32, vocab as u32, shape.grad as u32].map(Arg::U32);
-    let [scale, cap] = [shape.scale, shape.softcap].map(Arg::F32);
-    let args = &mut [targets, logits, out, fault, rows, vocab, scale, cap, grad];
+    let [rows, vocab] = [n, vocab].map(|x| Arg::U32(x as u32));
+    let args = &mut [targets, logits, out, fault, gradient(OP, scale)?, rows, vocab, Arg::F32(shape.softcap)];
     gpu.line(variant, OP, (gpu.resident(n, threads, MOST as u32), threads), args)?;
     let args = &mut [Arg::In(losses.as_view()), Arg::InOut(loss), Arg::U32(n as u32)];
     gpu.line("sum_losses", "sum_losses", (1, 256), args)
@@ -83,6 +90,7 @@ pub fn finish(
     part: &VocabPart,
     targets: View,
     said: View,
+    scale: Option<View>,
     logits: ViewMut,
     loss: ViewMut,
 ) -> Result<()> {
@@ -112,9 +120,8 @@ pub fn finish(
     let [targets, said, logits] = [Arg::In(targets), Arg::In(said), Arg::InOut(logits)];
     let (out, fault) = (Arg::Out(losses.reborrow()), Arg::In(faults.of(Follows::CrossEntropyFinish)));
     let [rows, parts, vocab, first] = [n, parts, vocab, part.first].map(|x| Arg::U32(x as u32));
-    let [scale, cap] = [shape.scale, shape.softcap].map(Arg::F32);
-    let args =
-        &mut [targets, said, logits, out, fault, rows, parts, vocab, first, scale, cap, Arg::U32(shape.grad as u32)];
+    let (scale, cap) = (gradient(OP, scale)?, Arg::F32(shape.softcap));
+    let args = &mut [targets, said, logits, out, fault, scale, rows, parts, vocab, first, cap];
     gpu.line(variant, OP, (gpu.resident(n, threads, 2048), threads), args)?;
     let args = &mut [Arg::In(losses.as_view()), Arg::InOut(loss), Arg::U32(n as u32)];
     gpu.line("sum_losses", "sum_losses", (1, 256), args)

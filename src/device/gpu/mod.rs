@@ -5,10 +5,12 @@
 //! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
 mod activation;
 mod attention;
+pub mod calls;
 pub mod cuda;
 pub mod driver;
 mod element;
 mod embed;
+pub mod graphs;
 pub mod kernels;
 mod loss;
 mod norm;
@@ -22,8 +24,8 @@ pub mod telemetry;
 pub use driver::{Arg, Driver, Kernel, Shape};
 
 use super::{
-    AdamW, Attention, Buf, Columns, CrossEntropy, Device, Dropout, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope,
-    Sgd, View, ViewMut, VocabPart, epilogue,
+    Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut,
+    VocabPart, epilogue,
 };
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
@@ -150,11 +152,13 @@ impl Device for GpuDevice {
         self.driver.upload(src, dst)
     }
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        if dst.len() != src.bytes() {
+        self.download_all(&mut [(src, dst)])
+    }
+    fn download_all(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        if let Some((src, dst)) = parts.iter().find(|(src, dst)| dst.len() != src.bytes()) {
             return Err(Error::op("download", format!("{} bytes into {}", src.bytes(), dst.len())));
         }
-        self.raise(&mut self.scratch().faults)?;
-        self.driver.download(src, dst)
+        self.raise_with(&mut self.scratch().faults, parts)
     }
 
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
@@ -334,8 +338,8 @@ impl Device for GpuDevice {
     fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()> {
         activation::gelu_backward(self, x, dy, dx)
     }
-    fn dropout(&self, d: &Dropout, x: ViewMut) -> Result<()> {
-        element::dropout(self, d, x)
+    fn dropout(&self, p: f32, key: View, x: ViewMut) -> Result<()> {
+        element::dropout(self, p, key, x)
     }
 
     fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
@@ -344,8 +348,15 @@ impl Device for GpuDevice {
     fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
         embed::embed_backward(self, shape, tokens, dy, dw)
     }
-    fn cross_entropy(&self, shape: &CrossEntropy, targets: View, logits: ViewMut, loss: ViewMut) -> Result<()> {
-        loss::cross_entropy(self, shape, targets, logits, loss)
+    fn cross_entropy(
+        &self,
+        shape: &CrossEntropy,
+        targets: View,
+        scale: Option<View>,
+        logits: ViewMut,
+        loss: ViewMut,
+    ) -> Result<()> {
+        loss::cross_entropy(self, shape, targets, scale, logits, loss)
     }
     fn cross_entropy_part(
         &self,
@@ -363,21 +374,22 @@ impl Device for GpuDevice {
         part: &VocabPart,
         targets: View,
         said: View,
+        scale: Option<View>,
         logits: ViewMut,
         loss: ViewMut,
     ) -> Result<()> {
-        loss::finish(self, shape, part, targets, said, logits, loss)
+        loss::finish(self, shape, part, targets, said, scale, logits, loss)
     }
 
     fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
         optim::sum_squares(self, x, acc)
     }
-    fn clip_scale(&self, acc: View, max_norm: f32, unscale: f32, out: ViewMut) -> Result<()> {
-        optim::clip_scale(self, acc, [max_norm, unscale], out)
+    fn clip_scale(&self, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
+        optim::clip_scale(self, acc, max_norm, unscale, out)
     }
     fn adamw(
         &self,
-        h: &AdamW,
+        h: View,
         scale: View,
         g: View,
         m: ViewMut,
@@ -385,9 +397,9 @@ impl Device for GpuDevice {
         p: ViewMut,
         out: Option<ViewMut>,
     ) -> Result<()> {
-        optim::adamw(self, h, [scale, g], [m, v, p], out)
+        optim::adamw(self, [h, scale, g], [m, v, p], out)
     }
-    fn sgd(&self, h: &Sgd, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
-        optim::sgd(self, h, [scale, g], m, p, out)
+    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
+        optim::sgd(self, [h, scale, g], m, p, out)
     }
 }

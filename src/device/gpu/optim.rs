@@ -1,8 +1,8 @@
-//! Launches of the gradient norm and the optimizers. What does not change between elements is worked out here, in f64.
+//! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, worked out in f64.
 use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::AdamWScalars;
-use crate::device::{ALIGN, AdamW, LIMBS, Sgd, View, ViewMut};
+use crate::device::{ALIGN, LIMBS, Sgd, View, ViewMut};
 
 /// Threads that add up the CTAs' limbs.
 const FINISH: u32 = 96;
@@ -31,23 +31,19 @@ pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
     gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, Shape::line(1, FINISH), args)
 }
 
-pub fn clip_scale(gpu: &GpuDevice, acc: View, [max_norm, unscale]: [f32; 2], out: ViewMut) -> Result<()> {
+pub fn clip_scale(gpu: &GpuDevice, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
     const OP: &str = "clip_scale";
     acc.fits(OP, "acc", DType::F64, LIMBS)?;
     out.fits(OP, "out", DType::F32, 2)?;
-    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::F32(max_norm), Arg::F32(unscale)])
+    unscale.fits(OP, "unscale", DType::F32, 1)?;
+    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::In(unscale), Arg::F32(max_norm)])
 }
 
-/// Of scale and g; m, v and p.
-pub fn adamw(
-    gpu: &GpuDevice,
-    h: &AdamW,
-    [scale, g]: [View; 2],
-    [m, v, p]: [ViewMut; 3],
-    out: Option<ViewMut>,
-) -> Result<()> {
+/// Of the constants, scale and g; m, v and p.
+pub fn adamw(gpu: &GpuDevice, [h, scale, g]: [View; 3], [m, v, p]: [ViewMut; 3], out: Option<ViewMut>) -> Result<()> {
     const OP: &str = "adamw";
     let n = g.len();
+    h.fits(OP, "h", DType::F32, AdamWScalars::LEN)?;
     scale_fits(OP, &scale)?;
     g.fits(OP, "g", DType::F32, n)?;
     m.fits(OP, "m", DType::F32, n)?;
@@ -57,28 +53,25 @@ pub fn adamw(
         None => ("adamw", Arg::Null),
         Some(out) => {
             out.fits(OP, "out", out.dtype(), n)?;
-            (super::by_dtype!(OP, out.dtype(), "adamw")?, Arg::Out(out))
+            (super::by_dtype!(OP, out.dtype(), "adamw")?, Arg::InOut(out))
         }
     };
-    let AdamWScalars { keep, new_m, beta2, new_v, size, root, eps } = h.scalars();
-    let [keep, new1, beta2, new2, size, root, eps] = [keep, new_m, beta2, new_v, size, root, eps].map(Arg::F32);
     let (g, m, v, p) = (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p));
-    let n_arg = Arg::U64(n as u64);
-    let args = &mut [g, m, v, p, out, Arg::In(scale), n_arg, keep, new1, beta2, new2, size, root, eps];
+    let args = &mut [g, m, v, p, out, Arg::In(h), Arg::In(scale), Arg::U64(n as u64)];
     gpu.each(variant, OP, n, DType::F32, args)
 }
 
-/// Of scale and g.
+/// Of the constants, scale and g.
 pub fn sgd(
     gpu: &GpuDevice,
-    h: &Sgd,
-    [scale, g]: [View; 2],
+    [h, scale, g]: [View; 3],
     m: Option<ViewMut>,
     p: ViewMut,
     out: Option<ViewMut>,
 ) -> Result<()> {
     const OP: &str = "sgd";
     let n = g.len();
+    h.fits(OP, "h", DType::F32, Sgd::LEN)?;
     scale_fits(OP, &scale)?;
     g.fits(OP, "g", DType::F32, n)?;
     p.fits(OP, "p", DType::F32, n)?;
@@ -95,9 +88,8 @@ pub fn sgd(
     if let Some(out) = &out {
         out.fits(OP, "out", out.dtype(), n)?;
     }
-    let (m, out) = (m.map_or(Arg::Null, Arg::InOut), out.map_or(Arg::Null, Arg::Out));
-    let [lr, momentum, decay] = [h.lr, h.momentum, h.weight_decay].map(Arg::F32);
-    let args = &mut [Arg::In(g), m, Arg::InOut(p), out, Arg::In(scale), Arg::U64(n as u64), lr, momentum, decay];
+    let (m, out) = (m.map_or(Arg::Null, Arg::InOut), out.map_or(Arg::Null, Arg::InOut));
+    let args = &mut [Arg::In(g), m, Arg::InOut(p), out, Arg::In(h), Arg::In(scale), Arg::U64(n as u64)];
     gpu.each(variant, OP, n, DType::F32, args)
 }
 

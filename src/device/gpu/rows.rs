@@ -82,11 +82,17 @@ impl GpuDevice {
     }
     /// The first fault that was found, if there is one; it is then forgotten.
     pub fn raise(&self, faults: &mut Faults) -> Result<()> {
+        self.raise_with(faults, &mut [])
+    }
+    /// The same, downloaded with `parts`.
+    pub fn raise_with(&self, faults: &mut Faults, parts: &mut [(View, &mut [u8])]) -> Result<()> {
         if faults.limits == [0; Follows::COUNT] {
-            return Ok(());
+            return self.driver.download(parts);
         }
         let mut found = [0; 8 * Follows::COUNT];
-        self.driver.download(faults.found.view(), &mut found)?;
+        let mut all: Vec<(View, &mut [u8])> = vec![(faults.found.view(), &mut found)];
+        all.extend(parts.iter_mut().map(|(src, dst)| (*src, &mut **dst)));
+        self.driver.download(&mut all)?;
         let Some(at) = found.as_chunks().0.iter().position(|f| *f != [0; 8]) else { return Ok(()) };
         self.driver.zero(faults.found.view_mut())?;
         let fault = u64::from_ne_bytes(found.as_chunks().0[at]);

@@ -5,7 +5,8 @@
 //! an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only reads
 //! ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and must be
 //! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
-use super::driver::{Arg, Driver, Kernel, Map, Shape};
+use super::calls::Calls;
+use super::driver::{Arg, Driver, Graph, Kernel, Map, Shape};
 use super::kernels::{self, TEXTS};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -37,6 +38,10 @@ pub struct Tally {
     pub launches: u64,
     pub products: u64,
     pub copies: u64,
+    /// Downloads and synchronisations: the host stood still.
+    pub waits: u64,
+    pub uploads: u64,
+    pub graphs: u64,
     pub instructions: u64,
     pub global_sectors: u64,
 }
@@ -105,11 +110,15 @@ impl Driver for Sim {
         memory::alloc_at(Place::Mapped, dtype, len, lease)
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        self.count(|tally| tally.uploads += 1);
         dst.host_bytes_mut("upload")?.copy_from_slice(src);
         Ok(())
     }
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        dst.copy_from_slice(src.host_bytes("download")?);
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        self.count(|tally| tally.waits += 1);
+        for (src, dst) in parts {
+            dst.copy_from_slice(src.host_bytes("download")?);
+        }
         Ok(())
     }
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
@@ -171,7 +180,16 @@ impl Driver for Sim {
         gemm::gemm(&mut self.gemm.lock().unwrap_or_else(PoisonError::into_inner), shape, a, b, c)
     }
     fn synchronize(&self) -> Result<()> {
+        self.count(|tally| tally.waits += 1);
         Ok(())
+    }
+    /// The calls themselves, to be done again as they are.
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        Ok(Graph { calls, made: Box::new(()) })
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        self.count(|tally| tally.graphs += 1);
+        graph.calls.run(self)
     }
 }
 

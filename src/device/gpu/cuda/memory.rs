@@ -84,11 +84,32 @@ pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: L
     Ok(unsafe { Buf::from_raw(memory, dtype, len, Place::Mapped, owner) })
 }
 
-/// Pinned pieces that take turns. A piece is free when its event has passed.
+/// Pinned pieces that take turns. A piece is free when its event has passed; small uploads share one, so that many of them are on
+/// their way before the host waits for the first.
 pub(super) struct Staging {
     pieces: Vec<Piece>,
-    next: usize,
+    turn: Turn,
     stream: Arc<CudaStream>,
+}
+
+/// The piece that is being filled, counted on and on, and how far.
+#[derive(Clone, Copy)]
+struct Turn {
+    piece: usize,
+    filled: usize,
+}
+
+impl Turn {
+    /// A place for `bytes`, at most [`PIECE`]: piece, offset, and whether the piece is one that may be in use still.
+    fn take(&mut self, bytes: usize) -> (usize, usize, bool) {
+        let next = self.filled + bytes > PIECE;
+        if next {
+            *self = Turn { piece: self.piece + 1, filled: 0 };
+        }
+        let at = self.filled;
+        self.filled = (at + bytes).next_multiple_of(256);
+        (self.piece % PIECES, at, next)
+    }
 }
 struct Piece {
     memory: NonNull<u8>,
@@ -118,7 +139,7 @@ impl Staging {
         };
         Ok(Staging {
             pieces: (0..PIECES).map(|_| piece()).collect::<DriverResult<_>>()?,
-            next: 0,
+            turn: Turn { piece: 0, filled: 0 },
             stream: stream.clone(),
         })
     }
@@ -127,11 +148,14 @@ impl Staging {
     pub(super) fn upload(&mut self, src: &[u8], dst: sys::CUdeviceptr) -> DriverResult<()> {
         self.stream.context().bind_to_thread()?;
         for (i, part) in src.chunks(PIECE).enumerate() {
-            let piece = &mut self.pieces[self.next % PIECES];
-            self.next += 1;
-            piece.done.synchronize()?;
-            // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone.
-            let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), part.len()) };
+            let (index, offset, in_use) = self.turn.take(part.len());
+            let piece = &mut self.pieces[index];
+            if in_use {
+                piece.done.synchronize()?;
+            }
+            // SAFETY: the place lies within the piece's PIECE bytes, and no copy uses it: what was copied from this piece since it
+            // was free lies before it.
+            let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr().add(offset), part.len()) };
             staged.copy_from_slice(part);
             let at = dst + (i * PIECE) as sys::CUdeviceptr;
             // SAFETY: the caller's `dst` holds `src.len()` bytes; the piece is not touched before its event has passed.
@@ -142,30 +166,52 @@ impl Staging {
     }
 
     /// Waits for the stream; later pieces travel while earlier ones are copied out.
-    pub(super) fn download(&mut self, src: sys::CUdeviceptr, dst: &mut [u8]) -> DriverResult<()> {
+    pub(super) fn download(&mut self, parts: &mut [(sys::CUdeviceptr, &mut [u8])]) -> DriverResult<()> {
         self.stream.context().bind_to_thread()?;
-        let (first, total) = (self.next, dst.len());
-        let count = total.div_ceil(PIECE);
-        let mut asked = 0;
-        for (taken, part) in dst.chunks_mut(PIECE).enumerate() {
+        let mut cut = Vec::with_capacity(parts.len());
+        for (src, dst) in parts {
+            let at = |i| *src + (i * PIECE) as sys::CUdeviceptr;
+            cut.extend(dst.chunks_mut(PIECE).enumerate().map(|(i, part)| (at(i), part)));
+        }
+        let mut parts = cut;
+        let (first, count, mut asked) = (self.turn.piece + 1, parts.len(), 0);
+        for taken in 0..count {
             while asked < count.min(taken + PIECES) {
+                let (src, part) = &parts[asked];
                 let piece = &mut self.pieces[(first + asked) % PIECES];
                 piece.done.synchronize()?;
-                let bytes = PIECE.min(total - asked * PIECE);
-                // SAFETY: as in `upload`; read only after the event below has passed.
-                let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), bytes) };
-                let at = src + (asked * PIECE) as sys::CUdeviceptr;
+                // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone; read only after the
+                // event below has passed.
+                let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), part.len()) };
                 // SAFETY: the caller's `src` holds `dst.len()` bytes.
-                unsafe { result::memcpy_dtoh_async(staged, at, self.stream.cu_stream()) }?;
+                unsafe { result::memcpy_dtoh_async(staged, *src, self.stream.cu_stream()) }?;
                 piece.done.record(&self.stream)?;
                 asked += 1;
             }
             let piece = &self.pieces[(first + taken) % PIECES];
             piece.done.synchronize()?;
+            let (_, part) = &mut parts[taken];
             // SAFETY: the copy is over.
             part.copy_from_slice(unsafe { std::slice::from_raw_parts(piece.memory.as_ptr(), part.len()) });
         }
-        self.next = first + count;
+        // All of them are free again: the last one is filled from its start.
+        self.turn = Turn { piece: first + count, filled: 0 };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_uploads_share_a_piece_and_a_piece_in_use_is_waited_for() {
+        let mut turn = Turn { piece: 0, filled: 0 };
+        assert_eq!([turn.take(100), turn.take(300), turn.take(1)], [(0, 0, false), (0, 256, false), (0, 768, false)]);
+        assert_eq!(turn.take(PIECE), (1, 0, true));
+        assert_eq!(turn.take(1), (2, 0, true));
+        // Micro-batches of 100 KB: 40 to a piece, so the host is 120 ahead before it waits for one.
+        let waits = (0..400).filter(|_| turn.take(100 << 10).2).count();
+        assert_eq!(waits, 9);
     }
 }

@@ -1,5 +1,6 @@
 //! A real GPU: the [`Driver`] over cudarc, whose libraries are loaded when a device is made. Never waits but in `download` and
-//! `synchronize`, and takes no memory after it is made but in `alloc` (cuBLASLt's descriptors of a new shape aside).
+//! `synchronize` (and in `upload` where 12 MiB are on their way), and takes no memory after it is made but in `alloc`
+//! (cuBLASLt's descriptors of a new shape and graphs aside).
 //!
 //! | file | what |
 //! | --- | --- |
@@ -9,6 +10,7 @@
 //! | `marks` | points of streams in time |
 //! | `memory` | device memory, pinned memory |
 //! | `blas` | matrix products |
+//! | `graph` | calls captured and replayed |
 //! | `failure` | results of the driver as messages |
 //! | `link` | every kernel through the JIT linker, with its words (cargo feature `cust`) |
 //!
@@ -16,6 +18,7 @@
 //! against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
 mod blas;
 mod failure;
+mod graph;
 #[cfg(feature = "cust")]
 pub mod link;
 mod machine;
@@ -28,7 +31,8 @@ pub use blas::WORKSPACE;
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
 
-use super::driver::{Arg, Driver, Kernel, Shape};
+use super::calls::Calls;
+use super::driver::{Arg, Driver, Graph, Kernel, Shape};
 use super::element;
 use super::kernels::TEXTS;
 use crate::base::meter::{Lease, REMEDY};
@@ -230,6 +234,11 @@ impl Cuda {
         let names: Vec<&str> = (1..=RECENT.min(newest)).filter_map(name).collect();
         if names.is_empty() { "none".into() } else { names.join(", ") }
     }
+    /// A kernel is launched.
+    fn note(&self, index: usize) {
+        let newest = self.launches.fetch_add(1, Relaxed);
+        self.recent[newest % RECENT].store(index, Relaxed);
+    }
     fn unbroken(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |why| Err(Error::Run(why.clone())))
     }
@@ -250,8 +259,7 @@ impl Cuda {
         let mut pointers = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());
         let places = pointers.iter_mut().zip(args.iter()).filter(|(_, arg)| matches!(arg, Arg::Map(_)));
         places.zip(&mut maps).for_each(|((place, _), map)| *place = (&raw mut *map).cast());
-        let newest = self.launches.fetch_add(1, Relaxed);
-        self.recent[newest % RECENT].store(function.index, Relaxed);
+        self.note(function.index);
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
         // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
@@ -388,13 +396,18 @@ impl Driver for Cuda {
         }
         lock(&self.staging).upload(src, address(dst.as_view())).map_err(|e| self.failed("upload", e))
     }
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        if src.place() == Place::Mapped {
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        if parts.iter().any(|(src, _)| src.place() == Place::Mapped) {
             self.synchronize()?; // what was enqueued may write it
-            dst.copy_from_slice(src.host_bytes("download")?);
-            return Ok(());
         }
-        lock(&self.staging).download(address(src), dst).map_err(|e| self.failed("download", e))?;
+        let mut of_device = Vec::with_capacity(parts.len());
+        for (src, dst) in parts {
+            match src.place() {
+                Place::Mapped => dst.copy_from_slice(src.host_bytes("download")?),
+                _ => of_device.push((address(*src), &mut **dst)),
+            }
+        }
+        lock(&self.staging).download(&mut of_device).map_err(|e| self.failed("download", e))?;
         self.unbroken()
     }
     fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
@@ -451,6 +464,12 @@ impl Driver for Cuda {
     }
     fn when(&self, mark: Mark) -> Result<Instant> {
         self.when_marked(mark)
+    }
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        graph::capture(self, calls)
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        graph::replay(self, graph)
     }
 }
 

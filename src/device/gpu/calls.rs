@@ -1,0 +1,213 @@
+//! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never decides when.
+use super::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
+use crate::base::{Error, Result};
+use crate::device::{Buf, Gemm, View, ViewMut};
+use std::ops::Range;
+
+/// Operands of a call, at most.
+const OPERANDS: usize = 32;
+
+/// Calls in their order, each with its operands by value. They hold the memory of their operands.
+#[derive(Default)]
+pub struct Calls {
+    calls: Vec<Call>,
+    operands: Vec<Operand>,
+    /// Of everything above.
+    hash: u64,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Call {
+    Launch(Kernel, Shape, Range<usize>),
+    /// A, B and C.
+    Gemm(Gemm, Range<usize>),
+    /// From, to.
+    Copy(Range<usize>),
+    Zero(Range<usize>),
+}
+
+/// An [`Arg`] that holds what it names.
+enum Operand {
+    In(Buf),
+    InOut(Buf),
+    Out(Buf),
+    Null,
+    U32(u32),
+    U64(u64),
+    F32(f32),
+    Map { of: Buf, sizes: [u64; 3], strides: [u64; 2], tile: [u32; 3], swizzle: Swizzle },
+}
+
+fn hold(view: View) -> Operand {
+    // SAFETY: used as the calls are done, in the order in which they were asked for: by then nobody else may touch the operands
+    // of a call that has returned, as with a stream. Held longer only to be compared.
+    Operand::In(unsafe { view.alias() })
+}
+fn hold_mut(view: &ViewMut, of: impl FnOnce(Buf) -> Operand) -> Operand {
+    // SAFETY: as above.
+    of(unsafe { view.as_view().alias() })
+}
+/// The same memory, as the same elements.
+fn same(a: &Buf, b: &Buf) -> bool {
+    let of = |buf: &Buf| (buf.view().address(), buf.len(), buf.dtype());
+    of(a) == of(b)
+}
+
+impl PartialEq for Operand {
+    fn eq(&self, other: &Operand) -> bool {
+        use Operand::*;
+        match (self, other) {
+            (In(a), In(b)) | (InOut(a), InOut(b)) | (Out(a), Out(b)) => same(a, b),
+            (Null, Null) => true,
+            (U32(a), U32(b)) => a == b,
+            (U64(a), U64(b)) => a == b,
+            (F32(a), F32(b)) => a.to_bits() == b.to_bits(),
+            (
+                Map { of: a, sizes, strides, tile, swizzle },
+                Map { of: b, sizes: sizes_b, strides: strides_b, tile: tile_b, swizzle: swizzle_b },
+            ) => same(a, b) && (sizes, strides, tile, swizzle) == (sizes_b, strides_b, tile_b, swizzle_b),
+            _ => false,
+        }
+    }
+}
+
+impl Operand {
+    /// Something of it: equal operands give the same.
+    fn word(&self) -> u64 {
+        match self {
+            Operand::In(buf) | Operand::InOut(buf) | Operand::Out(buf) | Operand::Map { of: buf, .. } => {
+                buf.view().address() as u64 ^ (buf.len() as u64).rotate_left(40)
+            }
+            Operand::Null => 0,
+            Operand::U32(x) => u64::from(*x),
+            Operand::U64(x) => *x,
+            Operand::F32(x) => u64::from(x.to_bits()),
+        }
+    }
+    fn view(&self) -> View<'_> {
+        match self {
+            Operand::In(buf) | Operand::InOut(buf) | Operand::Out(buf) | Operand::Map { of: buf, .. } => buf.view(),
+            _ => unreachable!("copies and products have operands in memory"),
+        }
+    }
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        match self {
+            Operand::InOut(buf) | Operand::Out(buf) => buf.view_mut(),
+            _ => unreachable!("what a copy or a product writes is held as such"),
+        }
+    }
+    fn arg(&mut self) -> Arg<'_> {
+        match self {
+            Operand::In(buf) => Arg::In(buf.view()),
+            Operand::InOut(buf) => Arg::InOut(buf.view_mut()),
+            Operand::Out(buf) => Arg::Out(buf.view_mut()),
+            Operand::Null => Arg::Null,
+            Operand::U32(x) => Arg::U32(*x),
+            Operand::U64(x) => Arg::U64(*x),
+            Operand::F32(x) => Arg::F32(*x),
+            Operand::Map { of, sizes, strides, tile, swizzle } => {
+                Arg::Map(Map { of: of.view(), sizes: *sizes, strides: *strides, tile: *tile, swizzle: *swizzle })
+            }
+        }
+    }
+}
+
+impl PartialEq for Calls {
+    fn eq(&self, other: &Calls) -> bool {
+        (self.hash, &self.calls, &self.operands) == (other.hash, &other.calls, &other.operands)
+    }
+}
+
+impl Calls {
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+    /// Equal calls have the same.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+    /// Their memory is held no longer; room for as many stays.
+    pub fn clear(&mut self) {
+        self.calls.clear();
+        self.operands.clear();
+        self.hash = 0;
+    }
+
+    pub fn launch(&mut self, kernel: Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
+        if args.len() > OPERANDS {
+            return Err(Error::op(kernel.entry, format!("{} arguments, at most {OPERANDS}", args.len())));
+        }
+        let place = self.place();
+        self.operands.extend(args.iter().map(|arg| match arg {
+            Arg::In(view) => hold(*view),
+            Arg::InOut(view) => hold_mut(view, Operand::InOut),
+            Arg::Out(view) => hold_mut(view, Operand::Out),
+            Arg::Null => Operand::Null,
+            Arg::U32(x) => Operand::U32(*x),
+            Arg::U64(x) => Operand::U64(*x),
+            Arg::F32(x) => Operand::F32(*x),
+            Arg::Map(Map { of, sizes, strides, tile, swizzle }) => {
+                // SAFETY: as in `hold`.
+                let of = unsafe { of.alias() };
+                Operand::Map { of, sizes: *sizes, strides: *strides, tile: *tile, swizzle: *swizzle }
+            }
+        }));
+        let name = kernel.variant.as_ptr() as u64 ^ (kernel.entry.as_ptr() as u64).rotate_left(32);
+        self.push(place, [name, u64::from(shape.grid[0])], |args| Call::Launch(kernel, shape, args));
+        Ok(())
+    }
+    pub fn gemm(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut) {
+        let place = self.place();
+        self.operands.extend([hold(a), hold(b), hold_mut(&c, Operand::InOut)]);
+        let words = [(shape.m as u64) << 32 | shape.n as u64, shape.k as u64];
+        self.push(place, words, |args| Call::Gemm(*shape, args));
+    }
+    pub fn copy(&mut self, src: View, dst: ViewMut) {
+        let place = self.place();
+        self.operands.extend([hold(src), hold_mut(&dst, Operand::Out)]);
+        self.push(place, [1, 0], Call::Copy);
+    }
+    pub fn zero(&mut self, x: ViewMut) {
+        let place = self.place();
+        self.operands.push(hold_mut(&x, Operand::Out));
+        self.push(place, [2, 0], Call::Zero);
+    }
+
+    fn place(&self) -> usize {
+        self.operands.len()
+    }
+    fn push(&mut self, place: usize, words: [u64; 2], call: impl FnOnce(Range<usize>) -> Call) {
+        let operands = self.operands[place..].iter().map(Operand::word);
+        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        self.hash = words.into_iter().chain(operands).fold(self.hash.wrapping_add(1), mix);
+        self.calls.push(call(place..self.operands.len()));
+    }
+
+    /// Has `driver` do them, one by one.
+    pub fn run(&mut self, driver: &dyn Driver) -> Result<()> {
+        let Calls { calls, operands, .. } = self;
+        for call in calls.iter() {
+            match call {
+                Call::Launch(kernel, shape, range) => {
+                    let mut args: [Arg; OPERANDS] = std::array::from_fn(|_| Arg::Null);
+                    let count = range.len();
+                    args.iter_mut().zip(&mut operands[range.clone()]).for_each(|(arg, operand)| *arg = operand.arg());
+                    driver.launch(*kernel, *shape, &mut args[..count])?;
+                }
+                Call::Gemm(shape, range) => {
+                    let [a, b, c] = &mut operands[range.clone()] else { unreachable!("three operands") };
+                    driver.gemm(shape, a.view(), b.view(), c.view_mut())?;
+                }
+                Call::Copy(range) => {
+                    let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
+                    driver.copy(src.view(), dst.view_mut())?;
+                }
+                Call::Zero(range) => driver.zero(operands[range.start].view_mut())?,
+            }
+        }
+        Ok(())
+    }
+}
