@@ -2,9 +2,6 @@
 use super::*;
 use std::process::{Command, Output};
 
-/// Says that this process is a rank.
-const CHILD: &str = "FLATSHARD_MPI_TEST";
-
 fn env(rank: usize, world: usize) -> RankEnv {
     let vars = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank % 2), ("LOCAL_WORLD_SIZE", 2)];
     let get = |name: &str| match name {
@@ -16,7 +13,7 @@ fn env(rank: usize, world: usize) -> RankEnv {
 
 /// In the test's own process: what four ranks said that ran `rank` under mpirun. In each of those: runs it.
 fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Output> {
-    if std::env::var(CHILD).is_err() {
+    let Some(launched) = RankEnv::from_env().unwrap() else {
         let exe = std::env::current_exe().unwrap();
         let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
         // mpirun of Open MPI 4.1.4 was seen to hang in its own end, after its ranks had failed (PMIx_server_finalize).
@@ -26,13 +23,10 @@ fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Output> {
             &name,
             "--nocapture",
         ]);
-        for allowed in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", CHILD] {
-            mpirun.env(allowed, "1");
-        }
+        mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         return Some(mpirun.output().expect("mpirun (Debian: openmpi-bin)"));
-    }
-    let number: usize = std::env::var("OMPI_COMM_WORLD_RANK").unwrap().parse().unwrap();
-    rank(MpiWire::join(&env(number, 4), Duration::from_secs(30)).unwrap());
+    };
+    rank(MpiWire::join(&env(launched.rank, 4), Duration::from_secs(30)).unwrap());
     None
 }
 fn text(output: &Output) -> String {
@@ -144,13 +138,14 @@ fn who_gives_up_names_the_rank_that_did_not_come() {
 /// Under a launcher that is not MPI's every process is a world of its own.
 #[test]
 fn a_world_that_is_not_mpis_is_refused() {
-    if std::env::var(CHILD).is_ok() {
-        let error = MpiWire::join(&env(1, 4), Duration::from_secs(5)).err().unwrap();
+    if let Some(launched) = RankEnv::from_env().unwrap() {
+        let error = MpiWire::join(&launched, Duration::from_secs(5)).err().unwrap();
         println!("status {}: {error}", error.exit_status());
         return;
     }
     let name = format!("{}::a_world_that_is_not_mpis_is_refused", module_path!().split_once("::").unwrap().1);
     let mut alone = Command::new(std::env::current_exe().unwrap());
-    let said = text(&alone.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap());
+    alone.envs([("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
+    let said = text(&alone.args(["--exact", &name, "--nocapture"]).output().unwrap());
     assert!(said.contains("status 2: rank 1 of 4: MPI says that this is rank 0 of 1: --comm mpi needs"), "{said}");
 }
