@@ -4,21 +4,23 @@
 # Everything stands in namespaces of one process tree: it ends with the script, however that ends, leaves nothing behind, and any
 # number of labs stand side by side. Where the caller is not root, a user namespace is asked for.
 
+LAB_USER=
+[ "$(id -u)" = 0 ] || LAB_USER="--user --map-root-user"
+
 # Says why there can be no lab, or nothing.
 lab_missing() {
     local tool why
     for tool in unshare nsenter ip mount; do
         command -v "$tool" > /dev/null || { echo "no $tool (Debian: util-linux, iproute2, mount)"; return; }
     done
-    [ "$(id -u)" = 0 ] || LAB_USER="--user --map-root-user"
     # shellcheck disable=SC2086
-    why=$(unshare ${LAB_USER:-} --mount --net --uts --ipc --pid --fork true 2>&1) || echo "no right to make namespaces: $why"
+    why=$(unshare $LAB_USER --mount --net --uts --ipc --pid --fork --mount-proc true 2>&1) || echo "no right to make namespaces: $why"
 }
 
 # Runs "$@" as the first process of a lab. Needs $LAB, an empty directory that the caller removes.
 lab_run() {
     # shellcheck disable=SC2086
-    unshare ${LAB_USER:-} --mount --net --uts --ipc --pid --fork --kill-child --mount-proc "$@"
+    unshare $LAB_USER --mount --net --uts --ipc --pid --fork --kill-child --mount-proc "$@"
 }
 
 # Inside: makes the hosts.

@@ -6,6 +6,8 @@ slurm_missing() {
     for tool in munged slurmctld slurmd srun sinfo; do
         command -v "$tool" > /dev/null || { echo "no $tool (Debian: slurm-wlm munge)"; return; }
     done
+    # A user namespace of one user: slurmd has to become the users of jobs.
+    [ "$(awk '{ print $3; exit }' /proc/self/uid_map)" != 1 ] || echo "Slurm's daemons need root"
 }
 
 slurm_start() {
@@ -38,7 +40,10 @@ END
     export SLURM_CONF=$dir/slurm.conf
     on node1 munged --foreground --force --key-file "$dir/munge/key" --socket "$dir/munge/socket" \
         --pid-file "$dir/munge/pid" --log-file "$dir/munge/log" --seed-file "$dir/munge/seed" &> "$dir/munged.out" &
-    until [ -S "$dir/munge/socket" ]; do sleep 0.1; done
+    for n in $(seq 100); do
+        [ ! -S "$dir/munge/socket" ] || break
+        sleep 0.1
+    done
     on node1 slurmctld -D -L "$dir/ctld.log" &> "$dir/ctld.out" &
     for n in 1 2; do
         on "node$n" slurmd -D -N "node$n" -L "$dir/node$n.log" &> "$dir/node$n.out" &
