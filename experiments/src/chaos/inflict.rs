@@ -89,6 +89,7 @@ impl Course {
                 if let Moment::Starting(after) = fault.moment {
                     let (starting, restarts) = self.ranks(&ranks)?;
                     std::thread::sleep(Duration::from_secs_f64(after));
+                    self.catch_up()?; // a start that is killed may have done steps
                     hit = Instant::now();
                     starting[victim].send(Signal::KILL);
                     (record.twice, record.restarts) = (true, restarts);
