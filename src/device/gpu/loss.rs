@@ -84,6 +84,7 @@ pub fn part(
     gpu.line(variant, OP, (gpu.resident(n, threads, 2048), threads), args)
 }
 
+#[allow(clippy::too_many_arguments)] // an operation's operands
 pub fn finish(
     gpu: &GpuDevice,
     shape: &CrossEntropy,
