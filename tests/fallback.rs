@@ -11,6 +11,9 @@ use std::process::{Command, Stdio};
 
 const STEPS: [&str; 6] = ["--max-steps", "8", "--save-every", "2", "--lr-scheduler", "constant"];
 
+/// What is said of it, and how it is done.
+type Damage = (&'static str, fn(&Path));
+
 fn flip(path: &Path, from_end: usize) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.len() - from_end;
@@ -24,7 +27,7 @@ fn a_damaged_checkpoint_is_passed_over_aloud_and_the_run_ends_with_the_same_bits
     let dir = Dir::new();
     let (quiet, other) = (dir.arg("quiet.jsonl"), dir.arg("other"));
     good(FSDP, &[&STEPS[..], &["--metrics-path", &quiet, "--ckpt-dir", &other]].concat());
-    let kinds: [(&str, fn(&Path)); 4] = [
+    let kinds: [Damage; 4] = [
         ("was changed after it was saved", |c| flip(&c.join("optimizer.safetensors"), 1000)),
         ("config.json: was changed", |c| flip(&c.join("config.json"), 20)),
         ("header", |c| {

@@ -5,6 +5,7 @@ use super::follow::{Event, Seen};
 use super::training::{Process, Training};
 use flatshard::base::{Error, Result};
 use rustix::process::Signal;
+use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ pub struct Course {
     pub training: Training,
     pub ckpt: PathBuf,
     pub disk: Disk,
+    /// That end all this.
+    signals: Signals,
     /// The highest step so far.
     pub furthest: u64,
     /// Failures that nobody here caused, as the run told them.
@@ -45,12 +48,13 @@ pub struct Turn {
 }
 
 impl Course {
-    pub fn new(training: Training, disk: Disk, ckpt: PathBuf) -> Course {
+    pub fn new(training: Training, disk: Disk, ckpt: PathBuf, signals: Signals) -> Course {
         let step_time = Duration::from_millis(3);
         Course {
             training,
             ckpt,
             disk,
+            signals,
             furthest: 0,
             unplanned: Vec::new(),
             step_time,
@@ -63,6 +67,9 @@ impl Course {
     /// Looks at the run once; a launcher that has ended is started again.
     pub fn turn(&mut self) -> Result<Turn> {
         let mut turn = Turn::default();
+        if let Some(signal) = self.signals.pending().next() {
+            return Err(Error::Signal(signal));
+        }
         if let Some(status) = self.training.ended()? {
             if status.success() || status.code() == Some(2) {
                 return Err(Error::Run(format!("the run ended with {status} on its own: {}", self.last_words())));

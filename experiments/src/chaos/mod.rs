@@ -13,7 +13,7 @@ mod training;
 
 use crate::Verdict;
 use crate::curve::METRICS;
-use crate::{launch, sets};
+use crate::{job, launch, sets};
 use course::Course;
 use disk::Disk;
 use draw::Kind;
@@ -116,6 +116,7 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
         }
         std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     }
+    let signals = job::stop_signals()?;
     let disk = Disk::new(disturbed.join(DISK), args.disk)?;
     let ckpt = disk.dir().join("ckpt");
     let about_disk = disk.about();
@@ -139,7 +140,7 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
     let plan = draw::draw(args.kills, others, args.nproc_per_node, args.seed);
     let endless = command(&disturbed, &ckpt, ENDLESS, &more);
     let training = Training::new(endless, disturbed.join(METRICS), disturbed.join("log.txt"));
-    let mut course = Course::new(training, disk, ckpt.clone());
+    let mut course = Course::new(training, disk, ckpt.clone(), signals);
     course.training.start()?;
     let mut records = Vec::new();
     for fault in &plan {
