@@ -225,7 +225,7 @@ fn the_files_that_ship_are_read() {
     assert_eq!(plan["plan"]["world_size"], 3);
     assert_eq!(plan["fsdp"]["backward_prefetch"], "BACKWARD_POST");
     let base = [&["--config", &distributed, "--dataset", "synthetic"], &large[..]].concat();
-    refused_with(&base, &["128 ranks", "--num-nodes 1"]);
+    refused_with(&base, &["16 hosts", "torchrun --nnodes 16 --nproc-per-node 8"]);
     refused_with(&["--config", &distributed, "--model-config", "tyni"], &["tyni", "tiny"]);
     refused_with(&["--model-config", "tiny"], &["--model-config tiny", "--config"]);
 }
@@ -277,7 +277,7 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--dropout", "1"], &["dropout is 1"]);
     refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
     refused_tiny(&["--nproc-per-node", "0"], &["nproc_per_node is 0"]);
-    refused_tiny(&["--num-nodes", "2"], &["4 ranks", "--num-nodes 1"]);
+    refused_tiny(&["--num-nodes", "2"], &["2 hosts", "torchrun --nnodes 2"]);
     refused_tiny(&["--strategy", "ddp", "--dp-replicate-size", "3"], &["dp_replicate 3", "2 ranks"]);
     refused_tiny(&["--embed-dim", "1048576", "--ff-hidden-dim", "1048576"], &["GiB", "--batch-size"]);
 }
@@ -294,9 +294,9 @@ fn worlds_of_the_wrong_size() {
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("nproc_per_node 2") && text.contains('4'), "{text}");
     let two_hosts = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
-    let (code, text) = launched(&two_hosts, &[]);
+    let (code, text) = launched(&two_hosts, &["--num-nodes", "3"]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("4 ranks") && text.contains("2 of them"), "{text}");
+    assert!(text.contains("num_nodes 3") && text.contains("2 hosts (4 ranks, 2 on each)"), "{text}");
     let (code, text) = launched(&[("RANK", "5"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")], &[]);
     assert_eq!(code, Some(2), "{text}");
 }

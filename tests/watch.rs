@@ -13,7 +13,7 @@ fn text(dir: &Dir, name: &str) -> String {
 #[track_caller]
 fn lines<'t>(text: &'t str, name: &str) -> Vec<(&'t str, &'t str)> {
     let mut before = "";
-    let mut line = |line: &'t str| {
+    let line = |line: &'t str| {
         let (time, rest) = line.split_once(' ').unwrap();
         assert!(time.len() == 24 && time.ends_with('Z') && time >= before, "{before} and then {line}");
         before = time;
@@ -21,7 +21,7 @@ fn lines<'t>(text: &'t str, name: &str) -> Vec<(&'t str, &'t str)> {
         let (level, who) = head.split_once(' ').unwrap();
         (who.trim() == name).then_some((level, said))
     };
-    text.lines().filter_map(|l| line(l)).collect()
+    text.lines().filter_map(line).collect()
 }
 
 #[test]

@@ -159,7 +159,7 @@ pub fn main(path: &Path, plot: Option<&Path>, step: Option<u64>) -> Result<Verdi
     let table = Table::read(path)?;
     let ranks = 1 + table.rows.iter().map(|row| row.rank).max().unwrap_or(0);
     let of = |rank: usize| table.rows.iter().filter(move |row| row.rank == rank);
-    for (rank, last) in (0..ranks).filter_map(|rank| Some((rank, of(rank).last()?))) {
+    for (rank, last) in (0..ranks).filter_map(|rank| Some((rank, of(rank).next_back()?))) {
         let peak = of(rank).map(|row| table.of("total", row)).fold(0.0, f64::max);
         let parts = CATEGORIES.iter().map(|(name, _)| (name, table.of(name, last))).filter(|part| part.1 > 0.0);
         let parts: Vec<String> = parts.map(|(name, mib)| format!("{name} {mib:.1} MiB")).collect();

@@ -93,9 +93,12 @@ fn a_chain_sends_partial_sums() {
     assert_eq!(crossed, [80_064, 80_064, 40_064, 40_064]);
 }
 
+/// What a rank is told when one of them, the odd one, does something else.
+type Told = fn(&dyn Collective, bool) -> String;
+
 #[test]
 fn operations_that_differ_between_hosts_name_both_ranks() {
-    let cases: [(&str, fn(&dyn Collective, bool) -> String); 3] = [
+    let cases: [(&str, Told); 3] = [
         ("called all_gather (params 4) of 10 f32", |g, odd| {
             let (mut full, mut part) = (plain(DType::F32, 40), plain(DType::F32, 10));
             error(
