@@ -8,13 +8,11 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{ADAMW, fsdp, options, ranks, sharded};
-use flatshard::base::rng::Rng;
+use common::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::flight::Flight;
 use flatshard::comm::{CommUse, Mesh, MeshSizes, Reduce, Tag, shm, timed};
-use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::Spec;
 use flatshard::strategy::{Engine, EngineOptions, Step};
@@ -69,23 +67,11 @@ fn spec() -> Spec {
     let small = common::llama();
     Spec { vocab: 512, dim: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 48, ff: 512, max_len: SHAPE.0, ..small }
 }
-fn batch(rank: usize) -> MicroBatch {
-    let (row, rows) = SHAPE;
-    let rng = Rng::new(1, rank as u64);
-    let tokens: Vec<u32> = (0..(row * rows) as u64).map(|i| (rng.u64(i) % 512) as u32).collect();
-    MicroBatch {
-        targets: tokens.iter().map(|&t| ((t * 7 + 1) % 512) as i32).collect(),
-        positions: (0..row * rows).map(|i| (i % row) as u32).collect(),
-        cu_seqlens: (0..=rows).map(|i| (i * row) as u32).collect(),
-        tokens,
-    }
-}
-
 /// Seconds of steps of an engine a watcher, one after the other in each round; and the operations of a step.
 fn of_a_step(rounds: usize) -> (Vec<Vec<f64>>, u64) {
     let options = EngineOptions { tokens: SHAPE.0 * SHAPE.1, ..options(&spec(), fsdp(sharded()), ADAMW) };
     let mut told = ranks(2, |rank| {
-        let batches = [batch(rank.rank)];
+        let batches = [rows_of(SHAPE, rank.rank)];
         let mut engines = Vec::new();
         for watcher in 0..WATCHERS.len() {
             let (mesh, timeline) = watched(rank.mesh.clone(), watcher);

@@ -4,11 +4,9 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{ADAMW, fsdp, options, ranks, sharded};
+use common::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
-use flatshard::base::rng::Rng;
-use flatshard::data::MicroBatch;
 use flatshard::nn::Spec;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use flatshard::strategy::{Ddp, Engine, EngineOptions, Step, Strategy};
@@ -25,22 +23,10 @@ fn spec() -> Spec {
     Spec { vocab: 512, dim: 128, layers: 4, heads: 4, kv_heads: 4, head_dim: 32, ff: 384, max_len: SHAPE.0, ..small }
 }
 
-fn batch(rank: usize) -> MicroBatch {
-    let (row, rows) = SHAPE;
-    let rng = Rng::new(1, rank as u64);
-    let tokens: Vec<u32> = (0..(row * rows) as u64).map(|i| (rng.u64(i) % 512) as u32).collect();
-    MicroBatch {
-        targets: tokens.iter().map(|&t| ((t * 7 + 1) % 512) as i32).collect(),
-        positions: (0..row * rows).map(|i| (i % row) as u32).collect(),
-        cu_seqlens: (0..=rows).map(|i| (i * row) as u32).collect(),
-        tokens,
-    }
-}
-
 /// Time of `steps` steps after a first one, on rank 0.
 fn time(options: &EngineOptions, steps: u64) -> Duration {
     let times = ranks(WORLD, |rank| {
-        let batches = [batch(rank.rank)];
+        let batches = [rows_of(SHAPE, rank.rank)];
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let tokens = engine.global_count(batches[0].loss_tokens())?;
         engine.train_step(&batches, &Step { number: 1, lr: 1e-3, tokens })?;

@@ -42,7 +42,7 @@ fn recorded_on<T: PartialEq + Debug + Send>(
     let mut lines = mesh_ranks(sizes, |rank| {
         let log = Log::default();
         let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
-        let watched = Arc::new(Watched { inner: strategy.clone(), log: log.clone() });
+        let watched = Arc::new(Watched::noting(strategy.clone(), &log));
         let options = options(&llama(), watched, SGD);
         let mut engine = Engine::new(rank.device, &mesh, &options)?;
         let mut lines = Vec::new();

@@ -197,32 +197,17 @@ fn operands_outlive_their_calls() {
 /// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's within seconds.
 #[test]
 fn a_kernel_fault_in_a_piece_ends_all_ranks() {
-    let text = "# 1 \"adamw.ptx\"
-.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry adamw(
-    .param .u64 p_g, .param .u64 p_m, .param .u64 p_v, .param .u64 p_p, .param .u64 p_out, .param .u64 p_h,
-    .param .u64 p_scale, .param .u64 p_n)
-.maxntid 256, 1, 1
-{
-    .reg .u64 %g, %n;
-    .reg .f32 %a;
-    ld.param.u64 %g, [p_g];
-    ld.param.u64 %n, [p_n];
-    shl.b64 %n, %n, 2;
-    add.u64 %g, %g, %n;
-    ld.global.f32 %a, [%g];
-    ret;
-}
-";
     let options = options(&llama(), fsdp(sharded()), ADAMW);
     let started = std::time::Instant::now();
     let results = try_ranks_on(
         WORLD,
         |_, meter| Ok(Arc::new(flatshard::device::cpu::CpuDevice::new(meter))),
         |rank| -> Result<Vec<StepReport>> {
-            let sim = if rank.rank == 1 { Sim::new().replace("adamw", "adamw.ptx", text)? } else { Sim::new() };
+            let sim = if rank.rank == 1 {
+                Sim::new().replace("adamw", "adamw.ptx", READS_PAST_ITS_GRADIENT)?
+            } else {
+                Sim::new()
+            };
             let front = Arc::new(Graphs::new(Arc::new(sim)));
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(front.clone(), rank.meter.clone())?);
             let mesh = cuts::watch(rank.mesh, Some(&front));

@@ -46,7 +46,7 @@ fn entries(spec: &Spec, sharded: ShardedOptions) -> Vec<Entry> {
     let mut all = ranks(2, |rank| {
         let log = Log::default();
         let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
-        let watched = Arc::new(Watched { inner: fsdp(sharded.clone()), log: log.clone() });
+        let watched = Arc::new(Watched::noting(fsdp(sharded.clone()), &log));
         let mut engine = Engine::new(rank.device, &mesh, &options(spec, watched, SGD))?;
         for number in 1..=2 {
             log.clear();

@@ -86,32 +86,13 @@ fn a_step_costs_what_the_last_one_did() {
 /// The optimizer of rank 1 reads past its gradient: that rank says so, and rank 0 fails at once and not by its timeout.
 #[test]
 fn a_kernel_fault_on_one_rank_ends_the_others() {
-    let text = "# 1 \"adamw.ptx\"
-.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry adamw(
-    .param .u64 p_g, .param .u64 p_m, .param .u64 p_v, .param .u64 p_p, .param .u64 p_out, .param .u64 p_h,
-    .param .u64 p_scale, .param .u64 p_n)
-.maxntid 256, 1, 1
-{
-    .reg .u64 %g, %n;
-    .reg .f32 %a;
-    ld.param.u64 %g, [p_g];
-    ld.param.u64 %n, [p_n];
-    shl.b64 %n, %n, 2;
-    add.u64 %g, %g, %n;
-    ld.global.f32 %a, [%g];
-    ret;
-}
-";
     let options = options(&llama(), fsdp(sharded()), ADAMW);
     let started = Instant::now();
     let results = try_ranks_on(
         WORLD,
         |rank, meter| {
             let sim = Sim::new();
-            let sim = if rank == 1 { sim.replace("adamw", "adamw.ptx", text)? } else { sim };
+            let sim = if rank == 1 { sim.replace("adamw", "adamw.ptx", READS_PAST_ITS_GRADIENT)? } else { sim };
             Ok(Arc::new(GpuDevice::new(Arc::new(sim), meter)?))
         },
         |rank| {

@@ -4,14 +4,12 @@ mod common;
 #[path = "common/runs.rs"]
 mod runs;
 
+use common::probe::{Told, Watched};
 use common::*;
 use flatshard::base::timeline::Lane;
-use flatshard::base::{Category, DType, Result};
 use flatshard::comm::delayed::Slow;
 use flatshard::comm::{CommStats, Mesh, MeshSizes};
-use flatshard::device::Device;
-use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
-use flatshard::store::{BackwardPrefetch, Offload, Piece, ShardedOptions, Store};
+use flatshard::store::{BackwardPrefetch, ShardedOptions};
 use flatshard::strategy::{Engine, Step, Strategy};
 use flatshard::train::trace::summary::Summary;
 use flatshard::train::trace::{Done, Profile, Tracer, chrome};
@@ -20,78 +18,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A strategy whose layers take time: a pause when their weights are handed out.
-struct Paused {
-    inner: Arc<dyn Strategy>,
-    pause: fn(usize) -> Duration,
-}
-struct PausedStore {
-    inner: Box<dyn Store>,
-    pause: Duration,
-}
-
-impl Strategy for Paused {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn dtype(&self) -> DType {
-        self.inner.dtype()
-    }
-    fn offload(&self) -> Offload {
-        self.inner.offload()
-    }
-    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        let pause = (self.pause)(mesh.rank());
-        Ok(Box::new(PausedStore { inner: self.inner.store(dev, mesh, layouts)?, pause }))
-    }
-    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
-        self.inner.planned(layouts, mesh)
-    }
-    fn owned(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize {
-        self.inner.owned(layouts, mesh)
-    }
-}
-impl ParamStore for PausedStore {
-    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let weights = self.inner.acquire(layer, pass);
-        std::thread::sleep(self.pause);
-        weights
-    }
-    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        self.inner.release(layer, pass)
-    }
-    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.inner.grads(layer)
-    }
-    fn grads_ready(&mut self, layer: usize) -> Result<()> {
-        self.inner.grads_ready(layer)
-    }
-}
-impl Store for PausedStore {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn units(&self) -> usize {
-        self.inner.units()
-    }
-    fn replicated(&self) -> bool {
-        self.inner.replicated()
-    }
-    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        self.inner.begin_micro_batch(first, last)
-    }
-    fn finish_grads(&mut self) -> Result<()> {
-        self.inner.finish_grads()
-    }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        self.inner.for_each_piece(f)
-    }
-    fn weights_changed(&mut self) -> Result<()> {
-        self.inner.weights_changed()
-    }
-    fn weights_updated(&mut self) -> Result<()> {
-        self.inner.weights_updated()
-    }
+/// The strategy, with layers that take time: a pause of the rank's when their weights are handed out.
+fn paused(inner: Arc<dyn Strategy>, pause: fn(usize) -> Duration) -> Arc<dyn Strategy> {
+    let told = move |mesh: &Mesh| -> Told {
+        let pause = pause(mesh.rank());
+        Arc::new(move |what, _| {
+            if what == "use" {
+                std::thread::sleep(pause);
+            }
+        })
+    };
+    Arc::new(Watched { inner, told: Arc::new(told) })
 }
 
 /// Of one step: its spans, and what the groups say of it.
@@ -111,7 +48,7 @@ fn traced(
     let dir = tempfile::tempdir().unwrap();
     mesh_ranks(sizes, |rank| {
         let profile = Profile { steps: 2..=steps, folder: dir.path().into() };
-        let strategy = Arc::new(Paused { inner: fsdp(options.clone()), pause });
+        let strategy = paused(fsdp(options.clone()), pause);
         let options = common::options(&llama(), strategy, ADAMW);
         let mesh = match wire.is_zero() {
             true => rank.mesh,

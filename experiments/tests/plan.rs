@@ -72,7 +72,7 @@ fn recorded(
     let log = Log::default();
     let rank = mesh.dp.rank();
     let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
-    let watched = Arc::new(Watched { inner: strategy, log: log.clone() });
+    let watched = Arc::new(Watched::noting(strategy, &log));
     let options = options(spec, watched, ADAMW);
     let mut engine = Engine::new(device, &mesh, &options)?;
     let group = if engine.state().0.replicated() { &mesh.loss } else { &mesh.fsdp };

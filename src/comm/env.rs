@@ -87,6 +87,25 @@ impl RankEnv {
     }
 }
 
+/// A rank of a job on this host, for tests of how ranks meet.
+#[cfg(test)]
+pub(super) fn here(rank: usize, world: usize, port: u16) -> RankEnv {
+    RankEnv {
+        rank,
+        world,
+        local_rank: rank,
+        local_world: world,
+        host: "here".into(),
+        master_addr: "127.0.0.1".into(),
+        master_port: port,
+        run_id: format!("test {}", std::process::id()),
+        arena_fd: None,
+        parent_pid: None,
+        restart: None,
+        mpi: false,
+    }
+}
+
 struct Vars<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
 }

@@ -243,23 +243,7 @@ fn greet(mut stream: TcpStream, env: &RankEnv) -> std::io::Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn env(rank: usize, world: usize, port: u16) -> RankEnv {
-        RankEnv {
-            rank,
-            world,
-            local_rank: rank,
-            local_world: world,
-            host: "here".into(),
-            master_addr: "127.0.0.1".into(),
-            master_port: port,
-            run_id: format!("test {}", std::process::id()),
-            arena_fd: None,
-            parent_pid: None,
-            restart: None,
-            mpi: false,
-        }
-    }
+    use crate::comm::env::here as env;
 
     /// What becomes of rank `rank` of 3 with this address and port, in at most so long.
     fn asked(rank: usize, addr: &str, port: u16, ms: u64) -> Error {

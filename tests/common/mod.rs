@@ -17,6 +17,27 @@ use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, St
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// A kernel in the place of `adamw` that reads past its gradient.
+pub const READS_PAST_ITS_GRADIENT: &str = "# 1 \"adamw.ptx\"
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry adamw(
+    .param .u64 p_g, .param .u64 p_m, .param .u64 p_v, .param .u64 p_p, .param .u64 p_out, .param .u64 p_h,
+    .param .u64 p_scale, .param .u64 p_n)
+.maxntid 256, 1, 1
+{
+    .reg .u64 %g, %n;
+    .reg .f32 %a;
+    ld.param.u64 %g, [p_g];
+    ld.param.u64 %n, [p_n];
+    shl.b64 %n, %n, 2;
+    add.u64 %g, %g, %n;
+    ld.global.f32 %a, [%g];
+    ret;
+}
+";
+
 /// Grouped-query attention, an untied head; no size is a power of two.
 pub fn llama() -> Spec {
     Spec {
@@ -356,4 +377,16 @@ pub fn distance(a: &Outcome, b: &Outcome) -> (f32, f64) {
     let weights = pairs.map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs()).fold(0.0, f32::max);
     let losses = a.steps.iter().zip(&b.steps).map(|(x, y)| (f64::from_bits(x.0) - f64::from_bits(y.0)).abs());
     (weights, losses.fold(0.0, f64::max))
+}
+
+/// Rows of `row` tokens below 512, each rank's its own: for benches.
+pub fn rows_of((row, rows): (usize, usize), rank: usize) -> MicroBatch {
+    let rng = Rng::new(1, rank as u64);
+    let tokens: Vec<u32> = (0..(row * rows) as u64).map(|i| (rng.u64(i) % 512) as u32).collect();
+    MicroBatch {
+        targets: tokens.iter().map(|&t| ((t * 7 + 1) % 512) as i32).collect(),
+        positions: (0..row * rows).map(|i| (i % row) as u32).collect(),
+        cu_seqlens: (0..=rows).map(|i| (i * row) as u32).collect(),
+        tokens,
+    }
 }

@@ -18,10 +18,25 @@ pub fn words(log: &Log) -> String {
     words.join(" ")
 }
 
-/// A strategy whose store notes `use3` when layer 3's weights are handed out, `grads3` when its gradient buffer is.
+/// Told of `use` when a layer's weights were handed out, of `grads` when its gradient buffer is about to be: which, and the layer.
+pub type Told = Arc<dyn Fn(&'static str, usize) + Send + Sync>;
+
+/// A strategy whose store tells what the model does with it; `told` makes the listener of a rank's store.
 pub struct Watched {
     pub inner: Arc<dyn Strategy>,
-    pub log: Log,
+    pub told: Arc<dyn Fn(&Mesh) -> Told + Send + Sync>,
+}
+
+impl Watched {
+    /// Its store notes `use3` when layer 3's weights are handed out, `grads3` when its gradient buffer is.
+    pub fn noting(inner: Arc<dyn Strategy>, log: &Log) -> Watched {
+        let log = log.clone();
+        let told = move |_: &Mesh| -> Told {
+            let log = log.clone();
+            Arc::new(move |what, layer| log.note(Tag::new(what, layer)))
+        };
+        Watched { inner, told: Arc::new(told) }
+    }
 }
 
 impl Strategy for Watched {
@@ -35,7 +50,7 @@ impl Strategy for Watched {
         self.inner.offload()
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(WatchedStore { inner: self.inner.store(dev, mesh, layouts)?, log: self.log.clone() }))
+        Ok(Box::new(WatchedStore { inner: self.inner.store(dev, mesh, layouts)?, told: (self.told)(mesh) }))
     }
     fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
         self.inner.planned(layouts, mesh)
@@ -47,27 +62,20 @@ impl Strategy for Watched {
 
 struct WatchedStore {
     inner: Box<dyn Store>,
-    log: Log,
-}
-
-impl WatchedStore {
-    fn note(&self, what: &'static str, layer: usize) {
-        self.log.note(Tag::new(what, layer));
-    }
+    told: Told,
 }
 
 impl ParamStore for WatchedStore {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let log = self.log.clone();
         let weights = self.inner.acquire(layer, pass)?;
-        log.note(Tag::new("use", layer));
+        (self.told)("use", layer);
         Ok(weights)
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.inner.release(layer, pass)
     }
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.note("grads", layer);
+        (self.told)("grads", layer);
         self.inner.grads(layer)
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {

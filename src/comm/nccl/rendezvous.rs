@@ -31,24 +31,9 @@ pub fn exchange(env: &RankEnv, timeout: Duration, make: impl FnOnce() -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::env::here as env;
     use std::net::TcpListener;
 
-    fn env(rank: usize, world: usize, port: u16) -> RankEnv {
-        RankEnv {
-            rank,
-            world,
-            local_rank: rank,
-            local_world: world,
-            host: "here".into(),
-            master_addr: "127.0.0.1".into(),
-            master_port: port,
-            run_id: format!("test {}", std::process::id()),
-            arena_fd: None,
-            parent_pid: None,
-            restart: None,
-            mpi: false,
-        }
-    }
     fn id() -> [u8; ID] {
         std::array::from_fn(|i| i as u8)
     }
