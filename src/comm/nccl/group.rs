@@ -1,11 +1,8 @@
-//! The `Collective` over one communicator. Never waits on the host but in `barrier`, and where more than [`RING`] operations
-//! are under way.
-//!
-//! [Note: streams] An operation runs on the group's stream, after an event that the compute stream records when it is started
-//! (all that compute was given so far), and ends with an event that the compute stream waits for in `wait`. So a slot that
-//! compute has read is never gathered into too early, and nothing but order is ever exchanged with the host.
+//! The `Collective` over one communicator: what each call checks, keeps and asks of NCCL. `order` says when it runs. Never waits
+//! on the host but in `barrier`.
 use super::comm::Comm;
-use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS};
+use super::library::{self, IN_PROGRESS, Nccl, SUCCESS};
+use super::order::Ring;
 use super::slot;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::operands::Call;
@@ -13,15 +10,9 @@ use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Tim
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::driver::Driver;
 use crate::device::{Buf, View, ViewMut};
-use cudarc::driver::{CudaEvent, CudaStream, DriverError};
-use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Operations that are remembered.
-const RING: u64 = 256;
-/// Bits of a ticket that count operations; the rest names the group.
-const COUNT: u32 = 48;
+use cudarc::driver::{CudaStream, DriverError};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A communicator and its stream: shared by the axes whose groups are the same ranks.
 pub(super) struct Channel {
@@ -32,65 +23,19 @@ pub(super) struct Channel {
 }
 
 pub(super) struct Group {
-    channel: Arc<Channel>,
-    cuda: Arc<Cuda>,
+    pub(super) channel: Arc<Channel>,
+    pub(super) cuda: Arc<Cuda>,
     meter: Meter,
     axis: Axis,
     /// "fsdp of 4".
     name: String,
     /// World rank, and place in the group.
-    world_rank: usize,
+    pub(super) world_rank: usize,
     index: usize,
-    id: u64,
-    ring: Mutex<Ring>,
+    pub(super) id: u64,
+    pub(super) ring: Mutex<Ring>,
     /// f32 (1): what a barrier sums.
     token: Mutex<Buf>,
-}
-
-struct Ring {
-    ops: Vec<Op>,
-    /// Operations ever started; and the first of them whose times are not counted yet.
-    next: u64,
-    counted: u64,
-    stats: CommStats,
-}
-
-struct Op {
-    tag: Tag,
-    name: &'static str,
-    /// Recorded in the compute stream when it is started.
-    after: CudaEvent,
-    /// Around it, in the group's stream.
-    begin: CudaEvent,
-    done: CudaEvent,
-    /// Around the wait of the compute stream: how long it stood.
-    halted: CudaEvent,
-    resumed: CudaEvent,
-    waited: bool,
-    /// While a run is profiled.
-    times: Times,
-    /// When the watching thread first saw it under way.
-    seen: Option<Instant>,
-    /// Buffers in flight.
-    keep: [Option<Arc<dyn Send + Sync>>; 2],
-}
-
-impl Op {
-    fn new(cuda: &Cuda) -> Result<Op> {
-        Ok(Op {
-            tag: Tag::new("", 0),
-            name: "",
-            after: cuda.event(false)?,
-            begin: cuda.event(true)?,
-            done: cuda.event(true)?,
-            halted: cuda.event(true)?,
-            resumed: cuda.event(true)?,
-            waited: false,
-            times: Times::default(),
-            seen: None,
-            keep: [None, None],
-        })
-    }
 }
 
 impl Group {
@@ -104,7 +49,7 @@ impl Group {
     ) -> Result<Group> {
         let index = channel.ranks.iter().position(|&r| r == rank);
         let index = index.ok_or_else(|| Error::op("group", format!("rank {rank} is not among {:?}", channel.ranks)))?;
-        let ops = (0..RING).map(|_| Op::new(&cuda)).collect::<Result<_>>()?;
+        let ring = Mutex::new(Ring::new(&cuda)?);
         let lease = meter.lease(Category::Other, DType::F32.size());
         let token = cuda.alloc(DType::F32, 1, Category::Other, lease)?;
         Ok(Group {
@@ -116,139 +61,17 @@ impl Group {
             world_rank: rank,
             index,
             id,
-            ring: Mutex::new(Ring { ops, next: 0, counted: 0, stats: CommStats::default() }),
+            ring,
             token: Mutex::new(token),
         })
     }
-    fn call(&self, op: &'static str, tag: Tag) -> Call<'_> {
+    pub(super) fn call(&self, op: &'static str, tag: Tag) -> Call<'_> {
         Call { rank: self.world_rank, op, group: &self.name, size: self.channel.ranks.len(), tag }
     }
-    fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    fn failed(&self, e: DriverError) -> Error {
+    pub(super) fn failed(&self, e: DriverError) -> Error {
         self.cuda.failed(&self.name, e)
     }
 
-    /// Enqueues `enqueue` between the events of the next operation, and `then` behind it in the same stream.
-    fn start(
-        &self,
-        call: Call,
-        bytes: usize,
-        keep: [Option<Arc<dyn Send + Sync>>; 2],
-        enqueue: impl FnOnce(&Nccl, Handle, library::Stream) -> c_int,
-        then: impl FnOnce() -> Result<()>,
-    ) -> Result<Ticket> {
-        let mut ring = self.room(&call)?;
-        let seq = ring.next;
-        let (stream, compute) = (&self.channel.stream, self.cuda.compute());
-        let op = &mut ring.ops[(seq % RING) as usize];
-        (op.tag, op.name, op.waited, op.seen, op.keep) = (call.tag, call.op, false, None, keep);
-        op.times = Times::default();
-        let ordered =
-            op.after.record(compute).and_then(|()| stream.wait(&op.after)).and_then(|()| op.begin.record(stream));
-        ordered.map_err(|e| self.failed(e))?;
-        op.times.begun = self.cuda.mark_on(stream)?;
-        let raw = stream.cu_stream().cast::<c_void>();
-        self.channel.comm.run(|handle, nccl| enqueue(nccl, handle, raw)).map_err(|what| {
-            self.cuda.break_off(call.error(what.clone()).to_string());
-            call.error(what)
-        })?;
-        then()?;
-        op.done.record(stream).map_err(|e| self.failed(e))?;
-        op.times.over = self.cuda.mark_on(stream)?;
-        ring.next += 1;
-        ring.stats.ops += 1;
-        ring.stats.bytes += bytes as u64;
-        Ok(Ticket(self.id << COUNT | seq))
-    }
-
-    /// The ring with a free place. While there is none, the lock is open for the watching thread.
-    fn room(&self, call: &Call) -> Result<MutexGuard<'_, Ring>> {
-        loop {
-            let mut ring = self.lock();
-            if ring.next - ring.counted == RING {
-                self.count(&mut ring)?;
-            }
-            if ring.next - ring.counted < RING {
-                return Ok(ring);
-            }
-            if let Some(why) = self.channel.comm.failure() {
-                return Err(call.error(why));
-            }
-            drop(ring);
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    /// Adds up the times of what is over, in order, and lets go of its buffers.
-    fn count(&self, ring: &mut Ring) -> Result<()> {
-        while ring.counted < ring.next {
-            let op = &mut ring.ops[(ring.counted % RING) as usize];
-            let over = |event: &CudaEvent| event.try_is_complete().map_err(|e| self.failed(e));
-            if !over(&op.done)? || (op.waited && !over(&op.resumed)?) {
-                break;
-            }
-            ring.stats.in_flight_s += self.cuda.seconds(&op.begin, &op.done)?;
-            if op.waited {
-                ring.stats.exposed_s += self.cuda.seconds(&op.halted, &op.resumed)?;
-            }
-            op.keep = [None, None];
-            ring.counted += 1;
-        }
-        Ok(())
-    }
-
-    /// The compute stream goes on when the operation is over.
-    fn order(&self, ticket: Ticket) -> Result<()> {
-        let mut ring = self.lock();
-        let seq = ticket.0 & ((1 << COUNT) - 1);
-        if ticket.0 >> COUNT != self.id || seq >= ring.next {
-            let call = self.call("wait", Tag::new("ticket", ticket.0 as usize));
-            return Err(call.error("is not of this group"));
-        }
-        if seq < ring.counted {
-            return Ok(()); // over, as the host has seen
-        }
-        let compute = self.cuda.compute();
-        let op = &mut ring.ops[(seq % RING) as usize];
-        if let Some(why) = self.channel.comm.failure() {
-            return Err(self.call(op.name, op.tag).error(why));
-        }
-        let ordered = if op.waited {
-            compute.wait(&op.done)
-        } else {
-            op.waited = true;
-            let from = self.cuda.mark_on(compute)?;
-            let halted = op.halted.record(compute).and_then(|()| compute.wait(&op.done));
-            let resumed = halted.and_then(|()| op.resumed.record(compute));
-            op.times.stood = from.zip(self.cuda.mark_on(compute)?);
-            resumed
-        };
-        ordered.map_err(|e| self.failed(e))
-    }
-
-    /// For the watching thread: an operation that NCCL has given up on, or that has run for longer than `timeout`.
-    pub(super) fn trouble(&self, timeout: Duration) -> Option<String> {
-        if let Some(what) = self.channel.comm.trouble() {
-            return Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string());
-        }
-        let mut ring = self.ring.try_lock().ok()?; // a call in progress has its own deadline
-        let (counted, next) = (ring.counted, ring.next);
-        let flying = (counted..next).find(|seq| !ring.ops[(seq % RING) as usize].done.is_complete())?;
-        let op = &mut ring.ops[(flying % RING) as usize];
-        // Not before its turn: what it waits for may be compute.
-        if !op.begin.is_complete() {
-            return None;
-        }
-        let since = *op.seen.get_or_insert_with(Instant::now);
-        (since.elapsed() > timeout).then(|| {
-            let peers: Vec<String> =
-                self.channel.ranks.iter().filter(|&&r| r != self.world_rank).map(|r| r.to_string()).collect();
-            let what = format!("no answer within {timeout:?} from among ranks {}", peers.join(", "));
-            self.call(op.name, op.tag).error(what).to_string()
-        })
-    }
     pub(super) fn abort(&self, why: &str) {
         self.channel.comm.abort(why);
     }
@@ -382,16 +205,8 @@ impl Collective for Group {
     fn barrier(&self, tag: Tag) -> Result<()> {
         let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
-        let seq = ticket.0 & ((1 << COUNT) - 1);
         self.order(ticket)?;
-        // Without the lock: the watching thread looks at the ring while this one waits.
-        self.channel.stream.synchronize().map_err(|e| self.failed(e))?;
-        let mut ring = self.lock();
-        if let Some(why) = self.channel.comm.failure() {
-            let op = &ring.ops[(seq % RING) as usize];
-            return Err(self.call("barrier", op.tag).error(why));
-        }
-        self.count(&mut ring)
+        self.settle(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.order(ticket)
@@ -404,17 +219,10 @@ impl Collective for Group {
         self.order(ticket)
     }
     fn stats(&self) -> CommStats {
-        let mut ring = self.lock();
-        let _ = self.count(&mut ring); // a failure of the GPU shows in the next call that can say so
-        ring.stats
+        self.so_far()
     }
     fn times(&self, ticket: Ticket) -> Times {
-        let (ring, seq) = (self.lock(), ticket.0 & ((1 << COUNT) - 1));
-        if seq < ring.next && ring.next <= seq + RING {
-            ring.ops[(seq % RING) as usize].times
-        } else {
-            Times::default()
-        }
+        self.timed(ticket)
     }
 }
 

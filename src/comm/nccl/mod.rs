@@ -8,6 +8,7 @@
 //! | `comm` | one communicator: made, split, polled, aborted |
 //! | `slot` | memory that collectives use, registered |
 //! | `group` | the `Collective` |
+//! | `order` | its operations on their streams: begun, awaited, timed |
 //! | `watch` | the thread that ends what hangs |
 //!
 //! Sums run in NCCL's order, not in rank order: the same on every rank, and not the CPU's bits.
@@ -16,6 +17,7 @@ mod comm;
 mod fake;
 mod group;
 mod library;
+mod order;
 pub mod rendezvous;
 mod slot;
 mod watch;

@@ -1,10 +1,9 @@
 //! Calls captured as a CUDA graph, and replayed. Never decides which: that is `graphs`.
-use super::{Cuda, RECENT};
+use super::Cuda;
 use crate::base::{Error, Result};
 use crate::device::gpu::calls::Calls;
 use crate::device::gpu::driver::Graph;
 use cudarc::driver::{CudaGraph, sys};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// A graph, ready to launch, and the kernels that stand last in it, oldest first: what a fault would name.
 struct Captured {
@@ -21,15 +20,14 @@ pub(super) fn capture(cuda: &Cuda, mut calls: Calls) -> Result<Graph> {
     let failed = |e| cuda.failed("capture a graph", e);
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     cuda.compute.begin_capture(mode).map_err(failed)?;
-    let before = cuda.launches.load(Relaxed);
+    let before = cuda.recent.launches();
     let run = calls.run(cuda);
-    let end = cuda.launches.load(Relaxed);
+    let last = cuda.recent.since(before);
     // Ended in any case: a stream that captures can do nothing else.
     let graph = cuda.compute.end_capture(sys::CUgraphInstantiate_flags(0));
     run?;
     let none = || Error::op("capture", format!("{}: no graph of {} calls", cuda.name, calls.len()));
     let graph = graph.map_err(failed)?.ok_or_else(none)?;
-    let last = (before.max(end.saturating_sub(RECENT))..end).map(|at| cuda.recent[at % RECENT].load(Relaxed)).collect();
     Ok(Graph { made: Box::new(Captured { graph, last }), calls })
 }
 
@@ -37,6 +35,6 @@ pub(super) fn replay(cuda: &Cuda, graph: &mut Graph) -> Result<()> {
     let Some(Captured { graph, last }) = graph.made.downcast_ref::<Captured>() else {
         return Err(Error::op("replay", format!("{}: a graph of another driver", cuda.name)));
     };
-    last.iter().for_each(|kernel| cuda.note(*kernel));
+    last.iter().for_each(|kernel| cuda.recent.note(*kernel));
     graph.launch().map_err(|e| cuda.failed("launch a graph", e))
 }

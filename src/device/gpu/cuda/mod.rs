@@ -6,9 +6,11 @@
 //! | --- | --- |
 //! | `machine` | which GPUs there are, and whether they serve |
 //! | `modules` | kernels, compiled by the driver |
+//! | `launch` | launches: arguments as words, the kernels launched last |
 //! | `maps` | tensor maps |
 //! | `marks` | points of streams in time |
 //! | `memory` | device memory, pinned memory |
+//! | `room` | whether a run fits, and what holds the memory when it did not |
 //! | `blas` | matrix products |
 //! | `graph` | calls captured and replayed |
 //! | `failure` | results of the driver as messages |
@@ -19,6 +21,7 @@
 mod blas;
 mod failure;
 mod graph;
+mod launch;
 #[cfg(feature = "cust")]
 pub mod link;
 mod machine;
@@ -26,31 +29,26 @@ mod maps;
 mod marks;
 mod memory;
 mod modules;
+mod room;
 
 pub use blas::WORKSPACE;
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
+pub use room::fits;
 
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, Shape};
-use super::element;
 use super::kernels::TEXTS;
-use crate::base::meter::{Lease, REMEDY};
+use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
 use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
-use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
-
-/// Parameters of a kernel, at most.
-const PARAMETERS: usize = 32;
-/// Launches that a kernel fault names.
-const RECENT: usize = 8;
 
 /// What is asked of a GPU when it is opened.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +74,7 @@ pub struct Cuda {
     name: String,
     arch: u32,
     multiprocessors: u32,
-    recent: [AtomicUsize; RECENT],
-    launches: AtomicUsize,
+    recent: launch::Recent,
     /// Set by whoever broke off work in flight: what the GPU computed since is not to be used.
     broken: OnceLock<String>,
     marks: marks::Marks,
@@ -123,8 +120,7 @@ impl Cuda {
             name,
             arch: gpu.arch,
             multiprocessors,
-            recent: std::array::from_fn(|_| AtomicUsize::new(usize::MAX)),
-            launches: AtomicUsize::new(0),
+            recent: launch::Recent::default(),
             broken: OnceLock::new(),
             marks: marks::Marks::default(),
         })
@@ -190,20 +186,6 @@ impl Cuda {
             code => Err(Error::Run(format!("{}: cuEventElapsedTime: CUDA error {code}", self.name))),
         }
     }
-    /// `y (+)= x` on a stream of the caller's: alike in dtype, or y f32.
-    pub fn take_on(&self, stream: &CudaStream, x: View, mut y: ViewMut, add: bool) -> Result<()> {
-        let (n, block, vector) = (x.len(), 256u32, 16 / y.dtype().size());
-        if n == 0 {
-            return Ok(());
-        }
-        let ctas = n.div_ceil(block as usize * vector).min(8 * self.multiprocessors as usize) as u32;
-        let (from, to) = (x.dtype(), y.dtype());
-        let (kernel, y) = match add {
-            true => (Kernel { variant: element::adds(from, to)?, entry: "add" }, Arg::InOut(y.reborrow())),
-            false => (Kernel { variant: element::casts(from, to)?, entry: "cast" }, Arg::Out(y.reborrow())),
-        };
-        self.launch_on(stream, kernel, Shape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
-    }
     /// What the driver's compiler made of each kernel.
     pub fn kernels(&self) -> Result<Vec<modules::Compiled>> {
         self.modules.report().map_err(|e| self.failed("ask about kernels", e))
@@ -222,98 +204,11 @@ impl Cuda {
 
     fn out_of_memory(&self, op: &str) -> Error {
         let room = result::mem_get_info().unwrap_or((0, 0));
-        out_of_memory(&self.name, op, room, &self.meter)
-    }
-    /// Names of the kernels launched last, newest first.
-    fn recent(&self) -> String {
-        let newest = self.launches.load(Relaxed);
-        let name = |back: usize| {
-            let index = self.recent[newest.wrapping_sub(back) % RECENT].load(Relaxed);
-            self.modules.names.get(index).map(|k| k.variant)
-        };
-        let names: Vec<&str> = (1..=RECENT.min(newest)).filter_map(name).collect();
-        if names.is_empty() { "none".into() } else { names.join(", ") }
-    }
-    /// A kernel is launched.
-    fn note(&self, index: usize) {
-        let newest = self.launches.fetch_add(1, Relaxed);
-        self.recent[newest % RECENT].store(index, Relaxed);
+        room::out_of_memory(&self.name, op, room, &self.meter)
     }
     fn unbroken(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |why| Err(Error::Run(why.clone())))
     }
-
-    fn launch_on(&self, stream: &CudaStream, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
-        let Some(function) = self.modules.get(&kernel) else {
-            return Err(Error::op(
-                kernel.entry,
-                format!(
-                    "{}: kernel variant {} is not in this build, or not for sm_{}",
-                    self.name, kernel.variant, self.arch
-                ),
-            ));
-        };
-        let mut words = [0u64; PARAMETERS];
-        let count = pack(kernel.entry, args, &mut words)?;
-        let mut maps = maps::encode(kernel.entry, args)?;
-        let mut pointers = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());
-        let places = pointers.iter_mut().zip(args.iter()).filter(|(_, arg)| matches!(arg, Arg::Map(_)));
-        places.zip(&mut maps).for_each(|((place, _), map)| *place = (&raw mut *map).cast());
-        self.note(function.index);
-        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
-        self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
-        // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
-        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work, since
-        // memory is freed only after the GPU is done with it.
-        let launched = unsafe {
-            result::launch_kernel(
-                function.handle,
-                (gx, gy, gz),
-                (bx, by, bz),
-                shape.shared,
-                stream.cu_stream(),
-                &mut pointers[..count],
-            )
-        };
-        launched.map_err(|e| match failure::code(e) {
-            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::op(
-                kernel.entry,
-                format!(
-                    "{}: variant {} cannot be launched as {shape:?} ({})",
-                    self.name,
-                    kernel.variant,
-                    failure::name(e.0)
-                ),
-            ),
-            _ => self.failed(kernel.variant, e),
-        })
-    }
-}
-
-/// Each argument in a word of its own, in the kernel's order; how many.
-fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Result<usize> {
-    if args.len() > PARAMETERS {
-        return Err(Error::op(op, format!("{} arguments, at most {PARAMETERS}", args.len())));
-    }
-    for (word, arg) in words.iter_mut().zip(args.iter_mut()) {
-        *word = match arg {
-            Arg::In(view) => view.as_ptr() as u64,
-            Arg::InOut(view) | Arg::Out(view) => view.as_mut_ptr() as u64,
-            Arg::Null => 0,
-            // The driver reads four bytes, the low ones here (little-endian, as every host of a GPU).
-            Arg::U32(x) => u64::from(*x),
-            Arg::F32(x) => u64::from(x.to_bits()),
-            Arg::U64(x) => *x,
-            // Not of a word's size: see maps.rs.
-            Arg::Map(_) => 0,
-        };
-    }
-    Ok(args.len())
-}
-
-/// "12.34 GiB".
-fn gib(bytes: usize) -> String {
-    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
 }
 
 /// Whether cuBLASLt is found; [`no_blas`] says what to do where it is not.
@@ -322,31 +217,6 @@ pub fn has_blas() -> bool {
 }
 pub fn no_blas() -> Error {
     blas::missing()
-}
-
-/// An input error unless `sharing` ranks of `planned` bytes each fit in what is free.
-pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
-    let needed = planned.saturating_mul(sharing.max(1));
-    if needed <= free {
-        return Ok(());
-    }
-    let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", gib(planned)) } else { String::new() };
-    Err(Error::input(format!(
-        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use --activation-checkpoint, --precision \
-         bf16, a smaller --batch-size or --max-len, more GPUs, or end what else is on this one (nvidia-smi)",
-        gib(needed),
-        gib(free),
-        gib(total),
-    )))
-}
-
-fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
-    Error::Run(format!(
-        "{name}: out of memory in {op}: {} of {} are free; {}. {REMEDY}",
-        gib(free),
-        gib(total),
-        meter.dump()
-    ))
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -378,13 +248,13 @@ impl Driver for Cuda {
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
         memory::alloc(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} for {category:?}", gib(len * dtype.size()));
+            let op = format!("alloc of {} for {category:?}", room::gib(len * dtype.size()));
             self.failed(&op, e)
         })
     }
     fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
         memory::alloc_host(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} of pinned host memory", gib(len * dtype.size()));
+            let op = format!("alloc of {} of pinned host memory", room::gib(len * dtype.size()));
             self.failed(&op, e)
         })
     }
@@ -476,45 +346,5 @@ impl Driver for Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let _ = self.context.synchronize(); // work in flight uses what is dropped now; its failure was reported
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_are_packed_in_order_and_their_number_is_bounded() {
-        let mut words = [9; PARAMETERS];
-        let mut args = [Arg::Null, Arg::U32(7), Arg::U64(1 << 40), Arg::F32(1.0)];
-        assert_eq!(pack("test", &mut args, &mut words).unwrap(), 4);
-        assert_eq!(words[..5], [0, 7, 1 << 40, 0x3f80_0000, 9]);
-        let mut many: Vec<Arg> = (0..=PARAMETERS as u32).map(Arg::U32).collect();
-        assert!(pack("test", &mut many, &mut words).unwrap_err().to_string().contains("33 arguments"));
-    }
-
-    #[test]
-    fn too_little_memory_says_planned_and_free_bytes_before_anything_is_allocated() {
-        fits("cuda:0", 10 << 30, 1, 10 << 30, 80 << 30).unwrap();
-        let e = fits("cuda:0", 10 << 30, 2, 15 << 30, 80 << 30).unwrap_err();
-        assert_eq!(e.exit_status(), 2);
-        let text = e.to_string();
-        assert!(
-            text.contains("needs 20.00 GiB (2 ranks of 10.00 GiB)") && text.contains("15.00 GiB of 80.00 GiB"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn running_out_of_memory_lists_what_is_held_largest_first() {
-        let meter = Meter::default();
-        let _small = meter.lease(Category::Saved, 1 << 20);
-        let _large = [meter.lease(Category::Slots, 3 << 20), meter.lease(Category::Slots, 3 << 20)];
-        let e = out_of_memory("cuda:0 (H100)", "alloc", (1 << 30, 80 << 30), &meter);
-        assert_eq!(e.exit_status(), 1);
-        let text = e.to_string();
-        let says = "1.00 GiB of 80.00 GiB are free; this rank holds 7.0 MiB in 3 buffers: slots 6.0 MiB, saved 1.0 MiB; largest \
-                    first: 2 x 3.0 MiB slots (slots), 1 x 1.0 MiB saved (saved). Use ";
-        assert!(text.contains(says), "{text}");
     }
 }

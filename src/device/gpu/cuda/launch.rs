@@ -1,0 +1,150 @@
+//! Kernels put on a stream: their arguments packed as the driver reads them, and which were launched last, for the message of a
+//! fault. Never waits.
+use super::{Cuda, failure, maps};
+use crate::base::{Error, Result};
+use crate::device::gpu::driver::{Arg, Kernel, Shape};
+use crate::device::gpu::element;
+use crate::device::{View, ViewMut};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaStream, result};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Parameters of a kernel, at most.
+const PARAMETERS: usize = 32;
+/// Launches that a kernel fault names.
+const RECENT: usize = 8;
+
+/// The kernels launched last, by their number in the table of modules.
+pub(super) struct Recent {
+    ring: [AtomicUsize; RECENT],
+    launches: AtomicUsize,
+}
+
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent { ring: [const { AtomicUsize::new(usize::MAX) }; RECENT], launches: AtomicUsize::new(0) }
+    }
+}
+
+impl Recent {
+    /// Launches so far.
+    pub fn launches(&self) -> usize {
+        self.launches.load(Relaxed)
+    }
+    /// A kernel is launched.
+    pub fn note(&self, index: usize) {
+        let newest = self.launches.fetch_add(1, Relaxed);
+        self.ring[newest % RECENT].store(index, Relaxed);
+    }
+    /// The last of those that were launched after the first `before`, oldest first.
+    pub fn since(&self, before: usize) -> Vec<usize> {
+        let end = self.launches();
+        (before.max(end.saturating_sub(RECENT))..end).map(|at| self.ring[at % RECENT].load(Relaxed)).collect()
+    }
+}
+
+impl Cuda {
+    /// `y (+)= x` on a stream of the caller's: alike in dtype, or y f32.
+    pub fn take_on(&self, stream: &CudaStream, x: View, mut y: ViewMut, add: bool) -> Result<()> {
+        let (n, block, vector) = (x.len(), 256u32, 16 / y.dtype().size());
+        if n == 0 {
+            return Ok(());
+        }
+        let ctas = n.div_ceil(block as usize * vector).min(8 * self.multiprocessors as usize) as u32;
+        let (from, to) = (x.dtype(), y.dtype());
+        let (kernel, y) = match add {
+            true => (Kernel { variant: element::adds(from, to)?, entry: "add" }, Arg::InOut(y.reborrow())),
+            false => (Kernel { variant: element::casts(from, to)?, entry: "cast" }, Arg::Out(y.reborrow())),
+        };
+        self.launch_on(stream, kernel, Shape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
+    }
+    /// Names of the kernels launched last, newest first.
+    pub(super) fn recent(&self) -> String {
+        let newest = self.recent.since(0).into_iter().rev();
+        let names: Vec<&str> = newest.filter_map(|index| self.modules.names.get(index)).map(|k| k.variant).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
+
+    pub(super) fn launch_on(&self, stream: &CudaStream, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+        let Some(function) = self.modules.get(&kernel) else {
+            return Err(Error::op(
+                kernel.entry,
+                format!(
+                    "{}: kernel variant {} is not in this build, or not for sm_{}",
+                    self.name, kernel.variant, self.arch
+                ),
+            ));
+        };
+        let mut words = [0u64; PARAMETERS];
+        let count = pack(kernel.entry, args, &mut words)?;
+        let mut maps = maps::encode(kernel.entry, args)?;
+        let mut pointers = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());
+        let places = pointers.iter_mut().zip(args.iter()).filter(|(_, arg)| matches!(arg, Arg::Map(_)));
+        places.zip(&mut maps).for_each(|((place, _), map)| *place = (&raw mut *map).cast());
+        self.recent.note(function.index);
+        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+        self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
+        // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
+        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work, since
+        // memory is freed only after the GPU is done with it.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.handle,
+                (gx, gy, gz),
+                (bx, by, bz),
+                shape.shared,
+                stream.cu_stream(),
+                &mut pointers[..count],
+            )
+        };
+        launched.map_err(|e| match failure::code(e) {
+            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::op(
+                kernel.entry,
+                format!(
+                    "{}: variant {} cannot be launched as {shape:?} ({})",
+                    self.name,
+                    kernel.variant,
+                    failure::name(e.0)
+                ),
+            ),
+            _ => self.failed(kernel.variant, e),
+        })
+    }
+}
+
+/// Each argument in a word of its own, in the kernel's order; how many.
+fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Result<usize> {
+    if args.len() > PARAMETERS {
+        return Err(Error::op(op, format!("{} arguments, at most {PARAMETERS}", args.len())));
+    }
+    for (word, arg) in words.iter_mut().zip(args.iter_mut()) {
+        *word = match arg {
+            Arg::In(view) => view.as_ptr() as u64,
+            Arg::InOut(view) | Arg::Out(view) => view.as_mut_ptr() as u64,
+            Arg::Null => 0,
+            // The driver reads four bytes, the low ones here (little-endian, as every host of a GPU).
+            Arg::U32(x) => u64::from(*x),
+            Arg::F32(x) => u64::from(x.to_bits()),
+            Arg::U64(x) => *x,
+            // Not of a word's size: see maps.rs.
+            Arg::Map(_) => 0,
+        };
+    }
+    Ok(args.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_packed_in_order_and_their_number_is_bounded() {
+        let mut words = [9; PARAMETERS];
+        let mut args = [Arg::Null, Arg::U32(7), Arg::U64(1 << 40), Arg::F32(1.0)];
+        assert_eq!(pack("test", &mut args, &mut words).unwrap(), 4);
+        assert_eq!(words[..5], [0, 7, 1 << 40, 0x3f80_0000, 9]);
+        let mut many: Vec<Arg> = (0..=PARAMETERS as u32).map(Arg::U32).collect();
+        assert!(pack("test", &mut many, &mut words).unwrap_err().to_string().contains("33 arguments"));
+    }
+}

@@ -1,0 +1,65 @@
+//! Whether a run fits into a GPU, asked before it takes anything; and what holds the memory where it did not. Never asks the
+//! driver.
+use crate::base::meter::REMEDY;
+use crate::base::{Error, Meter, Result};
+
+/// "12.34 GiB".
+pub(super) fn gib(bytes: usize) -> String {
+    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+/// An input error unless `sharing` ranks of `planned` bytes each fit in what is free.
+pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
+    let needed = planned.saturating_mul(sharing.max(1));
+    if needed <= free {
+        return Ok(());
+    }
+    let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", gib(planned)) } else { String::new() };
+    Err(Error::input(format!(
+        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use --activation-checkpoint, --precision \
+         bf16, a smaller --batch-size or --max-len, more GPUs, or end what else is on this one (nvidia-smi)",
+        gib(needed),
+        gib(free),
+        gib(total),
+    )))
+}
+
+pub(super) fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
+    Error::Run(format!(
+        "{name}: out of memory in {op}: {} of {} are free; {}. {REMEDY}",
+        gib(free),
+        gib(total),
+        meter.dump()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Category;
+
+    #[test]
+    fn too_little_memory_says_planned_and_free_bytes_before_anything_is_allocated() {
+        fits("cuda:0", 10 << 30, 1, 10 << 30, 80 << 30).unwrap();
+        let e = fits("cuda:0", 10 << 30, 2, 15 << 30, 80 << 30).unwrap_err();
+        assert_eq!(e.exit_status(), 2);
+        let text = e.to_string();
+        assert!(
+            text.contains("needs 20.00 GiB (2 ranks of 10.00 GiB)") && text.contains("15.00 GiB of 80.00 GiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn running_out_of_memory_lists_what_is_held_largest_first() {
+        let meter = Meter::default();
+        let _small = meter.lease(Category::Saved, 1 << 20);
+        let _large = [meter.lease(Category::Slots, 3 << 20), meter.lease(Category::Slots, 3 << 20)];
+        let e = out_of_memory("cuda:0 (H100)", "alloc", (1 << 30, 80 << 30), &meter);
+        assert_eq!(e.exit_status(), 1);
+        let text = e.to_string();
+        let says = "1.00 GiB of 80.00 GiB are free; this rank holds 7.0 MiB in 3 buffers: slots 6.0 MiB, saved 1.0 MiB; largest \
+                    first: 2 x 3.0 MiB slots (slots), 1 x 1.0 MiB saved (saved). Use ";
+        assert!(text.contains(says), "{text}");
+    }
+}
