@@ -1,8 +1,8 @@
-//! Global memory of the emulated device: allocations by name, each at its own address range, with their shadow. Never
-//! shared memory, which lives and dies with a CTA.
+//! Global memory of the emulated device: allocations by name and address, with their shadow. Never shared memory, which lives
+//! and dies with a CTA.
 use super::shadow::Shadow;
 
-/// Allocation i lies in [i << 36, (i + 1) << 36): an address tells its allocation, and running off one never meets the next.
+/// Where nobody says otherwise, allocation i lies in [i << 36, (i + 1) << 36): running off one never meets the next.
 const RANGE: u32 = 36;
 /// Host memory that is lent keeps its place within so many bytes, so that what is misaligned there is so here.
 const KEPT: u64 = 4096;
@@ -26,8 +26,8 @@ impl Data<'_> {
 
 pub struct Allocation<'m> {
     pub name: String,
-    /// Address of the first byte within the allocation's range.
-    pub start: u64,
+    /// Of the first byte.
+    pub address: u64,
     pub data: Data<'m>,
     pub shadow: Shadow,
 }
@@ -35,6 +35,7 @@ pub struct Allocation<'m> {
 /// What a kernel can reach, its own or lent by the host for as long as the memory lives.
 #[derive(Default)]
 pub struct Memory<'m> {
+    /// In the order of their addresses.
     pub(super) allocations: Vec<Allocation<'m>>,
 }
 
@@ -49,6 +50,14 @@ pub enum Outside {
 impl<'m> Memory<'m> {
     pub fn new() -> Memory<'m> {
         Memory::default()
+    }
+    /// What lies at addresses of the caller's, in their order: memory that outlives a launch, with what is known of it.
+    pub fn of(allocations: Vec<Allocation<'m>>) -> Memory<'m> {
+        debug_assert!(allocations.is_sorted_by_key(|a| a.address));
+        Memory { allocations }
+    }
+    pub fn into_allocations(self) -> Vec<Allocation<'m>> {
+        self.allocations
     }
     /// Memory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> u64 {
@@ -71,14 +80,14 @@ impl<'m> Memory<'m> {
     }
     fn add(&mut self, name: &str, start: u64, data: Data<'m>, written: bool) -> u64 {
         let shadow = Shadow::new(data.bytes().len(), written);
-        self.allocations.push(Allocation { name: name.to_string(), start, data, shadow });
-        ((self.allocations.len() as u64) << RANGE) + start
+        let range = self.allocations.last().map_or(0, |last| last.address >> RANGE) + 1;
+        let address = (range << RANGE) + start;
+        self.allocations.push(Allocation { name: name.to_string(), address, data, shadow });
+        address
     }
     /// An allocation's bytes. A byte that nothing has written is an error: the kernel was to fill it.
     pub fn download(&self, pointer: u64) -> Result<&[u8], String> {
-        let index = (pointer >> RANGE).checked_sub(1);
-        let found = index.and_then(|i| self.allocations.get(i as usize));
-        let found = found.filter(|a| pointer & ((1 << RANGE) - 1) == a.start);
+        let found = self.allocations.iter().find(|a| a.address == pointer);
         let found = found.ok_or_else(|| format!("{pointer:#x} is no allocation"))?;
         found.filled().map(|()| found.data.bytes())
     }
@@ -93,11 +102,12 @@ impl<'m> Memory<'m> {
     }
     /// Allocation and offset of an aligned access.
     pub(super) fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
-        let index = (address >> RANGE).checked_sub(1).ok_or(Outside::Nowhere)? as usize;
-        let allocation = self.allocations.get(index).ok_or(Outside::Nowhere)?;
-        let within = address & ((1 << RANGE) - 1);
-        let offset = within.wrapping_sub(allocation.start);
-        if within < allocation.start || offset + bytes as u64 > allocation.data.bytes().len() as u64 {
+        let next = self.allocations.partition_point(|a| a.address <= address);
+        let near = |index: &usize| self.allocations.get(*index).is_some_and(|a| a.address >> RANGE == address >> RANGE);
+        let index = next.checked_sub(1).filter(near).or(Some(next).filter(near)).ok_or(Outside::Nowhere)?;
+        let allocation = &self.allocations[index];
+        let offset = address.wrapping_sub(allocation.address);
+        if address < allocation.address || offset + bytes as u64 > allocation.data.bytes().len() as u64 {
             return Err(Outside::Beyond(index, offset as i64));
         }
         if !address.is_multiple_of(bytes as u64) {

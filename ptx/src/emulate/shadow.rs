@@ -5,6 +5,7 @@
 //! bytes of two lanes are no race, and tiles cost little.
 use super::clock::Epoch;
 use super::warp::Warp;
+use std::ops::Range;
 
 const PAGE: usize = 256;
 /// Bytes of a record before anything finer was touched; a power of two.
@@ -163,12 +164,14 @@ impl Page {
 pub struct Shadow {
     pages: Vec<Page>,
     bytes: usize,
+    /// Pages that hold records.
+    touched: Vec<usize>,
 }
 
 impl Shadow {
     pub fn new(bytes: usize, written: bool) -> Shadow {
         let page = || Page { grain: COARSE, cells: vec![], written };
-        Shadow { pages: std::iter::repeat_with(page).take(bytes.div_ceil(PAGE)).collect(), bytes }
+        Shadow { pages: std::iter::repeat_with(page).take(bytes.div_ceil(PAGE)).collect(), bytes, touched: vec![] }
     }
     fn each(&mut self, offset: usize, bytes: usize, mut act: impl FnMut(&mut Cell)) {
         let (mut at, end) = (offset, offset + bytes);
@@ -176,6 +179,9 @@ impl Shadow {
             let page = &mut self.pages[at / PAGE];
             let (first, start) = (at / PAGE * PAGE, at % PAGE);
             let stop = (end - first).min(PAGE);
+            if page.cells.is_empty() {
+                self.touched.push(at / PAGE);
+            }
             page.split(COARSE.min(1 << (start | stop | COARSE).trailing_zeros()));
             page.cells[start / page.grain..stop / page.grain].iter_mut().for_each(&mut act);
             at = first + stop;
@@ -183,25 +189,51 @@ impl Shadow {
     }
     /// The end of a launch orders everything.
     pub fn forget(&mut self) {
-        for page in &mut self.pages {
-            let all = |written| page.cells.iter().all(|cell| cell.written == written);
-            match (page.cells.is_empty(), all(true), all(false)) {
-                (true, ..) => {}
-                (_, written, unwritten) if written || unwritten => (page.cells, page.written) = (vec![], written),
-                _ => page.cells.iter_mut().for_each(|c| *c = Cell { written: c.written, ..Cell::default() }),
+        let Shadow { pages, touched, .. } = self;
+        touched.retain(|&index| {
+            let page = &mut pages[index];
+            let Some(first) = page.cells.first().map(|cell| cell.written) else { return false };
+            let mixed = page.cells.iter().any(|cell| cell.written != first);
+            match mixed {
+                true => page.cells.iter_mut().for_each(|c| *c = Cell { written: c.written, ..Cell::default() }),
+                false => (page.written, page.cells) = (first, vec![]),
             }
+            mixed
+        });
+    }
+    /// Between launches: these bytes hold something, or nothing any more.
+    pub fn set(&mut self, range: Range<usize>, written: bool) {
+        let (mut at, end) = (range.start, range.end);
+        while at < end {
+            let stop = ((at / PAGE + 1) * PAGE).min(end);
+            if at.is_multiple_of(PAGE) && (stop - at == PAGE || stop == self.bytes) {
+                (self.pages[at / PAGE].cells, self.pages[at / PAGE].written) = (vec![], written);
+            } else {
+                self.each(at, stop - at, |cell| *cell = Cell { written, ..Cell::default() });
+            }
+            at = stop;
         }
+        self.forget();
+    }
+    /// The first byte among these that nothing has written.
+    pub fn unwritten_in(&self, range: Range<usize>) -> Option<usize> {
+        let (mut at, end) = (range.start, range.end.min(self.bytes));
+        while at < end {
+            let page = &self.pages[at / PAGE];
+            let (written, step) = match page.cells.is_empty() {
+                true => (page.written, PAGE),
+                false => (page.cells[at % PAGE / page.grain].written, page.grain),
+            };
+            if !written {
+                return Some(at);
+            }
+            at = (at / step + 1) * step;
+        }
+        None
     }
     /// The first byte that nothing has written.
     pub fn unwritten(&self) -> Option<usize> {
-        let first = |(index, page): (usize, &Page)| {
-            let cell = match page.cells.is_empty() {
-                true => (!page.written).then_some(0),
-                false => page.cells.iter().position(|cell| !cell.written),
-            };
-            cell.map(|cell| index * PAGE + cell * page.grain).filter(|byte| *byte < self.bytes)
-        };
-        self.pages.iter().enumerate().find_map(first)
+        self.unwritten_in(0..self.bytes)
     }
     /// Judges and records an access; the first trouble counts.
     pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Who) -> Option<Trouble> {

@@ -1,0 +1,113 @@
+//! Calls taken down instead of done, with what each comes after; and the graphs made of them, whose branches run in any order that
+//! the edges allow. Never looks at what a node does.
+use crate::code::{Code, Result};
+use crate::queue::{Draw, Mark, Node, Outcome, Run};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+/// `CUstreamCaptureMode`.
+pub const GLOBAL: i32 = 0;
+pub const RELAXED: i32 = 2;
+
+#[derive(Clone)]
+pub enum Step {
+    Node(Node),
+    /// An event that is recorded, or waited for, by each launch (CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL).
+    Record(u64),
+    Await(u64),
+}
+
+#[derive(Clone)]
+pub struct Vertex {
+    after: Vec<usize>,
+    pub step: Step,
+}
+pub type Graph = Arc<Vec<Vertex>>;
+
+/// A graph that can be launched; launches of one follow each other.
+pub struct Exec {
+    pub graph: Graph,
+    pub last: Option<Arc<Mark>>,
+}
+
+pub struct Capture {
+    pub origin: u64,
+    pub thread: ThreadId,
+    pub mode: i32,
+    pub invalid: bool,
+    vertices: Vec<Vertex>,
+    /// What the next call of a stream comes after.
+    fronts: HashMap<u64, Vec<usize>>,
+}
+
+impl Capture {
+    pub fn begin(origin: u64, mode: i32) -> Capture {
+        let (thread, fronts) = (std::thread::current().id(), HashMap::from([(origin, vec![])]));
+        Capture { origin, thread, mode, invalid: false, vertices: vec![], fronts }
+    }
+    pub fn add(&mut self, stream: u64, step: Step) -> Result {
+        if self.invalid {
+            return Err(Code::STREAM_CAPTURE_INVALIDATED);
+        }
+        let front = self.fronts.entry(stream).or_default();
+        let after = std::mem::replace(front, vec![self.vertices.len()]);
+        self.vertices.push(Vertex { after, step });
+        Ok(())
+    }
+    pub fn front(&self, stream: u64) -> Vec<usize> {
+        self.fronts.get(&stream).cloned().unwrap_or_default()
+    }
+    /// The stream comes after these as well: it may be new here.
+    pub fn join(&mut self, stream: u64, after: &[usize]) {
+        let front = self.fronts.entry(stream).or_default();
+        front.extend(after);
+        front.sort_unstable();
+        front.dedup();
+    }
+    pub fn streams(&self) -> impl Iterator<Item = u64> {
+        self.fronts.keys().copied()
+    }
+    /// All of it, where everything that was forked has come back to the stream where it began.
+    pub fn end(&self) -> Result<Graph> {
+        if self.invalid {
+            return Err(Code::STREAM_CAPTURE_INVALIDATED);
+        }
+        let mut joined = vec![false; self.vertices.len()];
+        let mut open = self.front(self.origin);
+        while let Some(at) = open.pop() {
+            if !std::mem::replace(&mut joined[at], true) {
+                open.extend(&self.vertices[at].after);
+            }
+        }
+        match joined.contains(&false) {
+            true => Err(Code::STREAM_CAPTURE_UNJOINED),
+            false => Ok(Arc::new(self.vertices.clone())),
+        }
+    }
+}
+
+/// One launch: each vertex once, after those that it comes after. `runs` are theirs.
+pub fn launch(graph: Graph, runs: Vec<Run>, mut draw: Draw) -> Run {
+    let mut runs: Vec<Option<Run>> = runs.into_iter().map(Some).collect();
+    let random = draw.0 != 0;
+    Box::new(move |memory| {
+        let free = |runs: &[Option<Run>], at: usize| graph[at].after.iter().all(|&before| runs[before].is_none());
+        let mut ready: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].is_some() && free(&runs, at)).collect();
+        if random {
+            for at in (1..ready.len()).rev() {
+                ready.swap(at, draw.below(at + 1));
+            }
+        }
+        for at in ready {
+            let Some(run) = &mut runs[at] else { continue };
+            match run(memory)? {
+                Outcome::Done => runs[at] = None,
+                Outcome::Moved => {}
+                Outcome::Waits => continue,
+            }
+            return Ok(if runs.iter().all(Option::is_none) { Outcome::Done } else { Outcome::Moved });
+        }
+        Ok(if runs.is_empty() { Outcome::Done } else { Outcome::Waits })
+    })
+}

@@ -1,0 +1,185 @@
+//! Modules of PTX, their functions, and launches in the emulator. Never runs a kernel before its turn.
+use crate::code::{Code, Result};
+use crate::queue::{Node, at_once};
+use crate::settings::Settings;
+use crate::state::say;
+use flatshard_ptx::emulate::{self, Argument, Kernel, Kind, Launch, parse};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The newest PTX that a driver of that CUDA takes: CUDA 12.0 knows PTX 8.0, 12.8 knows 8.7.
+fn newest_ptx(cuda: i32) -> (i32, i32) {
+    (cuda / 1000 - 4, (cuda % 1000 / 10).min(7))
+}
+
+#[derive(Default)]
+pub struct Kernels {
+    modules: HashMap<u64, Arc<Vec<Kernel>>>,
+    functions: HashMap<u64, Function>,
+}
+
+#[derive(Clone)]
+pub struct Function {
+    pub module: u64,
+    kernels: Arc<Vec<Kernel>>,
+    index: usize,
+    /// Bytes of shared memory that a launch may ask for.
+    pub dynamic: usize,
+}
+
+/// What is wrong with a module, in the words of a compiler's log.
+pub type Log = String;
+
+/// Checks what a driver's compiler would refuse, and parses the rest.
+pub fn compile(settings: &Settings, ptx: &str) -> std::result::Result<Arc<Vec<Kernel>>, (Code, Log)> {
+    let directive = |name: &str| {
+        let line = ptx.lines().find_map(|line| line.trim_start().strip_prefix(name));
+        line.map(|rest| rest.trim().trim_end_matches(';').to_string()).unwrap_or_default()
+    };
+    let (version, target) = (directive(".version"), directive(".target"));
+    let number = version.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    match number {
+        Some(number) if number <= newest_ptx(settings.cuda) => {}
+        _ => return Err((Code::UNSUPPORTED_PTX_VERSION, format!("ptxas: Unsupported .version {version}"))),
+    }
+    let name = target.split([',', ' ']).next().unwrap_or("").trim_start_matches("sm_");
+    let runs = match name.strip_suffix(['a', 'f']) {
+        Some(only) => only.parse() == Ok(settings.arch),
+        None => name.parse().is_ok_and(|least: u32| settings.arch >= least),
+    };
+    if !runs {
+        return Err((Code::NO_BINARY_FOR_GPU, format!("ptxas: .target {target} on sm_{}", settings.arch)));
+    }
+    let entry = ptx.split_once(".entry").map_or("ptx", |(_, rest)| rest.split('(').next().unwrap_or("ptx").trim());
+    match parse(&format!("{entry}.ptx"), ptx) {
+        Ok(kernels) => Ok(Arc::new(kernels)),
+        Err(what) => Err((Code::INVALID_PTX, what)),
+    }
+}
+
+impl Kernels {
+    pub fn add(&mut self, handle: u64, kernels: Arc<Vec<Kernel>>) {
+        self.modules.insert(handle, kernels);
+    }
+    pub fn remove(&mut self, module: u64) -> Result {
+        self.functions.retain(|_, f| f.module != module);
+        self.modules.remove(&module).map(|_| ()).ok_or(Code::INVALID_HANDLE)
+    }
+    /// A function of a module under a handle of its own; that of before where it was asked for before.
+    pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> Result<u64> {
+        let kernels = self.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
+        let index = kernels.iter().position(|k| k.name == name).ok_or(Code::NOT_FOUND)?;
+        if let Some((known, _)) = self.functions.iter().find(|(_, f)| f.module == module && f.index == index) {
+            return Ok(*known);
+        }
+        let mut function = Function { module, kernels: kernels.clone(), index, dynamic: 0 };
+        function.dynamic = UNASKED.saturating_sub(function.shared());
+        self.functions.insert(fresh, function);
+        Ok(fresh)
+    }
+    pub fn get(&self, function: u64) -> Result<&Function> {
+        self.functions.get(&function).ok_or(Code::INVALID_HANDLE)
+    }
+    pub fn get_mut(&mut self, function: u64) -> Result<&mut Function> {
+        self.functions.get_mut(&function).ok_or(Code::INVALID_HANDLE)
+    }
+}
+
+/// Shared memory of a block that has not asked for more.
+pub const UNASKED: usize = 48 << 10;
+/// Threads, registers and bytes of shared memory of a multiprocessor, and of a block at most (CUDA C++ Programming Guide, table 27).
+pub const THREADS: usize = 2048;
+pub const REGISTERS: usize = 65536;
+pub fn shared_most(arch: u32) -> usize {
+    match arch {
+        80 => 163 << 10,
+        86 | 89 | 120 => 99 << 10,
+        _ => 227 << 10,
+    }
+}
+
+/// Grid, block, bytes of dynamic shared memory.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: usize,
+}
+
+impl Function {
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernels[self.index]
+    }
+    /// Bytes of each parameter, in order.
+    pub fn parameters(&self) -> Vec<usize> {
+        self.kernel().parameters.iter().map(|p| p.bytes).collect()
+    }
+    /// Declared bytes of shared memory.
+    pub fn shared(&self) -> usize {
+        self.kernel().shared.iter().map(|array| array.bytes).sum()
+    }
+    pub fn threads(&self) -> usize {
+        self.kernel().max_threads.unwrap_or(1024) as usize
+    }
+    pub fn registers(&self) -> usize {
+        self.kernel().registers_a_thread(self.threads()) as usize
+    }
+    /// Blocks of so many threads that a multiprocessor holds.
+    pub fn blocks(&self, arch: u32, threads: usize, dynamic: usize) -> usize {
+        let registers = self.kernel().registers_a_thread(threads) as usize * threads;
+        let shared = (self.shared() + dynamic + 1024) / 128 * 128;
+        (THREADS / threads.max(1)).min(REGISTERS / registers.max(1)).min((shared_most(arch) + 1024) / shared).min(32)
+    }
+
+    /// A launch with these parameters, each of its declared size. What the driver sees at once is an error now.
+    pub fn launch(&self, shape: Shape, arguments: &[Vec<u8>]) -> Result<Node> {
+        let threads: u64 = shape.block.iter().map(|&n| u64::from(n)).product();
+        let limits = [shape.grid[1], shape.grid[2]].iter().all(|&n| n <= 65535) && shape.block[2] <= 64;
+        if shape.grid.contains(&0) || threads == 0 || threads > self.threads() as u64 || !limits {
+            return Err(Code::INVALID_VALUE);
+        }
+        if shape.shared > self.dynamic {
+            return Err(Code::INVALID_VALUE);
+        }
+        if REGISTERS / (self.kernel().registers_a_thread(threads as usize) as usize).max(1) < threads as usize {
+            return Err(Code::LAUNCH_OUT_OF_RESOURCES);
+        }
+        let arguments = arguments.iter().map(|bytes| argument(bytes)).collect::<Result<Vec<Argument>>>()?;
+        let (kernels, index) = (self.kernels.clone(), self.index);
+        Ok(at_once(move |memory| {
+            let Shape { grid, block, shared } = shape;
+            let kernel = &kernels[index];
+            let launch = Launch { kernel, grid, block, dynamic_shared: shared, arguments: &arguments, schedule: 0 };
+            let run = |memory: &mut emulate::Memory| launch.run(memory);
+            memory.lend(run).map(|_| ()).map_err(|report| {
+                say(&report.to_string());
+                let kind = report.findings.first().map(|finding| finding.kind);
+                match kind {
+                    Some(Kind::OutOfBounds | Kind::ReadOnly) => Code::ILLEGAL_ADDRESS,
+                    Some(Kind::Misaligned) => Code::MISALIGNED_ADDRESS,
+                    Some(Kind::Deadlock | Kind::Endless) => Code::LAUNCH_TIMEOUT,
+                    _ => Code::LAUNCH_FAILED,
+                }
+            })
+        }))
+    }
+    /// A launch of this function that faults, as a wild address does.
+    pub fn faulty(&self) -> Node {
+        let name = self.kernel().name.clone();
+        at_once(move |_| {
+            say(&format!("planted fault: out of bounds: {name}"));
+            Err(Code::ILLEGAL_ADDRESS)
+        })
+    }
+}
+
+/// By its size, which is what tells parameters apart: nothing else of their type is known to a launch.
+fn argument(bytes: &[u8]) -> Result<Argument> {
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
+        return Ok(Argument::U32(u32::from_le_bytes(bytes)));
+    }
+    if let Ok(bytes) = <[u8; 8]>::try_from(bytes) {
+        return Ok(Argument::U64(u64::from_le_bytes(bytes)));
+    }
+    <[u8; 128]>::try_from(bytes).map(Argument::TensorMap).map_err(|_| Code::INVALID_VALUE)
+}

@@ -1,0 +1,203 @@
+//! What the simulated GPUs hold: allocations at addresses of their own, pinned host memory at the host's, and for each byte whether
+//! anything was written there. Never decides when something is read.
+//!
+//! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given twice: what uses
+//! freed memory is told so.
+use crate::code::{Code, Result};
+use crate::state::say;
+use flatshard_ptx::emulate::{self, Allocation, Data, Shadow};
+use std::alloc::Layout;
+use std::ops::Range;
+
+/// Beyond what user space can map.
+const DEVICE: u64 = 1 << 50;
+/// From one allocation to the next: running off one never meets another.
+const RANGE: u64 = 1 << 36;
+/// All that the driver promises of an allocation's address, and no more.
+const ALIGNED: u64 = 256;
+const PAGE: usize = 4096;
+
+enum Bytes {
+    /// Of this GPU.
+    Device(usize, Vec<u8>),
+    Pinned(Pinned),
+    /// Freed: the address is not given again.
+    Gone,
+}
+
+/// Host memory that a program reads and writes as it likes.
+struct Pinned {
+    at: *mut u8,
+    layout: Layout,
+}
+// SAFETY: the memory of one allocation, which its owner alone frees.
+unsafe impl Send for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `Memory::pin`, freed once.
+        unsafe { std::alloc::dealloc(self.at, self.layout) }
+    }
+}
+
+struct Block {
+    name: String,
+    address: u64,
+    bytes: Bytes,
+    shadow: Shadow,
+}
+
+impl Block {
+    fn len(&self) -> usize {
+        match &self.bytes {
+            Bytes::Device(_, bytes) => bytes.len(),
+            Bytes::Pinned(pinned) => pinned.layout.size(),
+            Bytes::Gone => 0,
+        }
+    }
+    fn slice(&mut self) -> &mut [u8] {
+        match &mut self.bytes {
+            Bytes::Device(_, bytes) => bytes,
+            // SAFETY: as long as the block, whose owner does not touch it while the "GPU" does, or has a race on a GPU too.
+            Bytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
+            Bytes::Gone => &mut [],
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Memory {
+    /// In the order of their addresses.
+    blocks: Vec<Block>,
+    allocated: u64,
+}
+
+impl Memory {
+    /// Device memory that nothing has written. Its address is a multiple of 256 and not of 512.
+    pub(crate) fn alloc(&mut self, gpu: usize, bytes: usize) -> u64 {
+        self.allocated += 1;
+        let address = DEVICE + self.allocated * RANGE + ALIGNED;
+        let name = format!("allocation {} ({bytes} bytes)", self.allocated);
+        self.insert(Block {
+            name,
+            address,
+            bytes: Bytes::Device(gpu, vec![0xFF; bytes]),
+            shadow: Shadow::new(bytes, false),
+        });
+        address
+    }
+    /// Pinned host memory.
+    pub(crate) fn pin(&mut self, bytes: usize) -> Result<*mut u8> {
+        let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
+        // SAFETY: not of size 0 (the call has refused that).
+        let at = unsafe { std::alloc::alloc(layout) };
+        if at.is_null() {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let name = format!("pinned memory ({bytes} bytes)");
+        let pinned = Pinned { at, layout };
+        self.insert(Block { name, address: at as u64, bytes: Bytes::Pinned(pinned), shadow: Shadow::new(bytes, true) });
+        Ok(at)
+    }
+    fn insert(&mut self, block: Block) {
+        let at = self.blocks.partition_point(|b| b.address < block.address);
+        self.blocks.insert(at, block);
+    }
+    pub(crate) fn free(&mut self, address: u64) -> Result {
+        let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, Bytes::Device(..)));
+        let block = block.ok_or(Code::INVALID_VALUE)?;
+        (block.bytes, block.shadow) = (Bytes::Gone, Shadow::default());
+        block.name.push_str(", freed");
+        Ok(())
+    }
+    pub(crate) fn unpin(&mut self, address: u64) -> Result {
+        let at = self.blocks.iter().position(|b| b.address == address && matches!(b.bytes, Bytes::Pinned(_)));
+        self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
+        Ok(())
+    }
+    /// Bytes in use on a GPU.
+    pub(crate) fn used(&self, gpu: usize) -> usize {
+        let of = |b: &Block| if matches!(b.bytes, Bytes::Device(on, _) if on == gpu) { b.len() } else { 0 };
+        self.blocks.iter().map(of).sum()
+    }
+
+    /// The block that an address points into, and how far.
+    fn find(&self, address: u64) -> Option<(usize, usize)> {
+        let index = self.blocks.partition_point(|b| b.address <= address).checked_sub(1)?;
+        let offset = address - self.blocks[index].address;
+        let near = match self.blocks[index].bytes {
+            Bytes::Pinned(_) => self.blocks[index].len() as u64,
+            _ => RANGE - ALIGNED,
+        };
+        (offset < near).then_some((index, offset as usize))
+    }
+    /// Whether an address is of memory that the driver has given out, rather than the host's own.
+    pub fn knows(&self, address: u64) -> bool {
+        self.find(address).is_some()
+    }
+    /// Whether an address is a device's (and not pinned), and of which.
+    pub fn gpu_of(&self, address: u64) -> Option<usize> {
+        match self.blocks[self.find(address)?.0].bytes {
+            Bytes::Device(gpu, _) => Some(gpu),
+            _ => None,
+        }
+    }
+    pub(crate) fn is_pinned(&self, address: u64) -> bool {
+        self.find(address).is_some_and(|(index, _)| matches!(self.blocks[index].bytes, Bytes::Pinned(_)))
+    }
+    /// Start and length of the allocation that an address points into.
+    pub fn extent(&self, address: u64) -> Option<(u64, usize)> {
+        let block = &self.blocks[self.find(address)?.0];
+        Some((block.address, block.len()))
+    }
+    /// Whether so many bytes lie within one allocation.
+    pub fn holds(&self, address: u64, bytes: usize) -> bool {
+        self.find(address).is_some_and(|(index, offset)| offset + bytes <= self.blocks[index].len())
+    }
+    fn range(&self, what: &str, address: u64, bytes: usize) -> Result<(usize, Range<usize>)> {
+        let Some((index, offset)) = self.find(address) else {
+            say(&format!("{what} of {bytes} bytes at {address:#x}, which is in no allocation"));
+            return Err(Code::ILLEGAL_ADDRESS);
+        };
+        let block = &self.blocks[index];
+        if offset + bytes > block.len() {
+            say(&format!("{what} of bytes {offset}..{} of {}", offset + bytes, block.name));
+            return Err(Code::ILLEGAL_ADDRESS);
+        }
+        Ok((index, offset..offset + bytes))
+    }
+    /// What is there now. Bytes that nothing has written are an error.
+    pub fn read(&mut self, address: u64, bytes: usize) -> Result<&[u8]> {
+        let (index, range) = self.range("a read", address, bytes)?;
+        let block = &mut self.blocks[index];
+        if let Some(byte) = block.shadow.unwritten_in(range.clone()) {
+            let Range { start, end } = range;
+            say(&format!("a read of bytes {start}..{end} of {}: byte {byte} was never written", block.name));
+            return Err(Code::ILLEGAL_ADDRESS);
+        }
+        Ok(&block.slice()[range])
+    }
+    /// To be filled by the caller: from now on it counts as written.
+    pub fn write(&mut self, address: u64, bytes: usize) -> Result<&mut [u8]> {
+        let (index, range) = self.range("a write", address, bytes)?;
+        let block = &mut self.blocks[index];
+        block.shadow.set(range.clone(), true);
+        Ok(&mut block.slice()[range])
+    }
+
+    /// All of it as the emulator sees memory, for one launch.
+    pub(crate) fn lend<T>(&mut self, launch: impl FnOnce(&mut emulate::Memory) -> T) -> T {
+        let lent = self.blocks.iter_mut().map(|block| {
+            let (name, shadow) = (std::mem::take(&mut block.name), std::mem::take(&mut block.shadow));
+            let address = block.address;
+            Allocation { name, address, data: Data::Write(block.slice()), shadow }
+        });
+        let mut memory = emulate::Memory::of(lent.collect());
+        let result = launch(&mut memory);
+        let back: Vec<_> = memory.into_allocations().into_iter().map(|a| (a.name, a.shadow)).collect();
+        for (block, (name, shadow)) in self.blocks.iter_mut().zip(back) {
+            (block.name, block.shadow) = (name, shadow);
+        }
+        result
+    }
+}

@@ -1,0 +1,209 @@
+//! Streams: work in the order of each, events between them, and who is next. Never runs anything before somebody waits for it, unless
+//! the seed says so.
+//!
+//! [Note: order] CUDA promises the order of a stream and what events add to it, and nothing more; so work here is done as late as those
+//! promises allow, and among streams in an order drawn from a seed. With seed 0 what was enqueued first runs first. With any other
+//! streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can go on does, until ranks are drawn again, which
+//! happens at one step in 32: so one stream runs far ahead of another, either way round. Seeds that leave 1 when divided by 3 also let
+//! some work run as soon as it is enqueued.
+use crate::code::Result;
+use crate::memory::Memory;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// What a piece of work says when it is asked to go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    Done,
+    /// Something was done, and there is more.
+    Moved,
+    /// For somebody else: to be asked again.
+    Waits,
+}
+/// One launch of a node: asked until it is done.
+pub type Run = Box<dyn FnMut(&mut Memory) -> Result<Outcome> + Send>;
+/// What a call enqueues or a graph holds: makes a [`Run`] at each launch.
+pub type Node = Arc<dyn Fn() -> Run + Send + Sync>;
+
+pub fn node(launch: impl Fn() -> Run + Send + Sync + 'static) -> Node {
+    Arc::new(launch)
+}
+/// A node that is done in one go.
+pub fn at_once(act: impl Fn(&mut Memory) -> Result + Send + Sync + 'static) -> Node {
+    let act = Arc::new(act);
+    node(move || {
+        let act = act.clone();
+        Box::new(move |memory| act(memory).map(|()| Outcome::Done))
+    })
+}
+
+/// A point of a stream, passed or not yet; and when it was.
+#[derive(Default, Debug)]
+pub struct Mark(OnceLock<Instant>);
+impl Mark {
+    pub fn passed(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
+    pub fn pass(&self) {
+        let _ = self.0.set(Instant::now()); // passed once
+    }
+}
+
+/// SplitMix64 (Steele et al. 2014).
+#[derive(Clone)]
+pub struct Draw(pub u64);
+impl Draw {
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ z >> 31) % n.max(1) as u64) as usize
+    }
+}
+
+enum Item {
+    Run(Run),
+    Wait(Arc<Mark>),
+    Pass(Arc<Mark>),
+}
+
+pub struct Stream {
+    /// With the number of the call that enqueued it.
+    items: VecDeque<(u64, Item)>,
+    /// Kept in order with the legacy default stream.
+    pub blocking: bool,
+    pub priority: i32,
+    pub capture: Option<u64>,
+    rank: usize,
+}
+
+impl Stream {
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+}
+
+/// The legacy default stream, and that of each thread.
+pub const LEGACY: u64 = 0;
+pub const PER_THREAD: u64 = 2;
+
+pub struct Streams {
+    all: BTreeMap<u64, Stream>,
+    calls: u64,
+    seed: u64,
+    draw: Draw,
+}
+
+impl Streams {
+    pub fn new(seed: u64) -> Streams {
+        let mut streams = Streams { all: BTreeMap::new(), calls: 0, seed, draw: Draw(seed) };
+        streams.add(LEGACY, true, 0);
+        streams.add(PER_THREAD, true, 0);
+        streams
+    }
+    pub fn add(&mut self, handle: u64, blocking: bool, priority: i32) {
+        let rank = self.draw.below(1 << 20);
+        self.all.insert(handle, Stream { items: VecDeque::new(), blocking, priority, capture: None, rank });
+    }
+    /// What is enqueued in it still runs, as CUDA promises: it is forgotten when it is empty.
+    pub fn remove(&mut self, handle: u64, as_orphan: u64) {
+        if let Some(stream) = self.all.remove(&handle).filter(|stream| !stream.is_empty()) {
+            self.all.insert(as_orphan, stream);
+        }
+    }
+    pub fn get(&self, handle: u64) -> Option<&Stream> {
+        self.all.get(&handle)
+    }
+    pub fn get_mut(&mut self, handle: u64) -> Option<&mut Stream> {
+        self.all.get_mut(&handle)
+    }
+    pub fn handles(&self) -> Vec<u64> {
+        self.all.keys().copied().collect()
+    }
+    pub fn idle(&self) -> bool {
+        self.all.values().all(|stream| stream.items.is_empty())
+    }
+
+    fn push(&mut self, stream: u64, item: Item) {
+        self.calls += 1;
+        let calls = self.calls;
+        if let Some(stream) = self.all.get_mut(&stream) {
+            stream.items.push_back((calls, item));
+        }
+    }
+    /// The legacy stream comes after everything in blocking streams, and they after it.
+    fn implicit(&mut self, stream: u64) {
+        let blocking = self.all.get(&stream).is_some_and(|s| s.blocking);
+        let others: Vec<u64> = match stream {
+            LEGACY => self.all.iter().filter(|(h, s)| **h != LEGACY && s.blocking).map(|(h, _)| *h).collect(),
+            _ if blocking => vec![LEGACY],
+            _ => vec![],
+        };
+        for other in others {
+            if self.all.get(&other).is_some_and(|s| !s.items.is_empty()) {
+                let mark = self.mark(other);
+                self.push(stream, Item::Wait(mark));
+            }
+        }
+    }
+    pub fn run(&mut self, stream: u64, run: Run) {
+        self.implicit(stream);
+        self.push(stream, Item::Run(run));
+    }
+    pub fn wait(&mut self, stream: u64, mark: Arc<Mark>) {
+        self.push(stream, Item::Wait(mark));
+    }
+    /// A point after all that the stream was given so far.
+    pub fn mark(&mut self, stream: u64) -> Arc<Mark> {
+        let mark = Arc::new(Mark::default());
+        self.pass(stream, mark.clone());
+        mark
+    }
+    pub fn pass(&mut self, stream: u64, mark: Arc<Mark>) {
+        self.push(stream, Item::Pass(mark));
+    }
+    /// Whether something is to run now, though nobody waits.
+    pub fn eager(&mut self) -> bool {
+        self.seed % 3 == 1 && self.draw.below(4) == 0
+    }
+    pub fn draw(&mut self) -> Draw {
+        Draw(if self.seed == 0 { 0 } else { 1 + self.draw.below(1 << 60) as u64 })
+    }
+
+    /// One stream takes one step: see [Note: order]. Waits: none can, before something happens elsewhere.
+    pub fn step(&mut self, memory: &mut Memory) -> Result<Outcome> {
+        if self.seed != 0 && self.draw.below(32) == 0 {
+            for stream in self.all.values_mut() {
+                stream.rank = self.draw.below(1 << 20);
+            }
+        }
+        let first = |s: &Stream| s.items.front().map(|(call, _)| *call);
+        let mut turn: Vec<(u64, u64)> = match self.seed {
+            0 => self.all.iter().filter_map(|(h, s)| Some((first(s)?, *h))).collect(),
+            _ => self.all.iter().filter(|(_, s)| !s.items.is_empty()).map(|(h, s)| (s.rank as u64, *h)).collect(),
+        };
+        turn.sort_unstable();
+        for (_, handle) in turn {
+            let Some(stream) = self.all.get_mut(&handle) else { continue };
+            let Some((call, mut item)) = stream.items.pop_front() else { continue };
+            let outcome = match &mut item {
+                Item::Wait(mark) if mark.passed().is_none() => Outcome::Waits,
+                Item::Wait(_) => Outcome::Done,
+                Item::Pass(mark) => {
+                    mark.pass();
+                    Outcome::Done
+                }
+                Item::Run(run) => run(memory)?,
+            };
+            if outcome != Outcome::Done {
+                stream.items.push_front((call, item));
+            }
+            if outcome != Outcome::Waits {
+                return Ok(Outcome::Moved);
+            }
+        }
+        Ok(if self.idle() { Outcome::Done } else { Outcome::Waits })
+    }
+}

@@ -1,0 +1,104 @@
+//! FLATSHARD_SIMCUDA: what kind of machine is pretended, in which order its streams run, and which fault is planted. Read once.
+//! The one file of this library that reads the environment.
+
+/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in [`Settings::default`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Of the order in which streams run: 0 is the order of the calls, as late as possible; see [`crate::queue`].
+    pub seed: u64,
+    /// Compute capability: 80, 90.
+    pub arch: u32,
+    /// Before CUDA_VISIBLE_DEVICES.
+    pub gpus: usize,
+    /// Of each GPU.
+    pub bytes: usize,
+    pub multiprocessors: u32,
+    /// The newest CUDA that the driver serves: 12080 is 12.8.
+    pub cuda: i32,
+    /// What cuInit answers.
+    pub init: i32,
+    /// The so-manieth launch faults (counted from 1), as if it had read a wild address: an illegal address.
+    pub fault: Option<u64>,
+    /// The so-manieth allocation of device memory fails.
+    pub oom: Option<u64>,
+    /// The so-manieth cuStreamWaitEvent is forgotten: what a program looks like that has forgotten it.
+    pub forget_wait: Option<u64>,
+    /// Planted faults concern this rank (RANK in the environment) alone.
+    pub rank: Option<usize>,
+    /// CUDA_LAUNCH_BLOCKING=1: a launch returns when the kernel is done.
+    pub blocking: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            seed: 0,
+            arch: 80,
+            gpus: 1,
+            bytes: 80 << 30,
+            multiprocessors: 1,
+            cuda: 12_080,
+            init: 0,
+            fault: None,
+            oom: None,
+            forget_wait: None,
+            rank: None,
+            blocking: false,
+        }
+    }
+}
+
+impl Settings {
+    pub fn read() -> Result<Settings, String> {
+        let var = |name| std::env::var(name).ok();
+        let mut settings = Settings::parse(&var("FLATSHARD_SIMCUDA").unwrap_or_default())?;
+        settings.blocking = var("CUDA_LAUNCH_BLOCKING").as_deref() == Some("1");
+        if let Some(visible) = var("CUDA_VISIBLE_DEVICES") {
+            // As the driver: up to the first that is no GPU.
+            let there = |name: &&str| name.trim().parse().is_ok_and(|n: usize| n < settings.gpus);
+            settings.gpus = visible.split(',').take_while(there).count();
+        }
+        if settings.rank.is_some() && settings.rank != var("RANK").and_then(|rank| rank.parse().ok()) {
+            (settings.fault, settings.oom, settings.forget_wait) = (None, None, None);
+        }
+        Ok(settings)
+    }
+    fn parse(text: &str) -> Result<Settings, String> {
+        let mut s = Settings::default();
+        for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+            let wrong = || format!("FLATSHARD_SIMCUDA: {pair:?} is no setting: KEY=NUMBER,...");
+            let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
+            let number: u64 = value.parse().map_err(|_| wrong())?;
+            match key {
+                "seed" => s.seed = number,
+                "arch" => s.arch = number as u32,
+                "gpus" => s.gpus = number as usize,
+                "bytes" => s.bytes = number as usize,
+                "multiprocessors" => s.multiprocessors = number as u32,
+                "cuda" => s.cuda = number as i32,
+                "init" => s.init = number as i32,
+                "fault" => s.fault = Some(number),
+                "oom" => s.oom = Some(number),
+                "forget_wait" => s.forget_wait = Some(number),
+                "rank" => s.rank = Some(number as usize),
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_keys_and_numbers_and_anything_else_is_named() {
+        let s = Settings::parse("seed=3,arch=90,oom=7").unwrap();
+        assert_eq!((s.seed, s.arch, s.oom, s.gpus), (3, 90, Some(7), 1));
+        assert_eq!(Settings::parse("").unwrap(), Settings::default());
+        for wrong in ["seed", "seed=x", "speed=3"] {
+            assert!(Settings::parse(wrong).unwrap_err().contains(wrong), "{wrong}");
+        }
+    }
+}

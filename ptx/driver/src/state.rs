@@ -1,0 +1,246 @@
+//! Everything that the driver knows, behind one lock, and waiting for it. Never follows a pointer.
+//!
+//! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for it here, asking
+//! (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes on.
+use crate::capture::{Capture, Exec, Graph, RELAXED, Step};
+use crate::code::{Code, Result};
+use crate::kernels::Kernels;
+use crate::memory::Memory;
+use crate::queue::{Mark, Node, Outcome, Streams};
+use crate::settings::Settings;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Without a call for so long, work goes on by itself.
+const UNATTENDED: Duration = Duration::from_millis(20);
+/// Between two looks at what waits for another process.
+const REST: Duration = Duration::from_micros(50);
+
+#[derive(Default)]
+pub struct Event {
+    pub timing: bool,
+    /// Of the last record.
+    pub mark: Option<Arc<Mark>>,
+    /// Where the last record was captured: in which capture, after what.
+    pub captured: Option<(u64, Vec<usize>)>,
+}
+
+pub struct State {
+    pub settings: Settings,
+    pub memory: Memory,
+    pub streams: Streams,
+    pub events: HashMap<u64, Event>,
+    pub captures: HashMap<u64, Capture>,
+    pub graphs: HashMap<u64, Graph>,
+    pub execs: HashMap<u64, Exec>,
+    pub kernels: Kernels,
+    pub ready: bool,
+    /// What every call answers since something went wrong.
+    pub lost: Option<Code>,
+    handles: u64,
+    called: Instant,
+    /// So far: launches, allocations, waits of streams for events. What planted faults are counted by.
+    pub launches: u64,
+    pub allocations: u64,
+    pub waits: u64,
+}
+
+static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+/// Threads that want the lock: who runs work lets them have it in between.
+static WANTED: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Contexts, the current one last.
+    pub static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(vec![]) };
+    /// As of cuThreadExchangeStreamCaptureMode.
+    pub static MODE: Cell<i32> = const { Cell::new(crate::capture::GLOBAL) };
+}
+/// The primary context of GPU 0; those of others follow.
+pub const CONTEXT: u64 = 0xC0_0000;
+
+/// Words of the simulated machine, which no GPU would say.
+pub fn say(what: &str) {
+    eprintln!("simulated CUDA: {what}");
+}
+
+pub fn lock() -> MutexGuard<'static, State> {
+    let state = STATE.get_or_init(|| Mutex::new(State::new()));
+    WANTED.fetch_add(1, SeqCst);
+    let guard = state.lock().unwrap_or_else(PoisonError::into_inner);
+    WANTED.fetch_sub(1, SeqCst);
+    guard
+}
+
+/// The GPU of the calling thread's context.
+pub fn current_gpu() -> Result<usize> {
+    let current = CONTEXTS.with_borrow(|all| all.last().copied()).filter(|context| *context != 0);
+    current.map(|context| (context - CONTEXT) as usize).ok_or(Code::INVALID_CONTEXT)
+}
+
+impl State {
+    fn new() -> State {
+        let settings = Settings::read().unwrap_or_else(|what| {
+            say(&what);
+            std::process::exit(2)
+        });
+        State {
+            streams: Streams::new(settings.seed),
+            settings,
+            memory: Memory::default(),
+            events: HashMap::new(),
+            captures: HashMap::new(),
+            graphs: HashMap::new(),
+            execs: HashMap::new(),
+            kernels: Kernels::default(),
+            ready: false,
+            lost: None,
+            handles: 0x10_0000,
+            called: Instant::now(),
+            launches: 0,
+            allocations: 0,
+            waits: 0,
+        }
+    }
+    /// A number that no other object has.
+    pub fn handle(&mut self) -> u64 {
+        self.handles += 16;
+        self.handles
+    }
+    pub fn called(&mut self) {
+        self.called = Instant::now();
+    }
+    fn lose(&mut self, code: Code) -> Code {
+        *self.lost.get_or_insert(code)
+    }
+    pub fn step(&mut self) -> Result<Outcome> {
+        if let Some(code) = self.lost {
+            return Err(code);
+        }
+        self.streams.step(&mut self.memory).map_err(|code| self.lose(code))
+    }
+
+    /// What may not be called while this thread captures: the capture is lost by it.
+    pub fn uncaptured(&mut self) -> Result {
+        if MODE.get() == RELAXED {
+            return Ok(());
+        }
+        let me = std::thread::current().id();
+        let global = MODE.get() == crate::capture::GLOBAL;
+        let concerns =
+            |c: &&mut Capture| c.mode != RELAXED && c.thread == me || global && c.mode == crate::capture::GLOBAL;
+        match self.captures.values_mut().find(concerns) {
+            Some(capture) => {
+                capture.invalid = true;
+                Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(()),
+        }
+    }
+    /// The capture that a stream takes part in, if any.
+    pub fn capture_of(&mut self, stream: u64) -> Result<Option<(u64, &mut Capture)>> {
+        let id = self.streams.get(stream).ok_or(Code::INVALID_HANDLE)?.capture;
+        Ok(id.and_then(|id| Some((id, self.captures.get_mut(&id)?))))
+    }
+    /// A wait for a stream that captures: never, and the capture is lost.
+    pub fn waitable(&mut self, stream: u64) -> Result {
+        match self.capture_of(stream)? {
+            Some((_, capture)) => {
+                capture.invalid = true;
+                Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => self.uncaptured(),
+        }
+    }
+    pub fn enqueue(&mut self, stream: u64, node: Node) -> Result {
+        if let Some((_, capture)) = self.capture_of(stream)? {
+            return capture.add(stream, Step::Node(node));
+        }
+        self.streams.run(stream, node());
+        if self.streams.eager() {
+            self.step()?;
+        }
+        Ok(())
+    }
+}
+
+/// Until all these points are passed.
+pub fn wait(marks: &[Arc<Mark>]) -> Result {
+    loop {
+        let mut state = lock();
+        state.called();
+        if let Some(code) = state.lost {
+            return Err(code);
+        }
+        if marks.iter().all(|mark| mark.passed().is_some()) {
+            return Ok(());
+        }
+        let outcome = state.step();
+        drop(state);
+        match outcome? {
+            Outcome::Moved => {}
+            _ => std::thread::sleep(REST),
+        }
+        while WANTED.load(SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The thread that goes on where nobody calls. It ends with the process.
+pub fn attend() {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        let go_on = || loop {
+            std::thread::sleep(UNATTENDED / 4);
+            let mut state = lock();
+            while state.called.elapsed() > UNATTENDED && WANTED.load(SeqCst) == 0 {
+                if !matches!(state.step(), Ok(Outcome::Moved)) {
+                    break;
+                }
+            }
+        };
+        let _ = std::thread::Builder::new().name("simulated GPU".into()).spawn(go_on);
+    });
+}
+
+/// Enqueues a node in a stream, or adds it to the graph that the stream captures.
+pub fn enqueue(stream: u64, node: Node) -> Result {
+    lock().enqueue(stream, node)
+}
+/// Whether calls with this stream become part of a graph.
+pub fn capturing(stream: u64) -> Result<bool> {
+    lock().capture_of(stream).map(|capture| capture.is_some())
+}
+/// Device memory of the current GPU, unwritten; counted like cuMemAlloc's.
+pub fn alloc(bytes: usize) -> Result<u64> {
+    let gpu = current_gpu()?;
+    let mut state = lock();
+    state.uncaptured()?;
+    if bytes == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    state.allocations += 1;
+    let planted = state.settings.oom == Some(state.allocations);
+    if planted || state.memory.used(gpu) + bytes > state.settings.bytes {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    Ok(state.memory.alloc(gpu, bytes))
+}
+/// Frees what [`alloc`] gave. As cuMemFree: waits for all work first.
+pub fn free(address: u64) -> Result {
+    lock().uncaptured()?;
+    settle()?;
+    lock().memory.free(address)
+}
+/// All work of all streams; streams that capture are left alone.
+pub fn settle() -> Result {
+    let marks: Vec<Arc<Mark>> = {
+        let mut state = lock();
+        let handles = state.streams.handles();
+        handles.into_iter().map(|stream| state.streams.mark(stream)).collect()
+    };
+    wait(&marks)
+}

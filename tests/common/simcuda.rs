@@ -1,0 +1,37 @@
+//! The driver that pretends a GPU (`ptx/driver`), for programs that load CUDA by name. Cargo has built it beside the test binaries.
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+fn library() -> PathBuf {
+    let built = std::env::current_exe().unwrap().with_file_name("libflatshard_simcuda.so");
+    assert!(built.exists(), "{} is not there: it is a dev-dependency", built.display());
+    built
+}
+
+/// A directory for LD_LIBRARY_PATH. Links to one file, which the loader takes for one library.
+pub fn libraries() -> &'static Path {
+    static MADE: OnceLock<TempDir> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["libcuda.so.1", "libcublasLt.so.12", "libnccl.so.2", "libnvidia-ml.so.1"] {
+            symlink(library(), dir.path().join(name)).unwrap();
+        }
+        dir
+    });
+    made.path()
+}
+
+/// `run_fsdp` on that driver: `machine` as of ptx/driver/src/settings.rs, "seed=3,arch=90".
+pub fn run_fsdp(machine: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    for variable in
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"]
+    {
+        command.env_remove(variable);
+    }
+    command.env("FLATSHARD_SIMCUDA", machine).env("LD_LIBRARY_PATH", libraries());
+    command
+}
