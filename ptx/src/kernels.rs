@@ -107,3 +107,34 @@ impl Variant {
         expand(self.file, &source(self.file).ok_or_else(missing)?, self.given, &source)
     }
 }
+
+/// The names behind `.visible .entry`.
+pub fn entries(ptx: &str) -> impl Iterator<Item = &str> {
+    ptx.split(".entry").skip(1).filter_map(|rest| {
+        let name = rest.trim_start();
+        Some(&name[..name.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?])
+    })
+}
+
+/// "sm_90a" of `.target sm_90a`.
+pub fn target(ptx: &str) -> &str {
+    let line = ptx.lines().find_map(|l| l.trim_start().strip_prefix(".target"));
+    line.and_then(|l| l.split([',', ' ', ';']).find(|w| w.starts_with("sm_"))).unwrap_or("sm_80")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_says_where_it_runs_and_what_it_holds() {
+        assert_eq!(target("// a\n.version 8.0\n.target sm_90a\n"), "sm_90a");
+        assert_eq!(target(".target sm_80, texmode_independent"), "sm_80");
+        for variant in variants() {
+            let text = variant.expand().unwrap();
+            let found: Vec<&str> = entries(&text).collect();
+            assert!(!found.is_empty() && found.iter().all(|e| !e.is_empty()), "{}: {found:?}", variant.name);
+            assert!(text.contains(&format!(".target {}", target(&text))), "{}: {}", variant.name, target(&text));
+        }
+    }
+}

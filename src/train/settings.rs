@@ -2,7 +2,9 @@
 //! field of [`Settings`]), its type and its line in `--help`. Never validates and never fills defaults: all is `Option`, so
 //! that defaults < file < flags can be decided by laying one over the other ([`super::config`]).
 mod faults;
+mod sharding;
 mod trace;
+mod tune;
 mod watch;
 
 pub use super::names::*;
@@ -10,8 +12,10 @@ pub use super::precision::PrecisionArgs;
 pub use super::zero::Zero;
 pub use faults::Faults;
 use serde::{Deserialize, Serialize};
+pub use sharding::{Fsdp, Parallel};
 use std::path::PathBuf;
 pub use trace::Trace;
+pub use tune::{LoraArgs, Optim, Tune};
 pub use watch::WatchArgs;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -210,80 +214,6 @@ pub struct Data {
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
-#[command(next_help_heading = "Optim")]
-pub struct Optim {
-    /// What turns gradients into updates
-    #[arg(long)]
-    pub optimizer: Option<OptimizerName>,
-    /// Peak learning rate, after warmup
-    #[arg(long)]
-    pub lr: Option<f64>,
-    /// AdamW: decay of the two moments, each in [0, 1)
-    #[arg(long, num_args = 2, value_names = ["B1", "B2"])]
-    pub betas: Option<Vec<f64>>,
-    /// AdamW: added to the root of the second moment
-    #[arg(long)]
-    pub eps: Option<f64>,
-    /// SGD: momentum, in [0, 1)
-    #[arg(long)]
-    pub momentum: Option<f64>,
-    /// Decoupled decay of matrices (not of norms and biases)
-    #[arg(long)]
-    pub weight_decay: Option<f64>,
-    /// Steps of linear warmup from 0
-    #[arg(long, value_name = "STEPS")]
-    pub warmup_steps: Option<u64>,
-    /// After warmup, down to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio)
-    #[arg(long)]
-    pub lr_scheduler: Option<SchedulerName>,
-    /// cosine_with_min_lr: the last learning rate as a part of lr
-    #[arg(long, value_name = "RATIO")]
-    pub min_lr_ratio: Option<f64>,
-    /// Largest norm of the whole gradient; 0: no clipping
-    #[arg(long, value_name = "NORM")]
-    pub grad_clip: Option<f64>,
-}
-
-/// Which tensors learn, and how fast. In a file these keys may also stand at the top.
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "Tune")]
-pub struct Tune {
-    /// Regular expressions, searched for in tensor names: what does not learn [default: none]
-    #[arg(long, num_args = 1.., value_name = "PATTERN")]
-    #[serde(deserialize_with = "one_or_many")]
-    pub freeze: Option<Vec<String>>,
-    /// Tensors without weight decay, besides norms and biases [default: none]
-    #[arg(long, num_args = 1.., value_name = "PATTERN")]
-    #[serde(deserialize_with = "one_or_many")]
-    pub no_decay: Option<Vec<String>>,
-    /// Factor of the learning rate for tensors of these names [default: none]
-    #[arg(long, num_args = 1.., value_name = "PATTERN=FACTOR")]
-    #[serde(deserialize_with = "pairs")]
-    pub lr_scale: Option<Vec<String>>,
-}
-
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "LoRA")]
-pub struct LoraArgs {
-    /// Train adapters of this rank beside frozen matrices [default: none, train the model itself]
-    #[arg(long = "lora-rank", value_name = "N")]
-    pub rank: Option<usize>,
-    /// Adapters are scaled by alpha / rank [default: lora-rank]
-    #[arg(long = "lora-alpha", value_name = "ALPHA")]
-    pub alpha: Option<f64>,
-    /// Modules that are adapted: last parts of their names, or all-linear [default: q_proj v_proj]
-    #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
-    #[serde(deserialize_with = "one_or_many")]
-    pub target_modules: Option<Vec<String>>,
-    /// Add the adapter in this directory to the model of pretrain, write it to save-hf and end [default: none]
-    #[arg(long = "lora-merge", value_name = "DIR")]
-    pub merge: Option<PathBuf>,
-}
-
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
 #[command(next_help_heading = "Batch")]
 pub struct Batch {
     /// Sequences in a micro-batch of a data-parallel rank
@@ -295,78 +225,6 @@ pub struct Batch {
     /// Sequences in an optimizer step of all ranks: gives batch-size or grad-accum where one is left out [default: none]
     #[arg(long, value_name = "SEQUENCES")]
     pub train_batch_size: Option<usize>,
-}
-
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "FSDP")]
-pub struct Fsdp {
-    /// Family of sharding engines [default: zero with zero-stage or deepspeed]
-    #[arg(long)]
-    pub backend: Option<BackendName>,
-    /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against
-    #[arg(long)]
-    pub fsdp_impl: Option<FsdpImpl>,
-    /// FULL_SHARD reshards after forward, HYBRID_SHARD too, on each host by itself; SHARD_GRAD_OP after backward; NO_SHARD keeps all
-    #[arg(long)]
-    pub sharding: Option<ShardingName>,
-    /// What one unit is: a decoder block, blocks up to wrap-min-params, or the whole model
-    #[arg(long)]
-    pub auto_wrap: Option<WrapName>,
-    /// auto-wrap size: smallest unit
-    #[arg(long, value_name = "PARAMETERS")]
-    pub wrap_min_params: Option<usize>,
-    /// When backward asks for the next unit: before this one's gradient, after it, or when needed
-    #[arg(long)]
-    pub backward_prefetch: Option<PrefetchName>,
-    /// Forward asks for the next unit before it computes this one
-    #[arg(long)]
-    pub forward_prefetch: Option<bool>,
-    /// Gather one unit ahead, two at a time; off: three ahead, in twice the slots
-    #[arg(long)]
-    pub limit_all_gathers: Option<bool>,
-    /// Each tensor has its own decay, rate and freezing; off: a unit is one tensor to the optimizer, norms decay too
-    #[arg(long)]
-    pub use_orig_params: Option<bool>,
-    /// Recompute blocks in backward: all but their inputs, or (selective) all but those and attention's outputs
-    #[arg(long)]
-    pub activation_checkpoint: Option<CheckpointName>,
-    /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run there
-    #[arg(long)]
-    pub cpu_offload: Option<OffloadName>,
-    /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)
-    #[arg(long)]
-    pub sync_each_batch: Option<bool>,
-    /// Backend zero partitions 1: optimizer states, 2: gradients too, 3: parameters too [default: 2]
-    #[arg(long, value_name = "1|2|3")]
-    pub zero_stage: Option<u8>,
-    /// DeepSpeed configuration: every key is honoured or refused; "auto" leaves it to flags [default: none]
-    #[arg(long, value_name = "FILE.json")]
-    pub deepspeed: Option<PathBuf>,
-}
-
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "Parallel")]
-pub struct Parallel {
-    /// Ranks that share each layer (tensor parallelism)
-    #[arg(long, value_name = "N")]
-    pub tp_size: Option<usize>,
-    /// Take the tensor-parallel plan of the Hugging Face configuration
-    #[arg(long)]
-    pub use_hf_tp_plan: Option<bool>,
-    /// Ranks that share each sequence (ring attention), of any length: what does not divide is padded
-    #[arg(long, value_name = "N")]
-    pub ring_attn_size: Option<usize>,
-    /// How keys and values reach those ranks: block by block, or all at once (short sequences, few key/value heads)
-    #[arg(long)]
-    pub ring_impl: Option<RingName>,
-    /// Norms and residuals cut over the tensor-parallel ranks
-    #[arg(long)]
-    pub sequence_parallel: Option<bool>,
-    /// Replicas of each set of shards [default: 1; HYBRID_SHARD: one a host; ddp: all ranks]
-    #[arg(long, value_name = "N")]
-    pub dp_replicate_size: Option<usize>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
@@ -429,19 +287,5 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Op
     Ok(Option::<OneOrMany>::deserialize(d)?.map(|x| match x {
         OneOrMany::One(path) => vec![path],
         OneOrMany::Many(paths) => paths,
-    }))
-}
-
-/// `lr_scale: {PATTERN: FACTOR}` is `lr_scale: [PATTERN=FACTOR]`.
-fn pairs<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a mapping of patterns to factors, or a list of PATTERN=FACTOR")]
-    enum Pairs {
-        Map(serde_json::Map<String, serde_json::Value>),
-        List(Vec<String>),
-    }
-    Ok(Option::<Pairs>::deserialize(d)?.map(|x| match x {
-        Pairs::Map(map) => map.into_iter().map(|(pattern, factor)| format!("{pattern}={factor}")).collect(),
-        Pairs::List(list) => list,
     }))
 }

@@ -1,6 +1,7 @@
 //! Rotary positions, alone and behind the norms of queries and keys. Never reads a head that is not rotated.
 use super::embed;
 use super::norm::inverse_rms;
+use super::operands::{lengths, rows};
 use super::simd::sum;
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::{QkNormRope, Rope, View};
@@ -23,8 +24,8 @@ pub fn turns<'a>(
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(Error::op(op, format!("heads of {head_dim} elements: rotary positions pair two halves")));
     }
-    let rows = super::rows(op, "table", table.len(), head_dim)?;
-    super::lengths(op, &[("positions", positions.len(), n)])?;
+    let rows = rows(op, "table", table.len(), head_dim)?;
+    lengths(op, &[("positions", positions.len(), n)])?;
     let (table, positions) = (table.host(op)?, positions.host::<u32>(op)?);
     embed::check(op, "position", positions, rows)?;
     Ok(Turns { table, positions, head_dim })

@@ -1,17 +1,31 @@
-//! The text of every kernel variant, expanded by build.rs: plain PTX, embedded. Never launches anything.
+//! Every kernel variant of this build: what it is called, where it runs, and its text, expanded when it is asked for. Never
+//! launches anything.
+use crate::base::{Error, Result};
+use flatshard_ptx::kernels::Variant;
 
-/// A variant of `flatshard_ptx::kernels::variants` as plain PTX with `# line "file"` markers.
+/// What build.rs found in a variant of `flatshard_ptx::kernels::variants`.
 #[derive(Clone, Copy)]
 pub struct Text {
     pub variant: &'static str,
-    /// Its source in `kernels/`.
-    pub file: &'static str,
-    pub ptx: &'static str,
+    /// "sm_80", "sm_90a".
+    pub target: &'static str,
+    /// The kernels in it.
+    pub entries: &'static [&'static str],
 }
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// The variant of that name.
-pub fn text(variant: &str) -> Option<&'static Text> {
-    TEXTS.iter().find(|text| text.variant == variant)
+impl Text {
+    /// Its source in `kernels/`, and plain PTX with `# line "file"` markers.
+    pub fn ptx(&self) -> Result<(&'static str, String)> {
+        let failed = |what: String| Error::op("expand", format!("kernel variant {}: {what}", self.variant));
+        let variant = Variant::by_name(self.variant).ok_or_else(|| failed("is not in this build".into()))?;
+        let text = variant.expand().map_err(|e| failed(format!("kernels/{e}")))?;
+        Ok((variant.file, text))
+    }
+}
+
+/// The place of the variant of that name in [`TEXTS`].
+pub fn place(variant: &str) -> Option<usize> {
+    TEXTS.iter().position(|text| text.variant == variant)
 }

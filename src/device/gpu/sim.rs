@@ -7,7 +7,7 @@
 //! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, Map, Shape};
-use super::kernels::{self, TEXTS};
+use super::kernels::{TEXTS, place};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::buf::Place;
@@ -61,8 +61,7 @@ impl Sim {
     }
     /// With another text for a variant: a test's own kernel, right or wrong.
     pub fn replace(mut self, variant: &str, file: &str, ptx: &str) -> Result<Sim> {
-        let index = TEXTS.iter().position(|text| text.variant == variant);
-        let index = index.ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
+        let index = place(variant).ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
         self.kernels[index] = OnceLock::from(parse(file, ptx).map_err(|e| e.to_string()));
         Ok(self)
     }
@@ -74,10 +73,11 @@ impl Sim {
     }
     fn kernel(&self, kernel: Kernel) -> Result<&emulate::Kernel> {
         let Kernel { variant, entry } = kernel;
-        let index = TEXTS.iter().position(|text| text.variant == variant);
-        let index = index.ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
-        let kernels::Text { file, ptx, .. } = TEXTS[index];
-        let parsed = self.kernels[index].get_or_init(|| parse(file, ptx).map_err(|e| e.to_string()));
+        let index = place(variant).ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
+        let parsed = self.kernels[index].get_or_init(|| {
+            let (file, ptx) = TEXTS[index].ptx().map_err(|e| e.to_string())?;
+            parse(file, &ptx).map_err(|e| e.to_string())
+        });
         let entries = parsed.as_ref().map_err(|e| Error::op(entry, format!("sim: {variant} does not parse: {e}")))?;
         let found = entries.iter().find(|k| k.name == entry);
         found.ok_or_else(|| Error::op(entry, format!("sim: {variant} has no entry of that name")))

@@ -1,7 +1,7 @@
 //! The job of the cargo feature `cust`: every kernel through the driver's JIT linker, with what its compiler says, verbose, and
 //! the registers, spills and occupancy of the result. `gpu_check link` prints it. Never used by training, whose kernels are
 //! loaded without a linker (`modules`), so that the build needs no toolkit.
-use super::modules::{entries, plain, runs_on, target};
+use super::modules::{plain, runs_on};
 use crate::base::{Error, Result};
 use crate::device::gpu::kernels::{TEXTS, Text};
 use cust::context::Context;
@@ -42,11 +42,11 @@ pub fn link() -> Result<Vec<Linked>> {
     let _context = Context::new(device).map_err(unusable)?;
     let arch = (major * 10 + minor) as u32;
     let mut all = Vec::new();
-    for text in TEXTS.iter().filter(|text| runs_on(target(text.ptx), arch)) {
+    for text in TEXTS.iter().filter(|text| runs_on(text.target, arch)) {
         let (cubin, log) = compile(text)?;
         let failed = |e: CudaError| Error::Run(format!("{}: the linked kernel does not load: {e}", text.variant));
         let module = Module::from_cubin(&cubin, &[]).map_err(failed)?;
-        for entry in entries(text.ptx) {
+        for &entry in text.entries {
             let function = module.get_function(entry).map_err(failed)?;
             all.push(describe(text.variant, entry, &function, log.clone()).map_err(failed)?);
         }
@@ -133,10 +133,11 @@ fn words(log: &[u8; LOG]) -> String {
 
 fn compile(text: &'static Text) -> Result<(Vec<u8>, String)> {
     let no_nul = |e: std::ffi::NulError| Error::op("link", e.to_string());
-    let (name, ptx) = (CString::new(text.variant).map_err(no_nul)?, CString::new(plain(text.ptx)).map_err(no_nul)?);
+    let (file, ptx) = text.ptx()?;
+    let (name, ptx) = (CString::new(text.variant).map_err(no_nul)?, CString::new(plain(&ptx)).map_err(no_nul)?);
     let mut linker = Linker::new().map_err(|e| Error::Run(format!("the driver's linker: {e}")))?;
     match linker.run(&name, &ptx) {
         Ok(cubin) => Ok((cubin, words(&linker.said))),
-        Err(e) => Err(Error::Run(format!("{} of kernels/{}: {e}: {}", text.variant, text.file, words(&linker.wrong)))),
+        Err(e) => Err(Error::Run(format!("{} of kernels/{file}: {e}: {}", text.variant, words(&linker.wrong)))),
     }
 }

@@ -44,7 +44,7 @@ unsafe impl Send for Loaded {}
 impl Modules {
     /// Those of `texts` that run on `arch`. `dynamic` is the most shared memory that a block may ask for, in bytes.
     pub(super) fn load(context: &Arc<CudaContext>, texts: &'static [Text], arch: u32, dynamic: i32) -> Result<Modules> {
-        let texts: Vec<&'static Text> = texts.iter().filter(|t| runs_on(target(t.ptx), arch)).collect();
+        let texts: Vec<&'static Text> = texts.iter().filter(|t| runs_on(t.target, arch)).collect();
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(texts.len()).max(1);
         let next = AtomicUsize::new(0);
         let work = || {
@@ -138,14 +138,15 @@ impl Drop for Modules {
 }
 
 fn load(context: &CudaContext, text: &'static Text, dynamic: i32) -> Result<Loaded> {
-    let failed = |what: String| Error::Run(format!("cuda: kernel {} of kernels/{}: {what}", text.variant, text.file));
+    let (file, ptx) = text.ptx()?;
+    let failed = |what: String| Error::Run(format!("cuda: kernel {} of kernels/{file}: {what}", text.variant));
     let of_driver = |e: result::DriverError| failed(super::failure::name(e.0));
     context.bind_to_thread().map_err(of_driver)?;
-    let ptx = CString::new(plain(text.ptx)).map_err(|e| failed(e.to_string()))?;
+    let ptx = CString::new(plain(&ptx)).map_err(|e| failed(e.to_string()))?;
     let module = compile(&ptx).map_err(failed)?;
     let mut loaded = Loaded { module, entries: Vec::new() };
     let mut entries = || {
-        for entry in entries(text.ptx) {
+        for &entry in text.entries {
             let name = CString::new(entry).map_err(|e| failed(e.to_string()))?;
             // SAFETY: the module was loaded above.
             let handle = unsafe { result::module::get_function(module, name) }.map_err(of_driver)?;
@@ -197,20 +198,6 @@ pub(super) fn plain(ptx: &str) -> String {
     ptx.lines().flat_map(|line| [blank(line), "\n"]).collect()
 }
 
-/// The names behind `.visible .entry`.
-pub(super) fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
-    ptx.split(".entry").skip(1).filter_map(|rest| {
-        let name = rest.trim_start();
-        Some(&name[..name.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?])
-    })
-}
-
-/// "sm_90a" of `.target sm_90a`.
-pub(super) fn target(ptx: &str) -> &str {
-    let line = ptx.lines().find_map(|l| l.trim_start().strip_prefix(".target"));
-    line.and_then(|l| l.split([',', ' ', ';']).find(|w| w.starts_with("sm_"))).unwrap_or("sm_80")
-}
-
 /// "sm_80" runs on all from 80 on; "sm_90a" on 90 alone.
 pub(super) fn runs_on(target: &str, arch: u32) -> bool {
     let number = target.trim_start_matches("sm_");
@@ -227,24 +214,18 @@ mod tests {
 
     #[test]
     fn variants_are_loaded_where_their_target_runs() {
-        assert_eq!(target("// a\n.version 8.0\n.target sm_90a\n"), "sm_90a");
-        assert_eq!(target(".target sm_80, texmode_independent"), "sm_80");
         assert!(runs_on("sm_80", 80) && runs_on("sm_80", 120) && !runs_on("sm_90", 80));
         assert!(runs_on("sm_90a", 90) && !runs_on("sm_90a", 100) && !runs_on("sm_90a", 80));
     }
 
     #[test]
-    fn every_text_of_the_build_has_a_target_and_entries_and_loses_its_markers() {
+    fn a_text_loses_its_markers_and_no_line() {
         for text in TEXTS {
-            assert!(text.ptx.contains(".target"), "{}", text.variant);
-            let found: Vec<&str> = entries(text.ptx).collect();
-            assert!(!found.is_empty() && found.iter().all(|e| !e.is_empty()), "{}: {found:?}", text.variant);
-            let plain = plain(text.ptx);
+            let (_, ptx) = text.ptx().unwrap();
+            let plain = plain(&ptx);
             assert!(!plain.lines().any(|l| l.starts_with('#')), "{}", text.variant);
-            assert_eq!(plain.lines().count(), text.ptx.lines().count());
-            for entry in found {
-                assert!(plain.contains(&format!(".entry {entry}")), "{}: {entry}", text.variant);
-            }
+            assert_eq!(plain.lines().count(), ptx.lines().count());
+            assert!(text.entries.iter().all(|entry| plain.contains(&format!(".entry {entry}"))), "{}", text.variant);
         }
     }
 }
