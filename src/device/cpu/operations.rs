@@ -2,12 +2,14 @@
 //! family.
 use super::element::{add, convert, scale};
 use super::operands::{constants, first, lengths, rows};
-use super::{CpuDevice, activation, attention, dropout, embed, gemm, lock, loss, memory, norm, optim, reduce, ring, rope};
+use super::{
+    CpuDevice, activation, attention, dropout, embed, gemm, lock, loss, memory, norm, optim, reduce, ring, rope,
+};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
 use crate::device::{
-    AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd, View,
-    ViewMut, VocabPart,
+    AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
+    View, ViewMut, VocabPart,
 };
 use half::{bf16, f16};
 

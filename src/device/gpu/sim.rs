@@ -61,7 +61,8 @@ impl Sim {
     }
     /// With another text for a variant: a test's own kernel, right or wrong.
     pub fn replace(mut self, variant: &str, file: &str, ptx: &str) -> Result<Sim> {
-        let index = place(variant).ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
+        let index =
+            place(variant).ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
         self.kernels[index] = OnceLock::from(parse(file, ptx).map_err(|e| e.to_string()));
         Ok(self)
     }
@@ -73,7 +74,8 @@ impl Sim {
     }
     fn kernel(&self, kernel: Kernel) -> Result<&emulate::Kernel> {
         let Kernel { variant, entry } = kernel;
-        let index = place(variant).ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
+        let index =
+            place(variant).ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
         let parsed = self.kernels[index].get_or_init(|| {
             let (file, ptx) = TEXTS[index].ptx().map_err(|e| e.to_string())?;
             parse(file, &ptx).map_err(|e| e.to_string())
