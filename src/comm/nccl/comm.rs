@@ -97,7 +97,7 @@ impl Comm {
         let mut slot: Box<Handle> = Box::new(std::ptr::null_mut());
         let new: *mut Handle = &mut *slot;
         let failed = |what: String| Error::Run(format!("ncclCommSplit: {what}; NCCL_DEBUG=INFO says more"));
-        let started = self.run(|handle, nccl| {
+        let started = self.run_unless(stop, |handle, nccl| {
             // SAFETY: a live communicator; `new` is valid until this communicator has settled, below.
             unsafe { (nccl.split)(handle, color as c_int, key as c_int, new, &mut config) }
         });
@@ -105,7 +105,10 @@ impl Comm {
             settle(&self.nccl, self.timeout, || {
                 // SAFETY: NCCL stores a pointer there, at most once.
                 let there = unsafe { new.read_volatile() };
-                Ok(if there.is_null() { IN_PROGRESS } else { SUCCESS })
+                match stop() {
+                    Some(why) => Err(why),
+                    None => Ok(if there.is_null() { IN_PROGRESS } else { SUCCESS }),
+                }
             })
         });
         if let Err(what) = done {
@@ -147,13 +150,21 @@ impl Comm {
 
     /// Lets `call` enqueue, and returns when NCCL has: what is recorded in the stream after that comes after it.
     pub(super) fn run(&self, call: impl FnOnce(Handle, &Nccl) -> c_int) -> std::result::Result<(), String> {
+        self.run_unless(&|| None, call)
+    }
+    /// Gives up waiting where `stop` says why.
+    fn run_unless(
+        &self,
+        stop: &dyn Fn() -> Option<String>,
+        call: impl FnOnce(Handle, &Nccl) -> c_int,
+    ) -> std::result::Result<(), String> {
         let code = match &*self.lock() {
             Some(Raw(handle)) => call(*handle, &self.nccl),
             None => return Err(self.gone()),
         };
         match code {
             SUCCESS => Ok(()),
-            IN_PROGRESS => settle(&self.nccl, self.timeout, || self.state()),
+            IN_PROGRESS => self.settled(stop),
             code => Err(format!("NCCL: {}", self.nccl.says(code))),
         }
     }
@@ -244,6 +255,20 @@ mod tests {
         let (comm, state) = fake::comm(NEVER, PATIENT, &|| Some("rank 1 failed".into()));
         assert!(comm.err().unwrap().to_string().contains("rank 1 failed"));
         assert_eq!(state.aborted.load(SeqCst), 1);
+    }
+
+    #[test]
+    fn a_rank_that_failed_ends_a_split_at_once() {
+        let (comm, state) = fake::comm(0, PATIENT, &on);
+        let comm = comm.unwrap();
+        let ask = |polls| {
+            state.polls.store(polls, SeqCst);
+            comm.split(0, 1, &|| Some("rank 1 failed".into())).err().unwrap().to_string()
+        };
+        // Before the others have come to it, and while the new communicator is made.
+        for text in [ask(NEVER), ask(0)] {
+            assert!(text.contains("ncclCommSplit: rank 1 failed"), "{text}");
+        }
     }
 
     #[test]

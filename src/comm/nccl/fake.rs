@@ -47,7 +47,7 @@ extern "C" fn split(handle: Handle, _: c_int, _: c_int, out: *mut Handle, _: *mu
             std::ptr::with_exposed_provenance_mut::<Handle>(out).write_volatile((&raw const *new).cast_mut().cast())
         };
     });
-    state(handle).polls.store(3, SeqCst);
+    let _ = state(handle).polls.fetch_update(SeqCst, SeqCst, |polls| (polls != i32::MAX).then_some(3));
     IN_PROGRESS
 }
 extern "C" fn finalize(_: Handle) -> c_int {
