@@ -14,6 +14,9 @@
 //! | `kernels` | modules, and launches in the emulator |
 //! | `state` | everything behind one lock; waiting |
 //! | `api` | the `extern "C"` functions: pointers are followed there and nowhere else |
+//! | `cublaslt` | libcublasLt: matrix products |
+//! | `nccl` | libnccl: collectives between processes |
+//! | `nvml` | libnvidia-ml: what the GPUs say of themselves |
 //! | `code` | results |
 //!
 //! # The seam
@@ -45,8 +48,11 @@
 pub mod api;
 mod capture;
 mod code;
+mod cublaslt;
 mod kernels;
 mod memory;
+mod nccl;
+mod nvml;
 mod queue;
 mod settings;
 mod state;
@@ -54,4 +60,4 @@ mod state;
 pub use code::{Code, Result};
 pub use memory::Memory;
 pub use queue::{Node, Outcome, Run, at_once, node};
-pub use state::{alloc, capturing, current_gpu, enqueue, free, say};
+pub use state::{alloc, capturing, current_gpu, enqueue, free, room, say};

@@ -48,6 +48,11 @@ impl Default for Settings {
     }
 }
 
+/// A variable that a library beside the driver goes by.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 impl Settings {
     pub fn read() -> Result<Settings, String> {
         let var = |name| std::env::var(name).ok();

@@ -206,6 +206,11 @@ pub fn attend() {
     });
 }
 
+/// Bytes of each GPU that the machine shows: in use, and all of them.
+pub fn room() -> Vec<(usize, usize)> {
+    let state = lock();
+    (0..state.settings.gpus).map(|gpu| (state.memory.used(gpu), state.settings.bytes)).collect()
+}
 /// Enqueues a node in a stream, or adds it to the graph that the stream captures.
 pub fn enqueue(stream: u64, node: Node) -> Result {
     lock().enqueue(stream, node)

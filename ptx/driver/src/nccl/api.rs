@@ -1,0 +1,603 @@
+//! NCCL's functions by the names and numbers of nccl.h 2.30. Pointers of callers are followed here and nowhere else. Nothing here waits for
+//! another rank but in communicators that were made to block.
+use super::comm::{Comm, LOOK, Seat, complain, lock};
+use super::hub::{self, KEY};
+use super::link::Link;
+use super::sums::{self, Operation};
+use super::wire::Kind;
+use super::work::{Call, Together, What};
+use crate::settings::variable;
+use crate::{Node, capturing, current_gpu, enqueue, node};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// `ncclResult_t`.
+pub const SUCCESS: c_int = 0;
+pub const UNHANDLED_CUDA_ERROR: c_int = 1;
+pub const SYSTEM_ERROR: c_int = 2;
+pub const INVALID_ARGUMENT: c_int = 4;
+pub const INVALID_USAGE: c_int = 5;
+pub const REMOTE_ERROR: c_int = 6;
+pub const IN_PROGRESS: c_int = 7;
+
+/// 2.30.7.
+const VERSION: c_int = 23_007;
+const MAGIC: u32 = 0xcafe_beef;
+const UNDEFINED: c_int = c_int::MIN;
+/// How long a call that does not block may take before its work is in the stream.
+const LATE: Duration = Duration::from_micros(300);
+/// Two pages of 2 MiB at least: `ncclMemAlloc`'s granularity.
+const GRANULE: usize = 2 << 20;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
+/// `ncclConfig_t` up to what 2.17 had, the least that any caller gives.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+/// Handles that are alive; a handle is a number and is never followed.
+static COMMS: Mutex<Option<HashMap<usize, Arc<Comm>>>> = Mutex::new(None);
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+
+thread_local! {
+    /// Groups that are open on this thread, and what was asked for in them.
+    static GROUP: RefCell<(usize, Vec<(Call, u64)>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+fn add(comm: Arc<Comm>) -> usize {
+    let handle = 0x10_0000 + 64 * NEXT.fetch_add(1, SeqCst);
+    lock(&COMMS).get_or_insert_default().insert(handle, comm);
+    handle
+}
+fn find(handle: *mut c_void) -> Result<Arc<Comm>, c_int> {
+    let comm = lock(&COMMS).as_ref().and_then(|comms| comms.get(&(handle as usize)).cloned());
+    comm.ok_or_else(|| {
+        complain(&format!("{handle:?} is no communicator: never made, destroyed or aborted"));
+        INVALID_ARGUMENT
+    })
+}
+fn remove(handle: *mut c_void) -> Result<Arc<Comm>, c_int> {
+    let comm = find(handle)?;
+    lock(&COMMS).as_mut().and_then(|comms| comms.remove(&(handle as usize)));
+    Ok(comm)
+}
+fn code(done: Result<c_int, c_int>) -> c_int {
+    done.unwrap_or_else(|code| code)
+}
+
+/// Over sockets, as where peers may not share memory.
+fn over_sockets() -> bool {
+    ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"].iter().all(|name| variable(name).as_deref() == Some("1"))
+}
+
+/// # Safety
+/// `out` points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> c_int {
+    // SAFETY: the caller's int.
+    unsafe { *out = VERSION };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
+    let text: &CStr = match code {
+        SUCCESS => c"no error",
+        UNHANDLED_CUDA_ERROR => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        SYSTEM_ERROR => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error - please report this issue to the NCCL developers",
+        INVALID_ARGUMENT => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        INVALID_USAGE => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        REMOTE_ERROR => c"remote process exited or there was a network error",
+        IN_PROGRESS => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// # Safety
+/// `out` points to 128 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
+    let random = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    let key: [u8; KEY] = std::array::from_fn(|i| if i < 8 { random()[i] } else { random()[i - 8] });
+    let Ok(port) = hub::open(key) else { return SYSTEM_ERROR };
+    let mut id = [0; 128];
+    id[..2].copy_from_slice(&port.to_le_bytes());
+    id[2..2 + KEY].copy_from_slice(&key);
+    // SAFETY: the caller's 128 bytes.
+    unsafe { *out = UniqueId(id) };
+    SUCCESS
+}
+
+/// As `parseCommConfig`: blocking or not.
+fn parse(config: *const Config) -> Result<bool, c_int> {
+    let wrong = |what: String| {
+        complain(&what);
+        INVALID_ARGUMENT
+    };
+    if config.is_null() {
+        return Ok(true);
+    }
+    // SAFETY: a configuration's first words are its size and its magic, whatever its version.
+    let (size, magic) = unsafe { ((*config).size, (*config).magic) };
+    if magic != MAGIC {
+        return Err(wrong("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER".into()));
+    }
+    if size < size_of::<Config>() {
+        return Err(wrong(format!("ncclConfig_t of {size} bytes: older than 2.18")));
+    }
+    // SAFETY: it has at least these bytes.
+    let c = unsafe { *config };
+    if !(20_000..=VERSION).contains(&(c.version as c_int)) {
+        return Err(wrong(format!("ncclConfig_t of version {}", c.version)));
+    }
+    let within = |value: c_int, least: c_int, most: c_int| value == UNDEFINED || (least..=most).contains(&value);
+    let valid = within(c.blocking, 0, 1)
+        && within(c.cga_cluster_size, 0, 8)
+        && within(c.min_ctas, 1, 32)
+        && within(c.max_ctas, 1, 32)
+        && c.min_ctas <= c.max_ctas
+        && within(c.split_share, 0, 1);
+    if !valid || (c.version < 21_700 && !c.net_name.is_null()) {
+        return Err(wrong(format!("Invalid config attribute value: blocking {}", c.blocking)));
+    }
+    Ok(c.blocking != 0)
+}
+
+/// # Safety
+/// As of nccl.h: `out` takes a handle; `config` is one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    out: *mut *mut c_void,
+    size: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: *const Config,
+) -> c_int {
+    code((|| {
+        let blocking = parse(config)?;
+        if size < 1 || !(0..size).contains(&rank) {
+            complain(&format!("Invalid rank requested : {rank}/{size}"));
+            return Err(INVALID_ARGUMENT);
+        }
+        let gpu = current_gpu().map_err(|_| UNHANDLED_CUDA_ERROR)?;
+        let comm = Comm::new(gpu, blocking, over_sockets());
+        // SAFETY: the caller's handle.
+        unsafe { *out = add(comm.clone()) as *mut c_void };
+        let port = u16::from_le_bytes([id.0[0], id.0[1]]);
+        let key: [u8; KEY] = std::array::from_fn(|i| id.0[2 + i]);
+        let host = variable("NCCL_HOSTID").unwrap_or_default();
+        comm.beside(move |comm| {
+            let link = Link::open(port, key, rank as usize, size as usize, gpu as u64, &host)
+                .map_err(|e| (SYSTEM_ERROR, format!("cannot reach rank 0: {e}")))?;
+            loop {
+                if let Some(frame) = link.answer(0, 0) {
+                    if frame.kind != Kind::Ready {
+                        return Err((frame.words[0] as c_int, String::from_utf8_lossy(&frame.body).into_owned()));
+                    }
+                    comm.sit(Seat { link, id: 0, rank: rank as usize, size: size as usize });
+                    return Ok(());
+                }
+                match link.lost() {
+                    Some(rank) => return Err((REMOTE_ERROR, format!("rank {rank} left while ranks met"))),
+                    None if comm.aborted() => return Ok(()),
+                    None => std::thread::sleep(LOOK),
+                }
+            }
+        });
+        Ok(settle(&comm))
+    })())
+}
+
+/// A communicator that blocks returns when all is done.
+fn settle(comm: &Comm) -> c_int {
+    while comm.blocking && comm.state() == IN_PROGRESS {
+        std::thread::sleep(LOOK);
+    }
+    comm.state()
+}
+
+/// # Safety
+/// As of nccl.h: `out` takes a handle, later.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    handle: *mut c_void,
+    color: c_int,
+    key: c_int,
+    out: *mut *mut c_void,
+    config: *const Config,
+) -> c_int {
+    code((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        let blocking = if config.is_null() { comm.blocking } else { parse(config)? };
+        // SAFETY: the caller's handle. Null until the split is complete.
+        unsafe { *out = std::ptr::null_mut() };
+        let out = out as usize;
+        comm.beside(move |comm| {
+            let number = comm.tell(Kind::Split, [i64::from(color) as u64, i64::from(key) as u64, 0, 0, 0], Vec::new());
+            let Some(frame) = comm.wait(number) else { return Ok(()) };
+            if frame.kind != Kind::Ready {
+                return Err((frame.words[0] as c_int, String::from_utf8_lossy(&frame.body).into_owned()));
+            }
+            let [id, rank, size, ..] = frame.words;
+            if let Some(seat) = comm.seat().filter(|_| id != u64::MAX) {
+                let child = Comm::new(comm.gpu, blocking, comm.sockets);
+                child.sit(Seat { link: seat.link.clone(), id, rank: rank as usize, size: size as usize });
+                // SAFETY: the caller keeps the place until the split is complete.
+                unsafe { (out as *mut *mut c_void).write_volatile(add(child) as *mut c_void) };
+            }
+            Ok(())
+        });
+        Ok(settle(&comm))
+    })())
+}
+
+/// # Safety
+/// `out` points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, out: *mut c_int) -> c_int {
+    code(find(handle).map(|comm| {
+        // SAFETY: the caller's int.
+        unsafe { *out = comm.state() };
+        SUCCESS
+    }))
+}
+
+/// Everything that was asked of the communicator is done, on every rank.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
+    code((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        comm.beside(|comm| {
+            let mut said = false;
+            while comm.in_flight.load(SeqCst) + comm.nodes.load(SeqCst) > 0 && !comm.aborted() {
+                if !said && comm.in_flight.load(SeqCst) == 0 {
+                    complain(
+                        "a communicator is finalized while a graph holds its operations: it waits for the graph's end",
+                    );
+                    said = true;
+                }
+                std::thread::sleep(LOOK);
+            }
+            let number = comm.tell(Kind::End, [0; 5], Vec::new());
+            comm.wait(number);
+            Ok(())
+        });
+        Ok(settle(&comm))
+    })())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
+    code(remove(handle).map(|comm| {
+        let left = lock(&comm.registered).len();
+        if left > 0 {
+            complain(&format!("a communicator is destroyed with {left} buffers registered"));
+        }
+        SUCCESS
+    }))
+}
+
+/// Kernels in flight leave the GPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
+    code(remove(handle).map(|comm| {
+        comm.abort();
+        SUCCESS
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> c_int {
+    GROUP.with_borrow_mut(|(depth, _)| *depth += 1);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_int {
+    let calls = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
+        0 => None,
+        1 => {
+            *depth = 0;
+            Some(std::mem::take(calls))
+        }
+        _ => {
+            *depth -= 1;
+            Some(Vec::new())
+        }
+    });
+    match calls {
+        Some(calls) => start(calls),
+        None => {
+            complain("ncclGroupEnd: not in a group call.");
+            INVALID_USAGE
+        }
+    }
+}
+
+/// One call, now or at its group's end.
+fn ask(call: Result<(Call, u64), c_int>) -> c_int {
+    code(call.map(|asked| {
+        let single = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
+            0 => Some(vec![asked]),
+            _ => {
+                calls.push(asked);
+                None
+            }
+        });
+        single.map_or(SUCCESS, start)
+    }))
+}
+
+/// Into their streams: those of one communicator and stream together.
+fn start(mut calls: Vec<(Call, u64)>) -> c_int {
+    let mut result = SUCCESS;
+    while let Some((first, stream)) = calls.first().cloned() {
+        let of = |(call, on): &(Call, u64)| Arc::ptr_eq(&call.comm, &first.comm) && *on == stream;
+        let (together, rest): (Vec<_>, Vec<_>) = calls.into_iter().partition(of);
+        calls = rest;
+        let together: Vec<Call> = together.into_iter().map(|(call, _)| call).collect();
+        match give(&first.comm, together, stream) {
+            SUCCESS => {}
+            code => result = code,
+        }
+    }
+    result
+}
+
+/// While a stream captures, what becomes of the calls is the graph's.
+struct Held(Arc<Comm>);
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.nodes.fetch_sub(1, SeqCst);
+    }
+}
+
+fn give(comm: &Arc<Comm>, calls: Vec<Call>, stream: u64) -> c_int {
+    let captured = capturing(stream).unwrap_or(false);
+    let held = captured.then(|| {
+        comm.nodes.fetch_add(1, SeqCst);
+        Held(comm.clone())
+    });
+    let work: Node = node(move || {
+        let _held = &held;
+        let mut together = Together::new(&calls);
+        Box::new(move |memory| together.step(memory))
+    });
+    let late = move |_: &Arc<Comm>| {
+        enqueue(stream, work.clone())
+            .map_err(|e| (UNHANDLED_CUDA_ERROR, format!("the stream takes no work: CUDA error {}", e.0)))
+    };
+    match comm.blocking || captured {
+        true => match late(comm) {
+            Ok(()) => SUCCESS,
+            Err((code, why)) => {
+                comm.fail(code, &why);
+                code
+            }
+        },
+        // As the real one: by a thread of its own, while the caller has the stream already.
+        false => {
+            comm.beside(move |comm| {
+                std::thread::sleep(LATE);
+                late(comm)
+            });
+            IN_PROGRESS
+        }
+    }
+}
+
+/// What `ArgsCheck` refuses, and buffers that overlap in another way than in place.
+fn collective(
+    operation: Operation,
+    [source, target]: [u64; 2],
+    count: usize,
+    [dtype, reduction, root]: [c_int; 3],
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    ask((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        let Some(seat) = comm.seat() else { return Err(INVALID_USAGE) };
+        let wrong = |what: String| {
+            complain(&format!("{operation:?} : {what}"));
+            Err(INVALID_ARGUMENT)
+        };
+        let Some(width) = sums::size(dtype as u64) else { return wrong(format!("invalid type {dtype}")) };
+        if !(0..seat.size as c_int).contains(&root) {
+            return wrong(format!("invalid root {root} (root should be in the 0..{} range)", seat.size));
+        }
+        if !(0..5).contains(&reduction) {
+            return wrong(format!("invalid reduction operation {reduction}"));
+        }
+        let (given, got) = operation.elements(count, seat.size);
+        let (from, to) = (source..source + (given * width) as u64, target..target + (got * width) as u64);
+        let own = (seat.rank * count * width) as u64;
+        let in_place = match operation {
+            Operation::AllGather => source == target + own,
+            Operation::ReduceScatter => target == source + own,
+            _ => source == target,
+        };
+        if !in_place && from.start < to.end && to.start < from.end {
+            return wrong(format!("{from:x?} and {to:x?} overlap, and not in place"));
+        }
+        let known =
+            |at: u64| lock(&comm.registered).iter().any(|(_, start, len)| (*start..start + *len as u64).contains(&at));
+        let registered = u64::from(known(source)) << 8 | u64::from(known(target)) << 9;
+        let what = What::Collective { operation, reduction: reduction as u64 | registered, root: root as u64 };
+        let comm = comm.clone();
+        Ok((Call { comm, what, source, target, count, dtype: dtype as u64 }, stream as u64))
+    })())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllGather(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::AllGather, [source as u64, target as u64], count, [dtype, 0, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclReduceScatter(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    reduction: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::ReduceScatter, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllReduce(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    reduction: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::AllReduce, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclBroadcast(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::Broadcast, [source as u64, target as u64], count, [dtype, 0, root], comm, stream)
+}
+
+fn post(
+    sends: bool,
+    at: u64,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    ask((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        let Some(seat) = comm.seat() else { return Err(INVALID_USAGE) };
+        if sums::size(dtype as u64).is_none() || !(0..seat.size as c_int).contains(&peer) {
+            complain(&format!("{} : invalid type {dtype} or peer {peer}", if sends { "Send" } else { "Recv" }));
+            return Err(INVALID_ARGUMENT);
+        }
+        let peer = peer as usize;
+        let what = if sends { What::Send { to: peer } } else { What::Receive { from: peer } };
+        let comm = comm.clone();
+        Ok((Call { comm, what, source: at, target: at, count, dtype: dtype as u64 }, stream as u64))
+    })())
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclSend(
+    source: *const c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    post(true, source as u64, count, dtype, peer, comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRecv(
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    post(false, target as u64, count, dtype, peer, comm, stream)
+}
+
+/// # Safety
+/// `out` takes an address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, bytes: usize) -> c_int {
+    match crate::alloc(bytes.max(1).next_multiple_of(GRANULE)) {
+        Ok(address) => {
+            // SAFETY: the caller's pointer.
+            unsafe { *out = address as *mut c_void };
+            SUCCESS
+        }
+        Err(_) => UNHANDLED_CUDA_ERROR,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
+    let at = at as u64;
+    let comms: Vec<Arc<Comm>> = lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect();
+    if comms.iter().any(|comm| lock(&comm.registered).iter().any(|(_, start, _)| *start == at)) {
+        complain(&format!("ncclMemFree of {at:#x}, which is registered"));
+        return INVALID_USAGE;
+    }
+    if crate::free(at).is_ok() { SUCCESS } else { UNHANDLED_CUDA_ERROR }
+}
+
+/// # Safety
+/// `out` takes a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRegister(
+    handle: *mut c_void,
+    at: *mut c_void,
+    bytes: usize,
+    out: *mut *mut c_void,
+) -> c_int {
+    code(find(handle).and_then(|comm| {
+        if at.is_null() || bytes == 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        let registration = 0x20_0000 + 64 * NEXT.fetch_add(1, SeqCst);
+        lock(&comm.registered).push((registration, at as u64, bytes));
+        // SAFETY: the caller's handle.
+        unsafe { *out = registration as *mut c_void };
+        Ok(SUCCESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDeregister(handle: *mut c_void, registration: *mut c_void) -> c_int {
+    code(find(handle).and_then(|comm| {
+        let mut registered = lock(&comm.registered);
+        let at = registered.iter().position(|(known, _, _)| *known == registration as usize);
+        registered.remove(at.ok_or(INVALID_ARGUMENT)?);
+        Ok(SUCCESS)
+    }))
+}

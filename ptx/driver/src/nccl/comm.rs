@@ -1,0 +1,160 @@
+//! A communicator: what it is in its world, what it waits for, what ailed it. Never blocks a caller: whatever takes time is done by threads
+//! and by streams, and is asked for.
+use super::api::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
+use super::link::Link;
+use super::wire::{Frame, Kind};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Between two looks of a thread that waits.
+pub const LOOK: Duration = Duration::from_micros(200);
+
+/// Where a communicator stands in its world.
+pub struct Seat {
+    pub link: Arc<Link>,
+    pub id: u64,
+    pub rank: usize,
+    pub size: usize,
+}
+
+pub struct Comm {
+    seat: OnceLock<Seat>,
+    /// Its GPU.
+    pub gpu: usize,
+    pub blocking: bool,
+    /// A rank that dies ends connections, or leaves kernels that spin on its memory for ever.
+    pub sockets: bool,
+    /// Calls that are under way beside the caller.
+    busy: AtomicUsize,
+    error: AtomicI32,
+    aborted: AtomicBool,
+    /// Collectives begun, in the order in which streams reach them.
+    next: AtomicU64,
+    /// One operation at a time, as on the real one's own stream.
+    pub turn: AtomicBool,
+    /// Messages sent to and taken from each rank.
+    posts: Mutex<HashMap<(bool, usize), u64>>,
+    /// Operations that streams hold, and nodes that graphs hold.
+    pub in_flight: AtomicUsize,
+    pub nodes: AtomicUsize,
+    /// Memory that was registered: handle, address, bytes.
+    pub registered: Mutex<Vec<(usize, u64, usize)>>,
+}
+
+pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Comm {
+    pub fn new(gpu: usize, blocking: bool, sockets: bool) -> Arc<Comm> {
+        Arc::new(Comm {
+            seat: OnceLock::new(),
+            gpu,
+            blocking,
+            sockets,
+            busy: AtomicUsize::new(0),
+            error: AtomicI32::new(SUCCESS),
+            aborted: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            turn: AtomicBool::new(false),
+            posts: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            nodes: AtomicUsize::new(0),
+            registered: Mutex::default(),
+        })
+    }
+    /// Once its world has answered.
+    pub fn seat(&self) -> Option<&Seat> {
+        self.seat.get()
+    }
+    pub fn sit(&self, seat: Seat) {
+        let _ = self.seat.set(seat);
+    }
+    /// `ncclCommGetAsyncError`.
+    pub fn state(&self) -> i32 {
+        self.look();
+        match self.error.load(SeqCst) {
+            SUCCESS if self.busy.load(SeqCst) > 0 => IN_PROGRESS,
+            code => code,
+        }
+    }
+    /// Ready for the next call, as `ncclCommEnsureReady`: not before the last one was seen to have succeeded.
+    pub fn ready(&self) -> Result<(), i32> {
+        match self.state() {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => {
+                complain("attempt to use a communicator before the previous operation returned ncclSuccess");
+                Err(INVALID_ARGUMENT)
+            }
+            code => Err(code),
+        }
+    }
+    pub fn fail(&self, code: i32, why: &str) {
+        if self.error.compare_exchange(SUCCESS, code, SeqCst, SeqCst).is_ok() {
+            complain(why);
+        }
+    }
+    pub fn abort(&self) {
+        self.aborted.store(true, SeqCst);
+    }
+    pub fn aborted(&self) -> bool {
+        self.aborted.load(SeqCst)
+    }
+    /// Over sockets a lost rank is an error; a kernel that spins on its memory learns nothing.
+    fn look(&self) {
+        if let Some(rank) = self.seat().filter(|_| self.sockets).and_then(|seat| seat.link.lost()) {
+            self.fail(REMOTE_ERROR, &format!("rank {rank} of the world closed its connection"));
+        }
+    }
+
+    /// `job` beside the caller; until it is over, the communicator is in progress. Its error is the communicator's.
+    pub fn beside(self: &Arc<Comm>, job: impl FnOnce(&Arc<Comm>) -> Result<(), (i32, String)> + Send + 'static) {
+        self.busy.fetch_add(1, SeqCst);
+        let comm = self.clone();
+        std::thread::spawn(move || {
+            if let Err((code, why)) = job(&comm) {
+                comm.fail(code, &why);
+            }
+            comm.busy.fetch_sub(1, SeqCst);
+        });
+    }
+
+    /// Tells the hub, and gives the number under which it will answer.
+    pub fn tell(&self, kind: Kind, words: [u64; 5], body: Vec<u8>) -> u64 {
+        let number = self.next.fetch_add(1, SeqCst);
+        if let Some(seat) = self.seat() {
+            let _ = seat.link.send(&Frame::new(kind, seat.id, number, words, body)); // a hub that is gone is a lost rank
+        }
+        number
+    }
+    pub fn answer(&self, number: u64) -> Option<Frame> {
+        self.seat().and_then(|seat| seat.link.answer(seat.id, number))
+    }
+    /// The answer, for threads of this library; `None` once aborted or failed.
+    pub fn wait(&self, number: u64) -> Option<Frame> {
+        loop {
+            if let Some(frame) = self.answer(number) {
+                return Some(frame);
+            }
+            self.look();
+            if self.aborted() || self.error.load(SeqCst) != SUCCESS {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+    /// The next message to (or from) a rank.
+    pub fn nth(&self, sent: bool, peer: usize) -> u64 {
+        let mut posts = lock(&self.posts);
+        let nth = posts.entry((sent, peer)).or_default();
+        *nth += 1;
+        *nth
+    }
+}
+
+/// As NCCL_DEBUG=WARN would: the reason of what a caller otherwise sees as a number.
+pub fn complain(what: &str) {
+    eprintln!("simulated NCCL: {what}");
+}

@@ -1,0 +1,203 @@
+//! The middle of a pretended world: a thread of the process that made its id, to which every rank connects over loopback. It waits until all
+//! ranks of a communicator have sent their part, compares what they ask for, and answers each with its result. Never holds on to a rank
+//! that is gone: the others are told.
+use super::api::{INVALID_USAGE, REMOTE_ERROR};
+use super::sums;
+use super::wire::{Frame, Kind};
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that tell one world from another.
+pub const KEY: usize = 16;
+
+#[derive(Default)]
+struct State {
+    /// By world rank: where to answer, once it has come; and the communicators that it has not ended.
+    ranks: Vec<Option<TcpStream>>,
+    open: Vec<usize>,
+    /// GPU and host of each rank.
+    seats: Vec<Option<(u64, Vec<u8>)>>,
+    /// World ranks of each communicator.
+    comms: HashMap<u64, Vec<usize>>,
+    /// Parts by communicator and number, in the communicator's rank order.
+    waiting: HashMap<(u64, u64), Vec<Option<Frame>>>,
+}
+
+/// Serves until every rank has left; its port.
+pub fn open(key: [u8; KEY]) -> io::Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let port = listener.local_addr()?.port();
+    let state = Arc::new(Mutex::new(State::default()));
+    std::thread::Builder::new().name("nccl hub".into()).spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let state = state.clone();
+            std::thread::spawn(move || serve(&state, stream, key));
+        }
+    })?;
+    Ok(port)
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(state: &Mutex<State>, mut stream: TcpStream, key: [u8; KEY]) {
+    let _ = stream.set_nodelay(true);
+    let Ok(hello) = Frame::read(&mut stream) else { return };
+    if hello.kind != Kind::Hello || !hello.body.starts_with(&key) {
+        return;
+    }
+    let me = hello.words[0] as usize;
+    if !lock(state).greet(&hello, &stream) {
+        let _ = stream.shutdown(Shutdown::Both);
+        return;
+    }
+    while let Ok(frame) = Frame::read(&mut stream) {
+        lock(state).take(me, frame);
+    }
+    lock(state).lose(me);
+}
+
+impl State {
+    fn answer(&mut self, to: usize, frame: &Frame) {
+        if let Some(Some(stream)) = self.ranks.get_mut(to) {
+            let _ = frame.write(stream); // its own thread sees that it is gone
+        }
+    }
+    fn greet(&mut self, hello: &Frame, stream: &TcpStream) -> bool {
+        let [rank, size, gpu, ..] = hello.words;
+        let (rank, size) = (rank as usize, size as usize);
+        self.ranks.resize_with(self.ranks.len().max(size), || None);
+        self.seats.resize(self.ranks.len(), None);
+        self.open.resize(self.ranks.len(), 0);
+        let (Ok(stream), true, true) = (stream.try_clone(), size == self.ranks.len(), rank < size) else {
+            return false;
+        };
+        if self.ranks[rank].is_some() {
+            return false;
+        }
+        self.ranks[rank] = Some(stream);
+        self.seats[rank] = Some((gpu, hello.body[KEY..].to_vec()));
+        if self.ranks.iter().all(Option::is_some) {
+            let twins = self.seats.iter().enumerate().find_map(|(rank, seat)| {
+                self.seats[..rank].iter().position(|other| other == seat).map(|other| (other, rank))
+            });
+            for to in 0..size {
+                let frame = match twins {
+                    // As the real one has it: "Duplicate GPU detected".
+                    Some((a, b)) => {
+                        wrong(0, 0, INVALID_USAGE, format!("Duplicate GPU detected: ranks {a} and {b} of one host"))
+                    }
+                    None => Frame::new(Kind::Ready, 0, 0, [0, to as u64, size as u64, 0, 0], Vec::new()),
+                };
+                self.open[to] += 1;
+                self.answer(to, &frame);
+            }
+            self.comms.insert(0, (0..size).collect());
+        }
+        true
+    }
+
+    fn take(&mut self, me: usize, frame: Frame) {
+        let Some(members) = self.comms.get(&frame.comm).cloned() else { return };
+        let Some(index) = members.iter().position(|&rank| rank == me) else { return };
+        if frame.kind == Kind::Post {
+            let [to, nth, dtype, count, _] = frame.words;
+            if let Some(&to) = members.get(to as usize) {
+                let mail = Frame::new(Kind::Mail, frame.comm, 0, [index as u64, nth, dtype, count, 0], frame.body);
+                self.answer(to, &mail);
+            }
+            return;
+        }
+        let at = (frame.comm, frame.seq);
+        let parts = self.waiting.entry(at).or_insert_with(|| vec![None; members.len()]);
+        parts[index] = Some(frame);
+        if parts.iter().all(Option::is_some) {
+            let parts: Vec<Frame> = self.waiting.remove(&at).into_iter().flatten().flatten().collect();
+            let answers = self.answers(&members, &parts);
+            for (to, answer) in members.iter().zip(answers) {
+                self.answer(*to, &answer);
+            }
+        }
+    }
+
+    /// Of a collective that all have come to.
+    fn answers(&mut self, members: &[usize], parts: &[Frame]) -> Vec<Frame> {
+        let (comm, seq, kind) = (parts[0].comm, parts[0].seq, parts[0].kind);
+        let refuse = |code, why: String| vec![wrong(comm, seq, code, why); parts.len()];
+        if let Some(rank) = parts.iter().position(|part| part.kind != kind) {
+            return refuse(
+                INVALID_USAGE,
+                format!("rank {rank} calls {:?} where rank 0 calls {kind:?}", parts[rank].kind),
+            );
+        }
+        match kind {
+            Kind::Split => self.split(members, parts),
+            Kind::End => {
+                members.iter().for_each(|&rank| self.open[rank] = self.open[rank].saturating_sub(1));
+                vec![Frame::new(Kind::Done, comm, seq, [0; 5], Vec::new()); parts.len()]
+            }
+            _ => {
+                if let Some(rank) = parts.iter().position(|part| part.words != parts[0].words) {
+                    let said = |words: [u64; 5]| {
+                        let name =
+                            sums::Operation::of(words[0]).map_or("?".into(), |operation| format!("{operation:?}"));
+                        let (reduction, registered) =
+                            (words[2] & 0xff, ["", ", source registered", ", target registered", ", both registered"]);
+                        let registered = registered[(words[2] >> 8 & 3) as usize];
+                        format!(
+                            "{name} of {} elements, dtype {}, reduction {reduction}, root {}{registered}",
+                            words[4], words[1], words[3]
+                        )
+                    };
+                    let (other, first) = (said(parts[rank].words), said(parts[0].words));
+                    return refuse(INVALID_USAGE, format!("ranks disagree: rank {rank} calls {other}; rank 0 {first}"));
+                }
+                let bodies: Vec<&[u8]> = parts.iter().map(|part| part.body.as_slice()).collect();
+                match sums::results(parts[0].words, &bodies) {
+                    Ok(results) => {
+                        results.into_iter().map(|body| Frame::new(Kind::Done, comm, seq, [0; 5], body)).collect()
+                    }
+                    Err((code, why)) => refuse(code, why),
+                }
+            }
+        }
+    }
+
+    /// Ranks of a colour, ordered by key and then by rank.
+    fn split(&mut self, members: &[usize], parts: &[Frame]) -> Vec<Frame> {
+        let mut answers =
+            vec![Frame::new(Kind::Ready, parts[0].comm, parts[0].seq, [u64::MAX; 5], Vec::new()); parts.len()];
+        let mut colors: Vec<u64> = parts.iter().map(|part| part.words[0]).filter(|&color| color as i64 >= 0).collect();
+        colors.sort_unstable();
+        colors.dedup();
+        for color in colors {
+            let mut of: Vec<usize> = (0..parts.len()).filter(|&i| parts[i].words[0] == color).collect();
+            of.sort_by_key(|&i| (parts[i].words[1], i));
+            let comm = self.comms.keys().max().map_or(1, |last| last + 1);
+            self.comms.insert(comm, of.iter().map(|&i| members[i]).collect());
+            for (rank, &i) in of.iter().enumerate() {
+                answers[i].words = [comm, rank as u64, of.len() as u64, 0, 0];
+                self.open[members[i]] += 1;
+            }
+        }
+        answers
+    }
+
+    fn lose(&mut self, me: usize) {
+        if let Some(place) = self.ranks.get_mut(me) {
+            *place = None;
+        }
+        if self.open.get(me).is_some_and(|&open| open > 0) {
+            for to in 0..self.ranks.len() {
+                self.answer(to, &Frame::new(Kind::Lost, 0, 0, [me as u64, REMOTE_ERROR as u64, 0, 0, 0], Vec::new()));
+            }
+        }
+    }
+}
+
+fn wrong(comm: u64, seq: u64, code: i32, why: String) -> Frame {
+    Frame::new(Kind::Wrong, comm, seq, [code as u64, 0, 0, 0, 0], why.into_bytes())
+}

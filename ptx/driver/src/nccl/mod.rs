@@ -1,0 +1,25 @@
+//! libnccl without a network of GPUs: communicators of ranks in several processes, whose collectives run in the simulated driver's streams.
+//! Never connects beyond this machine.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `api` | the functions of nccl.h |
+//! | `comm` | a communicator |
+//! | `work` | operations as streams do them |
+//! | `link` | a rank's connection to its world's hub |
+//! | `hub` | where parts meet; a thread of the process that made the id |
+//! | `sums` | what becomes of the parts |
+//! | `wire` | frames |
+//!
+//! Stricter than the real one where that is undefined: ranks that call different collectives, sizes that differ, memory registered on one
+//! rank and not on another, buffers that overlap otherwise than in place, handles that are gone. Each is said on standard error, and is
+//! the communicator's error. A rank that dies is an error where ranks talk over sockets (NCCL_P2P_DISABLE and NCCL_SHM_DISABLE), and
+//! otherwise nothing: what waits for it waits until its communicator is aborted.
+#[allow(non_snake_case)] // the names are NVIDIA's
+mod api;
+mod comm;
+mod hub;
+mod link;
+mod sums;
+mod wire;
+mod work;
