@@ -2,6 +2,7 @@
 //! beta are the host's, read by the call. Sizes of attributes are those that cuBLASLt 13.4 takes.
 use super::choose::{DEFAULT, Layout, Problem, Refusal};
 use super::product::Product;
+use crate::settings::variable;
 use crate::{enqueue, node, say};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -338,6 +339,9 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         // SAFETY: the caller's int.
         unsafe { *count = 0 };
         allowed(&problem, &operation)?;
+        if problem.epilogue != DEFAULT && variable("FLATSHARD_SIMBLAS").as_deref() == Some("plain") {
+            return Err(NOT_SUPPORTED);
+        }
         if preference.aligned.iter().any(|least| !least.is_power_of_two()) {
             return Err(INVALID_VALUE);
         }

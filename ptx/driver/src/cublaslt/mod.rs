@@ -7,7 +7,8 @@
 //! | `product` | the sums |
 //!
 //! Stricter than the real one where that leaves it open: an algorithm serves the problem that it was chosen for, with buffers aligned as was
-//! promised, and no other; it uses all of the workspace that it asked for, so that two products in it at once spoil each other.
+//! promised, and no other; it uses all of the workspace that it asked for, so that two products in it at once spoil each other. With
+//! FLATSHARD_SIMBLAS=plain nothing may follow a product, as where the real one has no algorithm for that.
 mod api;
 mod choose;
 mod product;

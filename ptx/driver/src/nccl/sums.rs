@@ -83,6 +83,7 @@ fn around(dtype: u64, op: u64, first: usize, pieces: &[&[u8]]) -> Result<Vec<u8>
 }
 
 fn hop_by(dtype: u64, op: u64, sum: &mut [u8], next: &[u8]) -> Result<(), (i32, String)> {
+    let op = op & 0xff;
     macro_rules! elements {
         ($t:ty, $add:expr, $max:expr) => {{
             const WIDTH: usize = size_of::<$t>();
@@ -94,7 +95,6 @@ fn hop_by(dtype: u64, op: u64, sum: &mut [u8], next: &[u8]) -> Result<(), (i32, 
             }
         }};
     }
-    let op = op & 0xff;
     if !matches!(op, 0 | 2) {
         return Err((
             INVALID_USAGE,
@@ -130,6 +130,7 @@ mod tests {
         let of =
             |operation: Operation, op, root, count| results([operation as u64, 7, op, root, count], &parts).unwrap();
         assert_eq!(of(Operation::AllReduce, 0, 0, 3), vec![bytes(&[111.0, 222.0, 333.0]); 3]);
+        assert_eq!(of(Operation::AllReduce, 0x300, 0, 3)[0], bytes(&[111.0, 222.0, 333.0]), "registered");
         assert_eq!(of(Operation::AllReduce, 2, 0, 3)[1], bytes(&[100.0, 200.0, 300.0]));
         assert_eq!(of(Operation::ReduceScatter, 0, 0, 1), [bytes(&[111.0]), bytes(&[222.0]), bytes(&[333.0])]);
         assert_eq!(of(Operation::Broadcast, 0, 1, 3), vec![bytes(&[10.0, 20.0, 30.0]); 3]);
