@@ -39,7 +39,8 @@ fn command(program: &str, machine: &str, args: &str) -> Command {
 fn train(program: &str, machine: &str, args: &str) -> (Vec<(u64, String, String)>, Vec<Value>, String) {
     let dir = Dir::new();
     let metrics = dir.arg("metrics.jsonl");
-    let ended = Run(command(program, machine, args).args(["--no-eval", "--metrics-path", &metrics]).spawn().unwrap()).end();
+    let ended =
+        Run(command(program, machine, args).args(["--no-eval", "--metrics-path", &metrics]).spawn().unwrap()).end();
     assert!(ended.status.success(), "{machine} {args}: {}\n{}", ended.stdout, ended.stderr);
     // What the simulated libraries find fault with, though the run went on.
     assert!(!ended.stderr.contains("simulated"), "{machine} {args}: {}", ended.stderr);
@@ -195,7 +196,9 @@ fn a_gpu_that_is_hot_or_loses_data_is_warned_of() {
     let dir = Dir::new();
     let args = "--device cuda --nproc-per-node 1 --precision fp32 --max-steps 2 --no-eval --metrics-path";
     let mut command = command(FSDP, "", args);
-    command.arg(dir.arg("metrics.jsonl")).env("FLATSHARD_SIMNVML", "throttle=64,ecc_uncorrected=2,sm_clock=1200,temperature=88");
+    command
+        .arg(dir.arg("metrics.jsonl"))
+        .env("FLATSHARD_SIMNVML", "throttle=64,ecc_uncorrected=2,sm_clock=1200,temperature=88");
     let ended = Run(command.spawn().unwrap()).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     for part in ["the GPU's clock is held down to 1200 MHz: too hot, 88 C, 312 W", "lost data: 2 uncorrected errors"] {
