@@ -1,4 +1,4 @@
-//! The optimizer's update in host memory, by a thread of its own, while the device copies. For what is offloaded: masters and
+//! The optimizer's update in host memory, by threads of its own, while the device copies. For what is offloaded: masters and
 //! moments are there, the gradient and the weights in the compute dtype there too or on the device. Never allocates after it is
 //! made.
 //!
@@ -9,11 +9,13 @@
 //! host               update 0  update 1         update 2         ...
 //! ```
 //!
-//! So the copies of one chunk run while another is updated. An update is element by element: its bits are those of one pass.
+//! So the copies of one chunk run while another is updated, by all threads together, each a part of it. An update is element by
+//! element: its bits are those of one pass.
 use super::cpu::CpuDevice;
 use super::{ALIGN, AdamWScalars, Buf, Device, Place, View, ViewMut};
 use crate::base::{DType, Error, Meter, Result};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -24,6 +26,8 @@ const OP: &str = "host update";
 const CHUNK: usize = 1 << 18;
 /// So many chunks at least to all that a rank owns, so that little of it is at the ends, where nothing overlaps.
 const CHUNKS: usize = 8;
+/// More threads than this wait for memory, not for each other: an element takes 28 bytes and a dozen operations.
+const THREADS: usize = 16;
 
 /// What of an update's operands is on the device and has to be copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +53,7 @@ impl Staged {
 
 /// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in use.
 pub struct HostUpdate {
-    worker: Worker,
+    workers: Workers,
     chunk: usize,
     places: [Turn; 2],
     /// Chunks given so far; chunk i uses place i % 2.
@@ -69,14 +73,15 @@ struct Turn {
     weights: Option<Buf>,
     pending: Option<Pending>,
 }
+/// A chunk that is with the threads.
 struct Pending {
-    ticket: u64,
     /// Where on the device the weights go that the update makes.
     to: Option<Buf>,
 }
 
 impl HostUpdate {
-    pub fn new(dev: &dyn Device, staged: &Staged) -> Result<HostUpdate> {
+    /// On up to `threads` threads, one at least.
+    pub fn new(dev: &dyn Device, staged: &Staged, threads: usize) -> Result<HostUpdate> {
         let chunk = staged.chunk();
         let place = || {
             Ok(Turn {
@@ -87,7 +92,7 @@ impl HostUpdate {
             })
         };
         Ok(HostUpdate {
-            worker: Worker::start()?,
+            workers: Workers::start(threads.clamp(1, THREADS))?,
             chunk,
             places: [place()?, place()?],
             given: 0,
@@ -186,7 +191,8 @@ impl HostUpdate {
         dev.synchronize()?;
         constants.view_mut().slice(0..h.len()).host::<f32>(OP)?.copy_from_slice(h);
         let (h, scale) = (alias(constants.view().slice(0..h.len())), alias(self.scale.view()));
-        *pending = Some(Pending { ticket: self.worker.give(Task { rule, h, scale, g, state, p, out })?, to });
+        self.workers.give(place, &Task { rule, h, scale, g, state, p, out });
+        *pending = Some(Pending { to });
         self.given += 1;
         self.take(dev, 1 - place)
     }
@@ -194,8 +200,8 @@ impl HostUpdate {
     /// Waits for the chunk that has `place` and sends its weights up.
     fn take(&mut self, dev: &dyn Device, place: usize) -> Result<()> {
         let Turn { weights, pending, .. } = &mut self.places[place];
-        let Some(Pending { ticket, to }) = pending.take() else { return Ok(()) };
-        self.worker.wait(ticket)?;
+        let Some(Pending { to }) = pending.take() else { return Ok(()) };
+        self.workers.wait(place)?;
         match (to, weights) {
             (Some(mut to), Some(weights)) => dev.copy(weights.view().slice(0..to.len()), to.view_mut()),
             _ => Ok(()),
@@ -211,7 +217,7 @@ impl HostUpdate {
     }
 }
 
-/// A range in use by the thread.
+/// A range in use by a thread.
 fn alias(view: View) -> Buf {
     // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in turns.
     unsafe { view.alias() }
@@ -234,6 +240,14 @@ struct Task {
 }
 
 impl Task {
+    /// The same of some elements.
+    fn part(&self, range: Range<usize>) -> Task {
+        let cut = |x: &Buf| alias(x.view().slice(range.clone()));
+        let [m, v] = &self.state;
+        let state = [m.as_ref().map(cut), v.as_ref().map(cut)];
+        let (h, scale) = (alias(self.h.view()), alias(self.scale.view()));
+        Task { rule: self.rule, h, scale, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
+    }
     fn run(mut self, cpu: &CpuDevice) -> Result<()> {
         let (h, scale, g, p) = (self.h.view(), self.scale.view(), self.g.view(), self.p.view_mut());
         let (out, [m, v]) = (self.out.as_mut().map(Buf::view_mut), self.state.each_mut());
@@ -246,10 +260,10 @@ impl Task {
     }
 }
 
-/// The thread and what it has to do, in order.
-struct Worker {
+/// The threads and what they have to do, in order.
+struct Workers {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 #[derive(Default)]
 struct Shared {
@@ -258,9 +272,10 @@ struct Shared {
 }
 #[derive(Default)]
 struct State {
-    tasks: VecDeque<Task>,
-    given: u64,
-    done: u64,
+    /// Parts of chunks, with the places that these have.
+    tasks: VecDeque<(usize, Task)>,
+    /// Parts of the chunk at each place that are not done.
+    left: [usize; 2],
     failed: Option<Error>,
     over: bool,
 }
@@ -272,20 +287,22 @@ impl Shared {
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
-    /// The thread's life.
+    /// A thread's life.
     fn work(&self) {
         let cpu = CpuDevice::new(Meter::default());
         let mut state = self.lock();
         loop {
-            if let Some(task) = state.tasks.pop_front() {
+            if let Some((place, task)) = state.tasks.pop_front() {
                 drop(state);
                 let run = catch_unwind(AssertUnwindSafe(|| task.run(&cpu)));
                 state = self.lock();
                 if let Err(e) = run.unwrap_or_else(|_| Err(Error::op(OP, "panicked"))) {
                     state.failed.get_or_insert(e);
                 }
-                state.done += 1;
-                self.changed.notify_all();
+                state.left[place] -= 1;
+                if state.left[place] == 0 {
+                    self.changed.notify_all();
+                }
             } else if state.over {
                 return;
             } else {
@@ -295,38 +312,112 @@ impl Shared {
     }
 }
 
-impl Worker {
-    fn start() -> Result<Worker> {
-        let tasks = VecDeque::with_capacity(2); // one a place
+impl Workers {
+    fn start(threads: usize) -> Result<Workers> {
+        let tasks = VecDeque::with_capacity(2 * threads); // a chunk at each place
         let shared = Arc::new(Shared { state: Mutex::new(State { tasks, ..State::default() }), ..Shared::default() });
-        let own = shared.clone();
-        let thread = std::thread::Builder::new().name("update".into()).spawn(move || own.work());
-        let thread = thread.map_err(|e| Error::op(OP, format!("cannot start its thread: {e}")))?;
-        Ok(Worker { shared, thread: Some(thread) })
+        let mut workers = Workers { shared, threads: Vec::with_capacity(threads) };
+        for _ in 0..threads {
+            let own = workers.shared.clone();
+            let thread = std::thread::Builder::new().name("update".into()).spawn(move || own.work());
+            workers.threads.push(thread.map_err(|e| Error::op(OP, format!("cannot start a thread: {e}")))?);
+        }
+        Ok(workers)
     }
-    fn give(&self, task: Task) -> Result<u64> {
+    /// The chunk at `place`, which is free: an equal part to each thread.
+    fn give(&self, place: usize, chunk: &Task) {
+        let n = chunk.g.len();
+        let each = n.div_ceil(self.threads.len()).next_multiple_of(ALIGN);
         let mut state = self.shared.lock();
-        state.tasks.push_back(task);
-        state.given += 1;
+        for from in (0..n).step_by(each) {
+            state.tasks.push_back((place, chunk.part(from..n.min(from + each))));
+            state.left[place] += 1;
+        }
         self.shared.changed.notify_all();
-        Ok(state.given)
     }
-    /// Until the task of `ticket` and all before it are done.
-    fn wait(&self, ticket: u64) -> Result<()> {
+    /// Until the chunk at `place` is done.
+    fn wait(&self, place: usize) -> Result<()> {
         let mut state = self.shared.lock();
-        while state.done < ticket {
+        while state.left[place] > 0 {
             state = self.shared.wait(state);
         }
         state.failed.take().map_or(Ok(()), Err)
     }
 }
 
-impl Drop for Worker {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.lock().over = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join(); // it cannot panic: a task that does is caught
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Category;
+    use crate::base::rng::Rng;
+    use crate::device::AdamW;
+
+    /// Three updates of ranges of awkward lengths: masters, moments, and weights in bf16.
+    fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
+        let dev = CpuDevice::new(Meter::default());
+        let lengths = [5 * CHUNK / 4 + 3, 1, 130, 40_000];
+        let owned = lengths.iter().sum();
+        let staged = Staged { owned, grads: true, weights: Some(DType::Bf16) };
+        let mut host = threads.map(|threads| HostUpdate::new(&dev, &staged, threads).unwrap());
+        let draw = |seed: u64, len: usize, to: &mut Buf| {
+            let rng = Rng::new(seed, 0);
+            let values: Vec<f32> = (0..len).map(|i| rng.normal(i as u64)).collect();
+            dev.upload(bytemuck::cast_slice(&values), to.view_mut()).unwrap();
+        };
+        let mut scale = dev.alloc(DType::F32, 1, Category::Other).unwrap();
+        dev.upload(bytemuck::bytes_of(&0.3f32), scale.view_mut()).unwrap();
+        let mut made = Vec::new();
+        let mut kept: Vec<_> = (lengths.iter().enumerate())
+            .map(|(i, &len)| {
+                let mut p = dev.alloc_host(DType::F32, len).unwrap();
+                draw(i as u64, len, &mut p);
+                let [m, v] = [0, 1].map(|_| dev.alloc_host(DType::F32, len).unwrap());
+                (p, m, v, dev.alloc(DType::Bf16, len, Category::Params).unwrap())
+            })
+            .collect();
+        let mut grads: Vec<_> =
+            lengths.iter().map(|&len| dev.alloc(DType::F32, len, Category::Grads).unwrap()).collect();
+        for step in 1..=3 {
+            let h = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step }.scalars();
+            let numbers: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&h));
+            let mut constants = dev.alloc(DType::F32, numbers.len(), Category::Other).unwrap();
+            dev.upload(bytemuck::cast_slice(numbers), constants.view_mut()).unwrap();
+            for (i, (g, (p, m, v, out))) in grads.iter_mut().zip(&mut kept).enumerate() {
+                draw(100 * step + i as u64, lengths[i], g);
+                let (g, scale, out) = (g.view(), scale.view(), Some(out.view_mut()));
+                let [p, m, v] = [p, m, v].map(Buf::view_mut);
+                match &mut host {
+                    Some(host) => host.adamw(&dev, numbers, scale, g, m, v, p, out).unwrap(),
+                    None => dev.adamw(constants.view(), scale, g, m, v, p, out).unwrap(),
+                }
+            }
+            host.iter_mut().for_each(|host| host.finish(&dev).unwrap());
+        }
+        for (p, m, v, out) in &kept {
+            for buf in [p, m, v, out] {
+                let mut bytes = vec![0; buf.bytes()];
+                dev.download(buf.view(), &mut bytes).unwrap();
+                made.push(bytes);
+            }
+        }
+        made
+    }
+
+    #[test]
+    fn any_number_of_threads_makes_the_bits_of_one_pass() {
+        let once = updated(None);
+        for threads in [1, 2, 3, 7, 99] {
+            assert!(updated(Some(threads)) == once, "{threads} threads");
         }
     }
 }

@@ -86,6 +86,10 @@ pub struct Optimizer {
 impl Optimizer {
     /// Allocates zeroed state beside every trainable piece of `store`: where its masters are.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
+        Optimizer::with_threads(dev, store, rule, 1)
+    }
+    /// The same; where masters are offloaded, so many threads of the host update them.
+    pub fn with_threads(dev: &dyn Device, store: &mut dyn Store, rule: Rule, threads: usize) -> Result<Optimizer> {
         let mut units: Vec<Unit> = (0..store.units()).map(|_| Unit::default()).collect();
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
@@ -113,7 +117,7 @@ impl Optimizer {
             }
             Ok(())
         })?;
-        let host = staged.map(|staged| HostUpdate::new(dev, &staged)).transpose()?;
+        let host = staged.map(|staged| HostUpdate::new(dev, &staged, threads)).transpose()?;
         let constants = vec![0.0; rule.constants() * kinds.len()];
         Ok(Optimizer { rule, units, kinds, constants, step: 0, host })
     }

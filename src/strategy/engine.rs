@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub cuts: Cuts,
     /// How keys and values go around the ranks of sp.
     pub ring: RingImpl,
+    /// Of this host, for the update of what is offloaded.
+    pub update_threads: usize,
 }
 
 impl EngineOptions {
@@ -100,7 +102,7 @@ pub struct StepReport {
 
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
-    mesh: Mesh,
+    pub(super) mesh: Mesh,
     pub(super) decoder: Decoder,
     pub(super) workspace: Workspace,
     pub(super) store: Box<dyn Store>,
@@ -164,7 +166,7 @@ impl Engine {
         let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
-            optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
+            optimizer: Optimizer::with_threads(&*dev, &mut *store, options.rule, options.update_threads)?,
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),

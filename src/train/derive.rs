@@ -179,6 +179,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
             RingName::Ring => RingImpl::Ring,
             RingName::Allgather => RingImpl::AllGather,
         },
+        update_threads: 1, // the plan knows how many ranks share the host
     })
 }
 

@@ -75,6 +75,7 @@ impl Plan {
         let spec = derive::spec(&mut s, &tokenizer)?;
         let mut engine = derive::engine(&s, strategy_name, device, spec)?;
         tensor::settle(&s, &mesh, &mut engine)?;
+        engine.update_threads = std::thread::available_parallelism().map_or(1, |cores| cores.get() / nproc).max(1);
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
             knobs::uniform(decoder.layouts(), derive::wrap(&s.fsdp)?)?;

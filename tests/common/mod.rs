@@ -175,6 +175,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         sequence_parallel: false,
         cuts: Cuts::ALL,
         ring: RingImpl::Ring,
+        update_threads: 1,
     }
 }
 
