@@ -17,6 +17,7 @@ mod recipe;
 mod rows;
 mod synthetic;
 mod template;
+mod text;
 pub mod tokenizer;
 pub mod zigzag;
 

@@ -1,0 +1,251 @@
+//! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of pieces.
+use super::cache::Writer;
+use super::corpus::Source;
+use super::tokenizer::Tokenizer;
+use crate::base::{Error, Result};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// How much of a file is looked at to call it text, and how much is read at once.
+const CHUNK: usize = 1 << 18;
+/// How much of a text without a good place to cut it is held.
+const HELD: usize = 1 << 23;
+/// So many chunks to each thread of a turn, so that little of it is spent on the slowest.
+const EACH: usize = 4;
+/// And so many pieces at most: files may be small.
+const PIECES: usize = 256;
+
+/// Reads text files one after the other into a token file.
+///
+/// A file is a document: see [`Tokenizer::around`], then an end-of-text token. A piece of a long one is tokenized behind the end
+/// of the piece before it, so that a cut changes no token: it falls behind a line where the next begins with a letter or digit,
+/// and words know nothing of the line before.
+pub(super) struct Texts<'a> {
+    tokenizer: &'a Tokenizer,
+    out: &'a mut Writer,
+    end: u32,
+    pub threads: usize,
+    chunk: Vec<u8>,
+    /// Those of this turn, the first `given`, and some of earlier ones to be used again.
+    pieces: Vec<Piece>,
+    given: usize,
+    /// Bytes of text in this turn.
+    bytes: usize,
+}
+
+/// Some of a file.
+#[derive(Default)]
+struct Piece {
+    text: String,
+    /// Where the tokens that are this piece's begin.
+    from: usize,
+    /// It begins a document; it ends one.
+    first: bool,
+    last: bool,
+    ids: Vec<u32>,
+    failed: Option<Error>,
+}
+
+impl Piece {
+    fn encode(&mut self, tokenizer: &Tokenizer, end: u32) {
+        let (before, behind) = tokenizer.around();
+        self.ids.clear();
+        if self.first {
+            self.ids.extend_from_slice(before);
+        }
+        if self.text.len() > self.from {
+            self.failed = tokenizer.encode_after(&self.text, self.from, &mut self.ids).err();
+        }
+        if self.last {
+            self.ids.extend_from_slice(behind);
+            if self.ids.last() != Some(&end) {
+                self.ids.push(end);
+            }
+        }
+    }
+}
+
+impl<'a> Texts<'a> {
+    pub fn new(tokenizer: &'a Tokenizer, out: &'a mut Writer) -> Result<Texts<'a>> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+        let (end, chunk) = (tokenizer.end_of_text()?, vec![0u8; CHUNK]);
+        Ok(Texts { tokenizer, out, end, threads, chunk, pieces: Vec::new(), given: 0, bytes: 0 })
+    }
+
+    /// All of them. Of a directory's files those that are no text are left out and counted.
+    pub fn read(mut self, files: &[Source]) -> Result<()> {
+        for file in files {
+            if self.file(&file.path)? {
+                self.out.files += 1;
+                self.out.bytes += file.size;
+            } else if file.named {
+                return Err(unreadable(file));
+            } else {
+                self.out.skipped += 1;
+            }
+        }
+        self.turn()
+    }
+
+    /// One file. False, with nothing written, where it is not text; an empty file is no text.
+    fn file(&mut self, path: &Path) -> Result<bool> {
+        let mut file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let (mut held, mut lead, mut first) = (Vec::new(), 0, true);
+        loop {
+            let n = fill(&mut file, &mut self.chunk).map_err(|e| Error::io("read", path, e))?;
+            let read = &self.chunk[..n];
+            let last = n < CHUNK;
+            if first && (n == 0 || !is_text(read, !last)) {
+                return Ok(false);
+            }
+            if let Tokenizer::Bytes = self.tokenizer {
+                // Any bytes, and bytes know no neighbours: to widen them takes no longer than to hand them over.
+                let ids = read.iter().map(|&b| b as u32).chain(last.then_some(self.end));
+                self.out.tokens(&ids.collect::<Vec<_>>())?;
+            } else {
+                held.extend_from_slice(read);
+                let cut = if last { held.len() } else { cut(&held[lead..]).map_or(lead, |at| lead + at) };
+                // What is not UTF-8 grows: the lead is measured in the text that is tokenized.
+                let from = String::from_utf8_lossy(&held[..lead]).len();
+                if cut > lead || first || last {
+                    self.give(&held[..cut], from, first, last)?;
+                }
+                if cut > lead {
+                    let keep = line_before(&held[..cut]);
+                    held.drain(..keep);
+                    lead = cut - keep;
+                }
+            }
+            first = false;
+            if last {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// One more piece; where they are enough, they are tokenized.
+    fn give(&mut self, text: &[u8], from: usize, first: bool, last: bool) -> Result<()> {
+        if self.given == self.pieces.len() {
+            self.pieces.push(Piece::default());
+        }
+        let piece = &mut self.pieces[self.given];
+        piece.text.clear();
+        piece.text.push_str(&String::from_utf8_lossy(text));
+        (piece.from, piece.first, piece.last) = (from, first, last);
+        self.given += 1;
+        self.bytes += text.len();
+        let full = self.bytes >= EACH * self.threads * CHUNK || self.given >= PIECES * self.threads;
+        if full { self.turn() } else { Ok(()) }
+    }
+
+    /// Each thread takes the next piece that no other has; what they make is written in order.
+    fn turn(&mut self) -> Result<()> {
+        let pieces = &mut self.pieces[..self.given];
+        let (tokenizer, end, threads) = (self.tokenizer, self.end, self.threads.min(pieces.len()));
+        let left = Mutex::new(pieces.iter_mut());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || std::iter::from_fn(next).for_each(|piece| piece.encode(tokenizer, end));
+        std::thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        for piece in pieces {
+            piece.failed.take().map_or(Ok(()), Err)?;
+            self.out.tokens(&piece.ids)?;
+        }
+        (self.given, self.bytes) = (0, 0);
+        Ok(())
+    }
+}
+
+fn unreadable(file: &Source) -> Error {
+    let path = file.path.display();
+    Error::input(match file.size {
+        0 => format!("{path}: the file is empty"),
+        _ => format!(
+            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl, .parquet and .npy can be read"
+        ),
+    })
+}
+
+/// Behind the last line whose successor begins with a letter or digit. In a text without such lines: nowhere, until so
+/// much is held that it is cut anyhow.
+fn cut(bytes: &[u8]) -> Option<usize> {
+    let word = |b: u8| b.is_ascii_alphanumeric() || b >= 0xc2; // from there on: the first byte of a longer character
+    let good = |at: &usize| bytes[*at - 1] == b'\n' && !bytes[*at - 2].is_ascii_whitespace() && word(bytes[*at]);
+    let anyhow =
+        || (bytes.len() >= HELD).then(|| bytes.iter().rposition(|b| b.is_ascii()).map_or(bytes.len(), |at| at + 1));
+    (2..bytes.len()).rev().find(good).or_else(anyhow)
+}
+
+/// Where the last line of `bytes` begins, which end behind a line.
+fn line_before(bytes: &[u8]) -> usize {
+    let body = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    body.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1)
+}
+
+/// As many bytes as there are, up to `chunk.len()`.
+fn fill(file: &mut File, chunk: &mut [u8]) -> std::io::Result<usize> {
+    let mut n = 0;
+    while n < chunk.len() {
+        match file.read(&mut chunk[n..])? {
+            0 => break,
+            more => n += more,
+        }
+    }
+    Ok(n)
+}
+
+/// No NUL, and UTF-8 up to a character that the end of the piece may have cut.
+fn is_text(bytes: &[u8], cut: bool) -> bool {
+    !bytes.contains(&0)
+        && match std::str::from_utf8(bytes) {
+            Ok(_) => true,
+            Err(e) => cut && e.error_len().is_none(),
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::cache::{self, TokenFile};
+
+    /// However many threads there are: the same words, which the hash of the file says.
+    #[test]
+    fn threads_change_no_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let line =
+            "it won't be the 1,000,000th time, na\u{ef}ve \u{6f22}\u{5b57}\n\n    print(f'{i} of {argc}')\nThe fox\n";
+        let texts = [
+            line.repeat(12_000),
+            "x".into(),
+            line.repeat(3),
+            "lazy dog ".repeat(60_000),
+            "\0".into(),
+            line.repeat(4000),
+        ];
+        let put = |(i, text): (usize, &String)| {
+            let path = dir.path().join(format!("{i}.txt"));
+            std::fs::write(&path, text).unwrap();
+            Source { path, size: text.len() as u64, modified: 0, named: false }
+        };
+        let files: Vec<Source> = texts.iter().enumerate().map(put).collect();
+        for name in ["byte_level", "sentencepiece"] {
+            let golden = format!("{}/tests/data/golden/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"));
+            let tokenizer = Tokenizer::load(Path::new(&golden)).unwrap();
+            let built = |threads: usize| -> TokenFile {
+                let to = dir.path().join(format!("{name}-{threads}"));
+                let build = |out: &mut Writer| Texts { threads, ..Texts::new(&tokenizer, out)? }.read(&files);
+                cache::open(&to, 1, tokenizer.vocab(), build).unwrap().0
+            };
+            let alone = built(1);
+            assert_eq!((alone.files(), alone.skipped()), (5, 1));
+            for threads in [2, 3, 8] {
+                let several = built(threads);
+                assert_eq!((several.words(), several.content()), (alone.words(), alone.content()), "{name}, {threads}");
+            }
+        }
+    }
+}
