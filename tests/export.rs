@@ -8,9 +8,9 @@ use common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
-use flatshard::nn::{Batch, Checkpointing, Decoder, Groups, Spec, WorkspaceOptions};
+use flatshard::nn::{Batch, Checkpointing, Cuts, Decoder, Groups, Spec, WorkspaceOptions};
 use flatshard::optim::Rule;
-use flatshard::strategy::{Generator, Sampling, Strategy};
+use flatshard::strategy::{Generator, GeneratorOptions, Sampling, Strategy};
 use held::*;
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -217,7 +217,9 @@ fn greedy_text_is_that_of_transformers() {
         let write = |world: usize, strategy: Arc<dyn Strategy>, sampling: Sampling, end: Option<u32>| {
             let all = ranks(world, |rank| {
                 let (dev, mesh) = (rank.device, &rank.mesh);
-                let mut generator = Generator::new(dev.clone(), mesh, &*strategy, &spec, 25)?;
+                let (spec, strategy) = (spec.clone(), strategy.clone());
+                let options = GeneratorOptions { spec: spec.clone(), strategy, cuts: Cuts::ALL, prompt: 5, count: 20 };
+                let mut generator = Generator::new(dev.clone(), mesh, &options)?;
                 let layouts = generator.decoder().layouts().to_vec();
                 let mut ckpt = Checkpointer::new(dev, mesh, &spec, &layouts, &[])?;
                 ckpt.load_model(&pretrained(name), generator.store())?;

@@ -111,9 +111,11 @@ impl AttentionBranch {
         let AttentionSaved { qkv, o, lse, branch } = saved;
         if !cx.attended {
             let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
-            match cx.around(&self.shape) {
-                None => dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o.rows_mut(n), lse.rows_mut(n))?,
-                Some(around) => around.forward(&mut scratch.ring, qkv, o.rows_mut(n), lse.rows_mut(n))?,
+            let (o, lse) = (o.rows_mut(n), lse.rows_mut(n));
+            match (cx.around(&self.shape), cx.past) {
+                (Some(around), _) => around.forward(&mut scratch.ring, qkv, o, lse)?,
+                (None, Some(past)) => past.attention(cx, &self.shape, &mut scratch.cache, qkv, o, lse)?,
+                (None, None) => dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o, lse)?,
             }
         }
         let Scratch { parts, low, stats, .. } = scratch;

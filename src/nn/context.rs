@@ -1,4 +1,5 @@
 //! What every layer of one pass shares: the device, the batch, the keys of its masks. Never owns a buffer.
+use super::cache::Past;
 use super::parallel::{Groups, Split};
 use super::ring::Around;
 use super::workspace::Tensor;
@@ -100,6 +101,8 @@ pub struct Cx<'a> {
     pub layer: usize,
     /// A recomputation finds attention's outputs where the forward pass left them.
     pub attended: bool,
+    /// Where keys and values are kept, so that the sequence can go on.
+    pub past: Option<Past>,
 }
 
 impl Cx<'_> {
@@ -150,7 +153,8 @@ mod tests {
             Keys::fill(key, keys.view_mut().host::<u32>("test").unwrap());
             let dropout = Some((0.5, keys.view()));
             let (dev, groups, split) = (&*dev, &groups, Split::NONE);
-            let cx = Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer, attended: false };
+            let cx =
+                Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer, attended: false, past: None };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()
         };

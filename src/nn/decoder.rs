@@ -1,6 +1,7 @@
 //! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are
 //! kept.
 use super::block::Block;
+use super::cache::Past;
 use super::context::{Batch, Cx, Keys};
 use super::layout::Layout;
 use super::parallel::{Groups, Split};
@@ -89,14 +90,30 @@ impl Decoder {
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;
-        let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, &mut ws.fixed);
+        self.fill_tables(dev, &mut ws.fixed)?;
+        Ok(ws)
+    }
+    fn fill_tables(&self, dev: &dyn Device, fixed: &mut Fixed) -> Result<()> {
+        let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
                 let rows = table.capacity();
                 dev.upload(bytemuck::cast_slice(&rope.table(d, rows, longest)), table.rows_mut(rows))?;
             }
         }
-        Ok(ws)
+        Ok(())
+    }
+
+    /// Makes room in `ws` for a sequence of up to `tokens` that goes on by [`Decoder::go_on`], or gives it back where they are 0.
+    /// Of the sequence's tokens a pass has those that it begins with, or one.
+    pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
+        ws.remember(&self.split.local(&self.spec), dev, tokens)?;
+        self.fill_tables(dev, &mut ws.fixed)
+    }
+    /// Bytes that [`Decoder::remember`] adds to a workspace of `options`.
+    pub fn planned_memory(&self, options: &WorkspaceOptions, tokens: usize) -> Vec<(Category, usize)> {
+        let plan = Workspace::plan(&self.spec, &self.split, self.rank, options);
+        plan.planned_memory(&self.split.local(&self.spec), options.dtype, tokens)
     }
 
     /// Words of the keys of a micro-batch's masks; 0 without dropout.
@@ -189,12 +206,42 @@ impl Decoder {
         row: usize,
         out: &mut [f32],
     ) -> Result<()> {
+        self.logits(dev, store, batch, ws, (row, None), out)
+    }
+
+    /// Assigns `out (vocab)`: the logits of what follows the last token of `batch`, which is the one sequence that `ws` remembers:
+    /// all of it where `past` is 0, else the one token after `past` others.
+    pub fn go_on(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        past: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let cache = &mut ws.scratch.cache;
+        let past = Past { tokens: past, room: cache.kv.capacity() / self.spec.layers };
+        past.check(batch.tokens.len())?;
+        past.look(dev, cache, self.spec.window)?;
+        self.logits(dev, store, batch, ws, (batch.tokens.len() - 1, Some(past)), out)
+    }
+
+    fn logits(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        (row, past): (usize, Option<Past>),
+        out: &mut [f32],
+    ) -> Result<()> {
         batch.rows(ws.tokens(), false)?;
         let at = batch.place(dev, row)?;
         let Workspace {
             stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
         } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table], None);
+        let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table], None) };
         self.look(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
@@ -229,6 +276,7 @@ impl Decoder {
             dropout,
             layer: ROOT,
             attended: false,
+            past: None,
         }
     }
 

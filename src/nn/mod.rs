@@ -5,6 +5,7 @@
 //! shapes of their segments. The parts and the blocks are plans: immutable, with every buffer passed in.
 mod attention;
 mod block;
+mod cache;
 mod context;
 mod decoder;
 mod gpt;

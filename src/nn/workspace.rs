@@ -3,6 +3,7 @@
 //! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are
 //! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
 //! and allocation cannot drift apart.
+use super::cache::Cache;
 use super::parallel::{Groups, Split};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::ring::Ring;
@@ -27,9 +28,9 @@ pub struct WorkspaceOptions {
 /// `rows` of `width` elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    category: Category,
+    pub(super) category: Category,
     dtype: DType,
-    rows: usize,
+    pub(super) rows: usize,
     width: usize,
     /// Of what a group communicates: which group, how, and how many ranks it has.
     through: Option<(Axis, CommUse, usize)>,
@@ -48,7 +49,7 @@ impl Shape {
     pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> Shape {
         Shape { through: Some((axis, usage, ranks)), ..self }
     }
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let bytes = self.rows * self.width * self.dtype.size();
         self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
     }
@@ -86,6 +87,9 @@ impl Tensor {
     }
     pub fn width(&self) -> usize {
         self.width
+    }
+    pub fn dtype(&self) -> DType {
+        self.buf.dtype()
     }
     /// Rows that there is room for.
     pub fn capacity(&self) -> usize {
@@ -197,6 +201,8 @@ table! {
         ;
         /// Of the ring of sp.
         ring: Ring,
+        /// Of a sequence that goes on: see [`Workspace::remember`].
+        cache: Cache,
     }
 }
 table! {
@@ -326,6 +332,7 @@ impl Workspace<Shape, ()> {
                     ..back(spec.dim.max(spec.head_dim))
                 },
                 ring: Ring::plan(&heads, [true, false].map(seen), split.sp.of, split.ring, &around),
+                cache: Cache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
                 table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),

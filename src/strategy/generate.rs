@@ -1,13 +1,17 @@
-//! Text from a model: the context goes through the decoder once a token, without a cache of keys and values, because samples
-//! are short. Never trains.
+//! Text from a model. A context goes through the decoder once, and then each new token by itself, attending to the keys and
+//! values of those before it; rank 0 picks it. Never trains.
 use super::staging::Staging;
 use super::{Engine, Strategy};
+use crate::base::meter::CATEGORIES;
 use crate::base::rng::Rng;
-use crate::base::{Error, Result};
-use crate::comm::Mesh;
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::mesh::{Coords, MeshSizes};
+use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::data::MicroBatch;
-use crate::device::Device;
-use crate::nn::{Checkpointing, Decoder, Groups, Slice, Spec, Workspace, WorkspaceOptions};
+use crate::device::{Buf, Device};
+use crate::nn::{
+    Checkpointing, Cuts, Decoder, Groups, Layout, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+};
 use crate::store::Store;
 use std::sync::Arc;
 
@@ -30,33 +34,78 @@ impl Default for Sampling {
     }
 }
 
+/// What a [`Generator`] is made of.
+#[derive(Clone)]
+pub struct GeneratorOptions {
+    pub spec: Spec,
+    /// How weights are kept.
+    pub strategy: Arc<dyn Strategy>,
+    /// What the ranks of tp have parts of.
+    pub cuts: Cuts,
+    /// Tokens of the longest prompt, and how many may come after it.
+    pub prompt: usize,
+    pub count: usize,
+}
+
+impl GeneratorOptions {
+    fn workspace(&self) -> WorkspaceOptions {
+        let (tokens, dtype) = (self.prompt, self.strategy.dtype());
+        WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: false }
+    }
+    /// The longest sequence.
+    fn window(&self) -> usize {
+        self.prompt + self.count
+    }
+    /// The part of the model that the rank at `at` computes: its own of tp; ranks of sp all have the whole sequence.
+    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
+        let tp = Slice { index: at.tp, of: mesh.tp };
+        Decoder::split(self.spec.clone(), &Tuning::default(), &Split { tp, cuts: self.cuts, ..Split::NONE })
+    }
+    /// What nothing learns of.
+    pub fn frozen(decoder: &Decoder) -> Vec<Layout> {
+        let mut layouts = decoder.layouts().to_vec();
+        layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
+        layouts
+    }
+    /// Bytes that [`Generator::new`] allocates on a rank, in the order of [`CATEGORIES`].
+    pub fn planned(&self, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
+        let (decoder, workspace) = (self.decoder(mesh, &mesh.coords(0))?, self.workspace());
+        let mut parts = self.strategy.planned(&GeneratorOptions::frozen(&decoder), mesh);
+        parts.extend(decoder.planned(&workspace));
+        parts.extend(decoder.planned_memory(&workspace, self.window()));
+        parts.push(Staging::planned(self.prompt, Slice::WHOLE, 0));
+        let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
+        Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
+    }
+    /// Bytes of activations beyond these where ranks do not share what is gathered: on GPUs.
+    pub fn gathered_apart(&self, mesh: &MeshSizes) -> Result<usize> {
+        Ok(self.decoder(mesh, &mesh.coords(0))?.gathered_apart(&self.workspace()))
+    }
+}
+
 /// A model that writes and does not learn: weights alone, without gradients, optimizer or room for a backward pass.
 pub struct Generator {
     dev: Arc<dyn Device>,
+    mesh: Mesh,
     decoder: Decoder,
     store: Box<dyn Store>,
     workspace: Workspace,
     staging: Staging,
+    window: usize,
 }
 
 impl Generator {
-    /// Weights are zero until the store is filled. `window`: the longest context, in tokens.
-    pub fn new(
-        dev: Arc<dyn Device>,
-        mesh: &Mesh,
-        strategy: &dyn Strategy,
-        spec: &Spec,
-        window: usize,
-    ) -> Result<Generator> {
-        let decoder = Decoder::new(spec.clone())?;
-        let mut frozen = decoder.layouts().to_vec();
-        frozen.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
-        let options =
-            WorkspaceOptions { tokens: window, dtype: strategy.dtype(), checkpoint: Checkpointing::Off, train: false };
+    /// Weights are zero until the store is filled.
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, options: &GeneratorOptions) -> Result<Generator> {
+        let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
+        let mut workspace = decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?;
+        decoder.remember(&*dev, &mut workspace, options.window())?;
         Ok(Generator {
-            store: strategy.store(dev.clone(), mesh, &frozen)?,
-            workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,
-            staging: Staging::new(&*dev, window, Slice::WHOLE, 0)?,
+            store: options.strategy.store(dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
+            workspace,
+            staging: Staging::new(&*dev, options.prompt, Slice::WHOLE, 0)?,
+            window: options.window(),
+            mesh: mesh.clone(),
             dev,
             decoder,
         })
@@ -78,57 +127,120 @@ impl Generator {
         sampling: &Sampling,
         next: &mut dyn FnMut(u32) -> bool,
     ) -> Result<Vec<u32>> {
-        let Generator { dev, decoder, store, workspace, staging } = self;
-        write(&**dev, decoder, &mut **store, workspace, staging, prompt, count, sampling, next)
+        let Generator { dev, mesh, decoder, store, workspace, staging, window } = self;
+        let (dev, world, store) = (&**dev, &*mesh.world, &mut **store);
+        if prompt.len() > staging.capacity() || prompt.len() + count > *window {
+            let what = format!(
+                "{} tokens and {count} more, with room for {} and {window} in all",
+                prompt.len(),
+                staging.capacity()
+            );
+            return Err(Error::op("generate", what));
+        }
+        Writer { dev, world, decoder, store, workspace, staging, window: *window, remembers: true }
+            .write(prompt, count, sampling, next)
     }
 }
 
 impl Engine {
     /// `count` tokens after `prompt`, as [`Generator::generate`]; of a context longer than the model's or the engine's
-    /// window, the end is used.
+    /// window, the end is used. Ranks of sp have a part of the context each and remember nothing of it.
     pub fn generate(&mut self, prompt: &[u32], count: usize, sampling: &Sampling) -> Result<Vec<u32>> {
-        let Engine { dev, decoder, store, workspace, staging, .. } = self;
-        write(&**dev, decoder, &mut **store, workspace, staging, prompt, count, sampling, &mut |_| true)
+        let Engine { dev, mesh, decoder, store, workspace, staging, .. } = self;
+        let (dev, world, store) = (&**dev, &*mesh.world, &mut **store);
+        let window = staging.capacity().min(decoder.spec().max_len);
+        let remembers = mesh.sizes.sp == 1;
+        let longest = if remembers { window.min(prompt.len() + count) } else { 0 };
+        decoder.remember(dev, workspace, longest)?;
+        let writer = Writer { dev, world, decoder, store, workspace, staging, window, remembers };
+        let written = writer.write(prompt, count, sampling, &mut |_| true)?;
+        decoder.remember(dev, workspace, 0)?;
+        Ok(written)
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn write(
-    dev: &dyn Device,
-    decoder: &Decoder,
-    store: &mut dyn Store,
-    workspace: &mut Workspace,
-    staging: &mut Staging,
-    prompt: &[u32],
-    count: usize,
-    sampling: &Sampling,
-    next: &mut dyn FnMut(u32) -> bool,
-) -> Result<Vec<u32>> {
-    if prompt.is_empty() {
-        return Err(Error::op("generate", "the prompt is empty: it must have at least one token"));
+struct Writer<'a> {
+    dev: &'a dyn Device,
+    world: &'a dyn Collective,
+    decoder: &'a Decoder,
+    store: &'a mut dyn Store,
+    workspace: &'a mut Workspace,
+    staging: &'a mut Staging,
+    /// The longest context.
+    window: usize,
+    /// The workspace has room for the keys and values of such a context.
+    remembers: bool,
+}
+
+impl Writer<'_> {
+    fn write(
+        mut self,
+        prompt: &[u32],
+        count: usize,
+        sampling: &Sampling,
+        next: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<Vec<u32>> {
+        if prompt.is_empty() {
+            return Err(Error::op("generate", "the prompt is empty: it must have at least one token"));
+        }
+        let rng = Rng::named(sampling.seed, "generate");
+        let mut logits = vec![0f32; self.decoder.spec().vocab];
+        let mut picked = self.world.alloc(DType::U32, 1, CommUse::Reduced, Category::Other)?;
+        let mut context = prompt.to_vec();
+        let mut batch = MicroBatch::default();
+        // Tokens of the context that the workspace remembers.
+        let mut past = 0;
+        for i in 0..count {
+            let start = context.len().saturating_sub(self.window);
+            if start > 0 {
+                past = 0; // the context has moved on: every token is at another position, and sees others
+            }
+            self.look(&context[start..], past, &mut batch, &mut logits)?;
+            if self.remembers {
+                past = context.len() - start;
+            }
+            let token = match self.world.rank() {
+                0 => pick(&logits, sampling, rng.uniform(i as u64)),
+                _ => 0,
+            };
+            let token = self.told(token, &mut picked)?;
+            context.push(token);
+            if !next(token) {
+                break;
+            }
+        }
+        Ok(context.split_off(prompt.len()))
     }
-    let window = staging.capacity().min(decoder.spec().max_len);
-    let rng = Rng::named(sampling.seed, "generate");
-    let mut logits = vec![0f32; decoder.spec().vocab];
-    let mut context = prompt.to_vec();
-    let mut batch = MicroBatch::default();
-    for i in 0..count {
-        let tokens = &context[context.len().saturating_sub(window)..];
-        let n = tokens.len();
+
+    /// The logits of what follows `context`, of which the first `past` tokens are remembered.
+    fn look(&mut self, context: &[u32], past: usize, batch: &mut MicroBatch, logits: &mut [f32]) -> Result<()> {
+        let Writer { dev, decoder, store, workspace, staging, .. } = self;
+        let n = context.len() - past;
         batch.tokens.clear();
-        batch.tokens.extend_from_slice(tokens);
+        batch.tokens.extend_from_slice(&context[past..]);
         batch.positions.clear();
-        batch.positions.extend(0..n as u32);
+        batch.positions.extend(past as u32..context.len() as u32);
         batch.cu_seqlens = vec![0, n as u32];
-        let (staged, _) = staging.upload(dev, &batch)?;
-        decoder.next_token_logits(dev, store, &staged, workspace, n - 1, &mut logits)?;
-        let token = pick(&logits, sampling, rng.uniform(i as u64));
-        context.push(token);
-        if !next(token) {
-            break;
+        let (staged, _) = staging.upload(*dev, batch)?;
+        match self.remembers {
+            true => decoder.go_on(*dev, *store, &staged, workspace, past, logits),
+            false => decoder.next_token_logits(*dev, *store, &staged, workspace, n - 1, logits),
         }
     }
-    Ok(context.split_off(prompt.len()))
+
+    /// The token that rank 0 picked. Ranks may compute on unlike machines, and a token is followed by all or by none.
+    fn told(&self, token: u32, buf: &mut Buf) -> Result<u32> {
+        if self.world.size() == 1 {
+            return Ok(token);
+        }
+        let mut token = [token];
+        self.dev.upload(bytemuck::cast_slice(&token), buf.view_mut())?;
+        let ticket = self.world.broadcast(Tag::new("next token", 0), buf.view_mut(), 0)?;
+        self.world.wait(ticket)?;
+        self.dev.download(buf.view(), bytemuck::cast_slice_mut(&mut token))?;
+        self.world.wait_sent(ticket)?;
+        Ok(token[0])
+    }
 }
 
 /// The token whose share, laid end to end with those of the others, holds `u` in [0, 1). Cuts come in the order of

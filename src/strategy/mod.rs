@@ -9,7 +9,7 @@ mod watched;
 mod zero;
 
 pub use engine::{Engine, EngineOptions, Step, StepReport};
-pub use generate::{Generator, Sampling};
+pub use generate::{Generator, GeneratorOptions, Sampling};
 pub use reference::ReferenceFsdp;
 pub use zero::ZeroDp;
 

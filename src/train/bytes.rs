@@ -4,7 +4,7 @@ use crate::base::{Category, Result};
 use crate::ckpt::Checkpointer;
 use crate::comm::Axis;
 use crate::comm::mesh::MeshSizes;
-use crate::strategy::{Engine, EngineOptions};
+use crate::strategy::{Engine, EngineOptions, GeneratorOptions};
 
 /// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save; `behind`
 /// training, that is a copy of what the rank saves.
@@ -23,20 +23,41 @@ pub fn planned(
         bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
     }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
-    // One gathered buffer a group is planned. There is one a GPU, or one a host.
+    let apart = [engine.strategy.gathered_apart(layouts, mesh), engine.gathered_apart(mesh)?];
+    add_apart(&mut planned, mesh, device, per_host, apart);
+    Ok(planned)
+}
+
+/// The same of a rank that only writes.
+pub fn planned_writing(
+    options: &GeneratorOptions,
+    mesh: &MeshSizes,
+    device: DeviceName,
+    per_host: usize,
+) -> Result<Vec<(Category, usize)>> {
+    let mut planned = options.planned(mesh)?;
+    let layouts = GeneratorOptions::frozen(&options.decoder(mesh, &mesh.coords(0))?);
+    let apart = [options.strategy.gathered_apart(&layouts, mesh), options.gathered_apart(mesh)?];
+    add_apart(&mut planned, mesh, device, per_host, apart);
+    Ok(planned)
+}
+
+/// One gathered buffer a group is planned. There is one a GPU, or one a host: what there is more, of slots and of scratch.
+fn add_apart(
+    planned: &mut [(Category, usize)],
+    mesh: &MeshSizes,
+    device: DeviceName,
+    per_host: usize,
+    [slots, scratch]: [usize; 2],
+) {
     let per_holder = if device == DeviceName::Cuda { 1 } else { per_host };
     let across = if holders(mesh, Axis::Sp, per_holder).0 > 1 { Axis::Sp } else { Axis::Tp };
-    let more = [
-        (Category::Slots, engine.strategy.gathered_apart(layouts, mesh), Axis::Fsdp),
-        (Category::Scratch, engine.gathered_apart(mesh)?, across),
-    ];
-    for (category, apart, axis) in more {
+    for (category, apart, axis) in [(Category::Slots, slots, Axis::Fsdp), (Category::Scratch, scratch, across)] {
         let (holders, ranks) = holders(mesh, axis, per_holder);
         // `apart` is all of it but a share: what there is more where each rank has its own.
         let more = (apart * (holders - 1)).div_ceil((ranks - 1).max(1));
         planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += more);
     }
-    Ok(planned)
 }
 
 /// Of the first group along an axis: how many parts it lies in, each of `per_holder` neighbouring ranks, and its size.

@@ -1,22 +1,26 @@
 //! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never trains and
 //! writes no file.
+//!
+//! Each token takes all weights once. Where the ranks have the memory, sharded weights are gathered for the first token and
+//! stay; elsewhere they are gathered for each.
 use super::carrier::Carrier;
 use super::derive::{self, set};
 use super::device::{self, Seat};
 use super::launch::{self, Launch};
-use super::settings::{Settings, StrategyName};
-use super::{batch, effect, mesh, restart};
-use crate::base::{Error, Meter, Result};
+use super::settings::{Settings, ShardingName, StrategyName};
+use super::{batch, bytes, effect, memory, mesh, restart, tensor};
+use crate::base::{Category, DType, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::Tokenizer;
-use crate::nn::Spec;
-use crate::strategy::{Generator, Sampling, Strategy};
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::strategy::{EngineOptions, Generator, GeneratorOptions, Sampling};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Everything that a rank needs to know.
@@ -24,15 +28,15 @@ struct Request {
     wanted: device::Wanted,
     mesh: MeshSizes,
     nproc: usize,
-    strategy: Arc<dyn Strategy>,
-    spec: Spec,
+    /// Weights are gathered for each token.
+    lean: GeneratorOptions,
+    /// Weights are gathered once, and the bytes that this takes of a rank; where it takes more.
+    kept: Option<(GeneratorOptions, usize)>,
     /// Where the weights are.
     model: PathBuf,
     tokenizer: Tokenizer,
     /// The prompt's tokens.
     prompt: Vec<u32>,
-    /// Tokens to write at most.
-    count: usize,
     /// Tokens that end the text.
     stop: Vec<u32>,
     sampling: Sampling,
@@ -86,6 +90,17 @@ impl Request {
                 spec.max_len
             )));
         }
+        let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(room);
+        let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
+            let mut engine = derive::engine(s, strategy, device, spec.clone())?;
+            tensor::settle(s, &mesh, &mut engine)?;
+            let EngineOptions { spec, strategy, cuts, .. } = engine;
+            let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
+            let planned = bytes::planned_writing(&options, &mesh, device, nproc)?;
+            Ok((options, planned.iter().map(|p| p.1).sum()))
+        };
+        let (lean, planned) = options(&s)?;
+        let kept = options(&gathered_once(&s)).map(|kept| Some(kept).filter(|kept| kept.1 > planned))?;
         let g = &s.generate;
         let sampling = Sampling {
             temperature: set(&g.temperature, "generate.temperature")? as f32,
@@ -100,36 +115,38 @@ impl Request {
                 ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
                 graphs: false, // every text has its own shapes
                 tf32: set(&s.precision.tf32, "precision.tf32")?,
-                planned: 0,
+                planned,
                 timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
             },
             mesh,
             nproc,
-            strategy: derive::engine(&s, strategy, device, spec.clone())?.strategy,
+            lean,
+            kept,
             stop: stop_tokens(&model, &tokenizer)?,
-            spec,
             model,
             tokenizer,
             prompt: tokens,
             signals: restart::signals(&s.faults)?,
-            count: set(&g.max_new_tokens, "generate.max_new_tokens")?.min(room),
             sampling,
         })
     }
 
     /// This process's rank.
     fn run(&self, env: &RankEnv) -> Result<()> {
-        let Seat { device, member, gpu: _gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
+        let Seat { device, member, gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
         let mesh = Mesh::new(member, self.mesh)?;
         let write = || {
-            let window = self.prompt.len() + self.count;
-            let mut generator = Generator::new(device.clone(), &mesh, &*self.strategy, &self.spec, window)?;
+            let options = match &self.kept {
+                Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,
+                _ => &self.lean,
+            };
+            let mut generator = Generator::new(device.clone(), &mesh, options)?;
             let layouts = generator.decoder().layouts().to_vec();
-            let mut checkpointer = Checkpointer::new(device, &mesh, &self.spec, &layouts, &[])?;
+            let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, &[])?;
             checkpointer.load_model(&self.model, generator.store())?;
             let started = Instant::now();
             let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first: mesh.rank() == 0 };
-            let written = generator.generate(&self.prompt, self.count, &self.sampling, &mut |token| {
+            let written = generator.generate(&self.prompt, options.count, &self.sampling, &mut |token| {
                 let more = !self.stop.contains(&token);
                 if more {
                     told.say(token);
@@ -140,6 +157,22 @@ impl Request {
             Ok(())
         };
         write().inspect_err(|_| mesh.member.abort())
+    }
+
+    /// Whether every rank has the memory for `planned` bytes, as they all say. Asked before the first large allocation.
+    fn fits(&self, planned: usize, dev: &dyn Device, gpu: Option<&Cuda>, mesh: &Mesh) -> Result<bool> {
+        let fits = match gpu {
+            Some(gpu) => gpu.require(planned, self.wanted.ranks_per_gpu).is_ok(),
+            None => memory::available().is_none_or(|bytes| planned * self.nproc <= bytes),
+        };
+        let mut lacking = [f32::from(!fits)];
+        let mut sum = mesh.world.alloc(DType::F32, 1, CommUse::Reduced, Category::Other)?;
+        dev.upload(bytemuck::cast_slice(&lacking), sum.view_mut())?;
+        let ticket = mesh.world.all_reduce(Tag::new("room for weights", 0), sum.view_mut(), Reduce::Sum)?;
+        mesh.world.wait(ticket)?;
+        dev.download(sum.view(), bytemuck::cast_slice_mut(&mut lacking))?;
+        mesh.world.wait_sent(ticket)?;
+        Ok(lacking == [0.0])
     }
 }
 
@@ -176,6 +209,16 @@ impl Told<'_> {
             let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} a second", self.tokens.len());
         }
     }
+}
+
+/// The same settings with weights that stay where they were gathered: SHARD_GRAD_OP, or ZeRO's stage 2.
+fn gathered_once(s: &Settings) -> Settings {
+    let mut s = s.clone();
+    s.fsdp.sharding = Some(ShardingName::ShardGradOp);
+    if s.fsdp.zero_stage == Some(3) {
+        (s.fsdp.zero_stage, s.zero) = (Some(2), Default::default());
+    }
+    s
 }
 
 /// The checkpoint that `--resume` or `--ckpt-dir` names, else the model of `--pretrain`, which may be a directory of

@@ -4,7 +4,7 @@
 //! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs, and so does
 //! f16, which packing turns into f32: sums of f16 products in f16 would lose what f32 keeps. These share everything but the
 //! innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses the `gemm` crate, for bf16 and
-//! f16 after a conversion to f32. (That crate is as fast here in most forms, but 10 % to 15 % slower
+//! f16 after a conversion to f32. A single row of A takes loops of its own (`thin`). (That crate is as fast here in most forms, but 10 % to 15 % slower
 //! for weight gradients, for which it also allocates up to a whole third cache in every call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -17,7 +17,9 @@ mod pack;
 mod plain;
 #[cfg(test)]
 mod tests;
+mod thin;
 
+use super::simd::Level;
 use crate::base::{DType, Elem, Error, Result};
 use crate::device::{Gemm, View, ViewMut};
 use half::{bf16, f16};
@@ -144,6 +146,13 @@ pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -
 
 fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
     let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
+    if thin::suits(shape) {
+        Level::best().run(
+            #[inline(always)]
+            || thin::product(shape, a, b, c, &mut scratch.buffers),
+        );
+        return Ok(());
+    }
     match scratch.kernel {
         // SAFETY: `new` and `with_kernel` choose what is available only; `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
@@ -158,6 +167,13 @@ fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut
 fn bf16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
     let (a, b, c) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?, c.host::<C>("gemm")?);
     let buffers = &mut scratch.buffers;
+    if thin::suits(shape) {
+        Level::best().run(
+            #[inline(always)]
+            || thin::product(shape, a, b, c, buffers),
+        );
+        return Ok(());
+    }
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

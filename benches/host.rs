@@ -1,0 +1,93 @@
+//! What the host does beside the device, on one core and on all: the update of what is offloaded, and texts made into tokens.
+//! Compare rows of one run, never runs of different machines.
+//! `cargo bench --bench host`
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use flatshard::base::{Category, DType, Meter};
+use flatshard::data::{DataOptions, Dataset, Format, Tokenizer};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::host::Staged;
+use flatshard::device::{AdamW, Device, HostUpdate};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::time::Duration;
+
+/// Elements that are updated; bytes of the text.
+const OWNED: usize = 16 << 20;
+const TEXT: usize = 4 << 20;
+
+/// Threads: one, and as many as there are cores.
+fn threads() -> Vec<usize> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    if cores > 1 { vec![1, cores] } else { vec![1] }
+}
+
+/// AdamW of masters and moments in host memory, with gradients there as well.
+fn update(c: &mut Criterion) {
+    let mut group = c.benchmark_group("offloaded adamw");
+    group.throughput(Throughput::Elements(OWNED as u64));
+    group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
+    let dev = CpuDevice::new(Meter::default());
+    let h = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 }.scalars();
+    let h: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&h));
+    let [g, mut m, mut v, mut p] = [0; 4].map(|_| dev.alloc_host(DType::F32, OWNED).unwrap());
+    let mut weights = dev.alloc_host(DType::Bf16, OWNED).unwrap();
+    let mut scale = dev.alloc(DType::F32, 1, Category::Other).unwrap();
+    dev.upload(bytemuck::bytes_of(&1f32), scale.view_mut()).unwrap();
+    for threads in threads() {
+        let staged = Staged { owned: OWNED, grads: false, weights: None };
+        let mut host = HostUpdate::new(&dev, &staged, threads).unwrap();
+        group.bench_function(BenchmarkId::new("threads", threads), |b| {
+            b.iter(|| {
+                let out = Some(weights.view_mut());
+                let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut());
+                host.adamw(&dev, h, scale.view(), g.view(), m, v, p, out).unwrap();
+                host.finish(&dev).unwrap();
+            })
+        });
+    }
+    group.finish();
+}
+
+/// Threads are as many as the cores that this one may run on.
+fn tokenize(c: &mut Criterion) {
+    let mut group = c.benchmark_group("tokenize");
+    group.throughput(Throughput::Bytes(TEXT as u64));
+    group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
+    let dir = tempfile::tempdir().unwrap();
+    let line = "it won't be the 1,000,000th time, na\u{ef}ve \u{6f22}\u{5b57}\n    print(f'{i} of {argc}')\nThe fox\n";
+    let path = dir.path().join("text.txt");
+    std::fs::write(&path, line.repeat(TEXT.div_ceil(line.len()))).unwrap();
+    let golden = format!("{}/tests/data/golden/byte_level", env!("CARGO_MANIFEST_DIR"));
+    let tokenizer = Tokenizer::from_name(&golden).unwrap();
+    let all = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu)).unwrap();
+    let mut one = CpuSet::new();
+    one.set(first);
+    for threads in threads() {
+        sched_setaffinity(None, if threads == 1 { &one } else { &all }).unwrap();
+        group.bench_function(BenchmarkId::new("threads", threads), |b| {
+            b.iter_with_setup(
+                || tempfile::tempdir().unwrap(),
+                |cache| {
+                    let options = DataOptions {
+                        paths: vec![path.clone()],
+                        tokenizer: tokenizer.clone(),
+                        format: Format::default(),
+                        vocab: 1000,
+                        max_len: 256,
+                        max_samples: None,
+                        seed: 1,
+                        cache_dir: cache.path().to_path_buf(),
+                        cargo_home: None,
+                    };
+                    assert!(Dataset::open(&options).unwrap().report().built);
+                    cache
+                },
+            )
+        });
+    }
+    sched_setaffinity(None, &all).unwrap();
+    group.finish();
+}
+
+criterion_group!(benches, update, tokenize);
+criterion_main!(benches);
