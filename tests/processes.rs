@@ -71,6 +71,18 @@ fn a_run_learns_and_its_metrics_are_complete() {
 }
 
 #[test]
+fn a_seed_is_a_run_and_another_seed_another() {
+    let dir = Dir::new();
+    let first = |seed: &str, name: &str| {
+        good(FSDP, &["--max-steps", "1", "--no-sample", "--seed", seed, "--metrics-path", &dir.arg(name)]);
+        losses(&dir.path(name))
+    };
+    let [a, again, b] = [("7", "a"), ("7", "again"), ("8", "b")].map(|(seed, name)| first(seed, name));
+    assert_eq!(a, again);
+    assert!(a[0].1 != b[0].1 && a[0].2 != b[0].2, "{a:?} {b:?}");
+}
+
+#[test]
 fn ddp_and_fsdp_have_the_same_losses() {
     let dir = Dir::new();
     for (program, name) in [(FSDP, "fsdp"), (DDP, "ddp")] {

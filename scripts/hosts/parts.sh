@@ -83,7 +83,7 @@ start() {
         plain) start_plain "$@" --comm tcp ;;
         torchrun) start_torchrun "$@" --comm tcp ;;
         mpirun) start_mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=$port "$@" --comm tcp ;;
-        srun) MASTER_ADDR=node1 MASTER_PORT=$port start_srun "$@" --comm tcp ;;
+        srun) start_srun "$@" --comm tcp ;; # Slurm says where rank 0 is
         mpi-mpirun) start_mpirun "$@" --comm mpi ;;
         mpi-srun) start_srun --mpi pmix "$@" --comm mpi ;;
     esac

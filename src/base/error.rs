@@ -49,6 +49,13 @@ impl Error {
             other => other,
         }
     }
+    /// Of what fails before anything starts: a file that cannot be read is bad input then.
+    pub fn before_start(self) -> Error {
+        match self {
+            Error::Io { .. } => Error::Input(self.to_string()),
+            other => other,
+        }
+    }
     pub fn op(op: &'static str, what: impl Into<String>) -> Error {
         Error::Op { op, what: what.into() }
     }

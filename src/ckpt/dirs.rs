@@ -74,6 +74,9 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
             Err(Error::input("--resume auto looks into --ckpt-dir, which is not given: add --ckpt-dir DIR"))
         }
         (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
+        (Resume::Dir(dir), _) if dir.is_file() => {
+            Err(Error::input(format!("--resume {}: is a file; give a step-* directory, or auto", dir.display())))
+        }
         (Resume::Dir(dir), _) => newest(dir)?.map(Some).ok_or_else(|| {
             Error::input(format!(
                 "--resume {}: neither a checkpoint (it has no {}) nor a directory that holds one; give a step-* directory, \

@@ -1,5 +1,6 @@
 //! The one file that reads environment variables: what launchers say about this rank, and where things of the user are.
 //! Never writes any.
+use super::nodelist;
 use crate::base::{Error, Result};
 use std::env::{temp_dir, var_os};
 use std::os::fd::RawFd;
@@ -47,7 +48,7 @@ pub struct RankEnv {
     pub local_world: usize,
     /// This host's name, for messages; ranks with the same one that are numbered together share memory.
     pub host: String,
-    /// Empty where it is needed and not given: ranks on several hosts.
+    /// Empty where it is needed, not given and not told by Slurm: ranks on several hosts.
     pub master_addr: String,
     pub master_port: u16,
     /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
@@ -198,7 +199,21 @@ impl Vars<'_> {
             ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| self.text(name).unwrap_or_default());
         let mpi = ["PMIX_RANK", "PMI_RANK"].iter().any(|name| self.text(name).is_some());
         let env = self.finish([rank, world, local_rank, local_world], format!("slurm {job} {step} {restart}"))?;
-        Ok(env.map(|env| RankEnv { mpi, ..env }))
+        let Some(mut env) = env else { return Ok(None) };
+        if env.master_addr.is_empty() {
+            env.master_addr = self.first_node()?;
+        }
+        Ok(Some(RankEnv { mpi, ..env }))
+    }
+    /// The host of Slurm's task 0: the first of the step's nodes, in every distribution of tasks. Empty where there is no list.
+    fn first_node(&self) -> Result<String> {
+        let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+        let Some((name, list)) = lists.into_iter().find_map(|name| Some((name, self.text(name)?))) else {
+            return Ok(String::new());
+        };
+        nodelist::first(&list).ok_or_else(|| {
+            Error::input(format!("{name}={list} is no list of nodes; set MASTER_ADDR to the name of rank 0's host"))
+        })
     }
 }
 
@@ -266,8 +281,27 @@ mod tests {
         let env = read(&MPI).unwrap().unwrap();
         assert_eq!((env.master_addr.as_str(), env.run_id.as_str()), ("127.0.0.1", "mpi prterun-1"));
         assert_eq!(ranks(env), [2, 3, 2, 3]);
-        assert_eq!(read(&SLURM).unwrap().unwrap().master_addr, ""); // two hosts: it has to be given
+        assert_eq!(read(&SLURM).unwrap().unwrap().master_addr, ""); // two hosts of which nobody says the names
         assert_eq!(ranks(read(&SLURM).unwrap().unwrap()), [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn slurms_first_node_is_the_master_unless_one_is_given() {
+        let with = |more: &[(&str, &str)]| read(&[&SLURM[..], more].concat());
+        let addr = |more: &[(&str, &str)]| with(more).unwrap().unwrap().master_addr;
+        let job = ("SLURM_JOB_NODELIST", "node[08-11]");
+        assert_eq!(addr(&[job]), "node08");
+        assert_eq!(addr(&[job, ("SLURM_STEP_NODELIST", "node[10-11]")]), "node10");
+        assert_eq!(addr(&[job, ("MASTER_ADDR", "10.0.0.3")]), "10.0.0.3");
+        let one = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1"), ("SLURM_NNODES", "1"), job];
+        assert_eq!(read(&one).unwrap().unwrap().master_addr, "127.0.0.1");
+        let e = with(&[("SLURM_JOB_NODELIST", "node[1-")]).unwrap_err();
+        assert_eq!(e.exit_status(), 2);
+        assert!(e.to_string().contains("SLURM_JOB_NODELIST=node[1- is no list of nodes; set MASTER_ADDR"), "{e}");
+        // Under mpirun rank 0 may be anywhere in the allocation.
+        let mpi = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")];
+        let mpi = [&mpi[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), job]].concat();
+        assert_eq!(read(&mpi).unwrap().unwrap().master_addr, "");
     }
 
     #[test]

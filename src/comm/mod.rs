@@ -15,6 +15,7 @@ pub mod flight;
 pub mod hosts;
 pub mod mesh;
 pub mod nccl;
+mod nodelist;
 pub mod operands;
 pub mod recorder;
 pub mod rendezvous;

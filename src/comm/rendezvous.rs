@@ -209,7 +209,7 @@ fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
     if host.is_empty() {
         return Err(Error::input(format!(
             "rank {} on {}: MASTER_ADDR is not set, and the {} ranks are on several hosts: set it to the name or address of \
-             rank 0's host, which the others can reach (mpirun -x MASTER_ADDR=node1 ..., MASTER_ADDR=node1 srun ...)",
+             rank 0's host, which the others can reach (mpirun -x MASTER_ADDR=node1 ...)",
             env.rank, env.host, env.world
         )));
     }

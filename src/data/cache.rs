@@ -323,7 +323,7 @@ pub fn open(
     let unwritable = |e: &dyn std::fmt::Display| {
         let dir = dir.display();
         Error::input(format!(
-            "the cache of tokens {dir} cannot be written ({e}): set XDG_CACHE_HOME to a directory that can"
+            "the cache of tokens {dir} cannot be written ({e}): set FLATSHARD_CACHE_DIR to a directory that can be"
         ))
     };
     fs::create_dir_all(dir).map_err(|e| unwritable(&e))?;

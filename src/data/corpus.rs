@@ -76,9 +76,16 @@ impl Corpus {
         for path in paths {
             let meta = fs::metadata(path).map_err(|e| missing(path, e))?;
             let path = fs::canonicalize(path).map_err(|e| Error::io("resolve", path, e))?;
-            match meta.is_dir() {
-                true => walk(&path, &mut files)?,
-                false => files.push(Source::new(path, &meta, true)),
+            if meta.is_dir() {
+                walk(&path, &mut files)?;
+            } else if meta.is_file() {
+                files.push(Source::new(path, &meta, true));
+            } else {
+                // Several ranks read it, again after a restart.
+                return Err(Error::input(format!(
+                    "--dataset {}: is neither a file nor a directory; write what comes out of it to a file first",
+                    path.display()
+                )));
             }
         }
         let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -214,6 +221,7 @@ fn starting(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 
 /// Appends the files under `dir`, sorted by path.
 fn walk(dir: &Path, files: &mut Vec<Source>) -> Result<()> {
+    fs::read_dir(dir).map_err(|e| Error::input(format!("--dataset: {} cannot be listed ({e})", dir.display())))?;
     for path in starting(dir, "") {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
         // A link that leads nowhere, or a file that went away meanwhile, is not there.

@@ -13,6 +13,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
+/// What some editors put in front of UTF-8.
+const BOM: &[u8] = "\u{feff}".as_bytes();
 /// A longer line is no row.
 const LONGEST: u64 = 256 << 20;
 /// A piece is handed on when it has so many rows, or so many bytes.
@@ -52,6 +54,9 @@ impl<'a> Rows<'a> {
             let n = file.by_ref().take(LONGEST).read_until(b'\n', &mut line).map_err(io)?;
             if n == 0 {
                 break;
+            }
+            if number == 1 && line.starts_with(BOM) {
+                line.drain(..BOM.len());
             }
             if n as u64 == LONGEST && !line.ends_with(b"\n") {
                 file.skip_until(b'\n').map_err(io)?;

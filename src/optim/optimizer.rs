@@ -17,6 +17,13 @@ pub enum Rule {
 }
 
 impl Rule {
+    /// As flags and checkpoints spell it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Rule::AdamW { .. } => "adamw",
+            Rule::Sgd { .. } => "sgd",
+        }
+    }
     /// Names of the state tensors, by which checkpoints call them (PyTorch's names). Each is f32, as long as the piece.
     pub fn state(&self) -> &'static [&'static str] {
         match *self {

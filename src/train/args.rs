@@ -3,7 +3,9 @@ use super::config;
 use super::settings::Settings;
 use crate::base::{Error, Result};
 use clap::{CommandFactory, FromArgMatches, Parser};
+use std::any::TypeId;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// The whole command line.
 #[derive(Parser, Debug)]
@@ -49,6 +51,15 @@ pub enum Parsed<C = Cli> {
     Help(String),
 }
 
+/// The words behind the program's name. Paths too are text here: they go into files of settings and into messages.
+pub fn words() -> Result<Vec<String>> {
+    let text = |word: std::ffi::OsString| {
+        word.into_string()
+            .map_err(|word| Error::input(format!("the argument {} is not UTF-8; rename it", word.to_string_lossy())))
+    };
+    std::env::args_os().skip(1).map(text).collect()
+}
+
 /// `argv` without the program's name. Errors are [`Error::Input`].
 pub fn parse<C: CommandFactory + FromArgMatches>(
     program: &'static str,
@@ -65,7 +76,8 @@ pub fn parse<C: CommandFactory + FromArgMatches>(
         Err(e) => {
             let text = show_switches(&e.to_string());
             let text = text.trim_start_matches("error: ");
-            return Err(Error::input(text.split("\n\nUsage").next().unwrap_or(text).trim_end()));
+            let ends = ["\n\nUsage", "\n\nFor more information"].iter().filter_map(|end| text.find(end)).min();
+            return Err(Error::input(text[..ends.unwrap_or(text.len())].trim_end()));
         }
     };
     C::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
@@ -80,6 +92,27 @@ fn is_plain(arg: &clap::Arg) -> bool {
     arg.get_possible_values().len() == 2
 }
 
+/// clap calls -1 an "invalid digit found in string", and takes NaN for a number, which no setting is.
+fn numeric(arg: clap::Arg) -> clap::Arg {
+    fn whole<T: FromStr>(text: &str) -> std::result::Result<T, String> {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let why = if digits { "the number is too large" } else { "a whole number, 0 or more, is expected" };
+        text.parse().map_err(|_| why.into())
+    }
+    fn real<T: FromStr + Copy + Into<f64>>(text: &str) -> std::result::Result<T, String> {
+        let number = text.parse().ok().filter(|&x: &T| x.into().is_finite());
+        number.ok_or_else(|| "a number is expected".into())
+    }
+    match arg.get_value_parser().type_id() {
+        id if id == TypeId::of::<f64>() => arg.value_parser(real::<f64>),
+        id if id == TypeId::of::<f32>() => arg.value_parser(real::<f32>),
+        id if id == TypeId::of::<u64>() => arg.value_parser(whole::<u64>),
+        id if id == TypeId::of::<usize>() => arg.value_parser(whole::<usize>),
+        id if id == TypeId::of::<u32>() => arg.value_parser(whole::<u32>),
+        _ => arg,
+    }
+}
+
 /// The value names of on/off flags and of those with modes, which [`show_switches`] finds again.
 const SWITCH: &str = "B";
 const MODES: &str = "ON-MODE";
@@ -89,6 +122,7 @@ fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> cla
     let defaults = config::defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
     C::command().name(program).about(about).term_width(0).mut_args(|arg| {
+        let arg = numeric(arg);
         let arg = if is_switch(&arg) && !is_plain(&arg) {
             arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
         } else if is_switch(&arg) {

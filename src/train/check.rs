@@ -1,5 +1,6 @@
 //! What is wrong with settings one by one: numbers out of range, places that cannot be written. Relations between settings
 //! follow in [`super::plan`]. Never changes anything.
+use super::limits;
 use super::settings::*;
 use crate::base::{Error, Result};
 use crate::ckpt;
@@ -20,6 +21,7 @@ pub fn numbers(s: &Settings) -> Result<()> {
         }
     }
     let n = |x: Option<usize>| x.map(|x| x as u64);
+    limits::single(s)?;
     whole("nproc_per_node", n(s.run.nproc_per_node))?;
     whole("num_nodes", n(s.run.num_nodes))?;
     whole("max_steps", s.run.max_steps)?;
@@ -75,24 +77,30 @@ pub fn outputs(c: &Checkpoint, run: &Run) -> Result<()> {
     }
     for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
         if let Some(dir) = dir {
-            if dir.exists() && !dir.is_dir() {
-                return Err(Error::input(format!("{flag} {}: is a file, not a directory", dir.display())));
-            }
-            writable(flag, dir)?;
+            directory(flag, dir)?;
         }
     }
     c.save_hf.as_deref().map_or(Ok(()), ckpt::check_export)?;
-    if let Some(path) = &run.metrics_path {
-        if path.is_dir() {
-            return Err(Error::input(format!("--metrics-path {}: is a directory, not a file", path.display())));
-        }
-        writable("--metrics-path", path)?;
+    run.metrics_path.as_deref().map_or(Ok(()), |path| file("--metrics-path", path))
+}
+
+/// `path` is, or can become, a file.
+pub fn file(flag: &str, path: &Path) -> Result<()> {
+    match path.is_dir() {
+        true => Err(Error::input(format!("{flag} {}: is a directory, not a file", path.display()))),
+        false => writable(flag, path),
     }
-    Ok(())
+}
+/// `path` is, or can become, a directory.
+pub fn directory(flag: &str, path: &Path) -> Result<()> {
+    match path.exists() && !path.is_dir() {
+        true => Err(Error::input(format!("{flag} {}: is a file, not a directory", path.display()))),
+        false => writable(flag, path),
+    }
 }
 
 /// `path`, or the nearest directory above it that exists, can be written.
-pub fn writable(flag: &str, path: &Path) -> Result<()> {
+fn writable(flag: &str, path: &Path) -> Result<()> {
     let absolute = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
     let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     if there != absolute && !there.is_dir() {

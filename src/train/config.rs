@@ -95,7 +95,11 @@ pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
     let mut merged = defaults();
     effect::imply(&asked, &mut merged);
     overlay(&mut merged, asked.clone());
+    effect::idle(&asked, &merged)?;
     effect::check(&asked, &mut merged)?;
+    if let Some(dir) = merged["model"]["pretrain"].as_str() {
+        effect::shapes(&cli.settings.model, Path::new(dir))?;
+    }
     let mut settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
     if let Some(stage) = stage {
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
@@ -131,7 +135,8 @@ impl<'a> File<'a> {
         let text = std::fs::read_to_string(path).map_err(|e| fault(format!("cannot read this configuration: {e}")))?;
         let json = path.extension().is_some_and(|e| e == "json");
         let tree: Value = match json {
-            true => serde_json::from_str(&text).map_err(|e| fault(format!("not JSON: {e}")))?,
+            true => serde_json::from_str(text.trim_start_matches('\u{feff}'))
+                .map_err(|e| fault(format!("not JSON: {e}")))?,
             false => serde_saphyr::from_str(&text).map_err(|e| {
                 // Its first line says what and where; a drawing of the place follows.
                 let text = e.to_string();

@@ -17,7 +17,8 @@ pub fn read(path: &Path, asked: &Value) -> Result<Value> {
     let mut file =
         File { path, asked, out: Value::Object(Map::new()), half: None, exports_half: false, offloaded: Vec::new() };
     let text = std::fs::read_to_string(path).map_err(|e| file.fault(format!("cannot read this file: {e}")))?;
-    let tree: Value = serde_json::from_str(&text).map_err(|e| file.fault(format!("not JSON: {e}")))?;
+    let tree: Value =
+        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| file.fault(format!("not JSON: {e}")))?;
     file.keys("", &tree, keys::top())?;
     if tree["zero_optimization"].is_null() && asked["fsdp"]["zero_stage"].is_null() {
         return Err(file.fault("zero_optimization.stage is missing: say 1, 2 or 3, or pass --zero-stage".into()));

@@ -1,8 +1,11 @@
 //! What asked-for settings make of each other. Defaults that another setting takes away are taken away; what was asked for and
 //! would come to nothing is refused, so that no run does something else than it was told. Never judges values by themselves.
-use super::settings::Settings;
+use super::config;
+use super::settings::{Model, Settings};
 use crate::base::{Error, Result};
+use crate::ckpt;
 use serde_json::Value;
+use std::path::Path;
 
 /// An engine: `--fsdp-impl` of backend fsdp, or backend zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,6 +75,56 @@ pub fn check(asked: &Value, merged: &mut Value) -> Result<()> {
     match sizes.filter(|_| engine != Zero) {
         Some((key, value)) => Err(nothing(key, value, engine, Zero)),
         None => Ok(()),
+    }
+}
+
+/// Section and key of what others can make idle; the key of that other, and a value of it with which it is not.
+const IDLE: [(&str, &str, &str, &str, &str); 5] = [
+    ("optim", "momentum", "optim", "optimizer", "sgd"),
+    ("optim", "min_lr_ratio", "optim", "lr_scheduler", "cosine_with_min_lr"),
+    ("fsdp", "wrap_min_params", "fsdp", "auto_wrap", "size"),
+    ("run", "sample_tokens", "run", "sample", "true"),
+    ("run", "eval_every", "run", "eval", "true"),
+];
+
+/// What was asked for and is not the default must not be idle. A default, as in a file of all settings, may stand anywhere.
+pub fn idle(asked: &Value, merged: &Value) -> Result<()> {
+    let defaults = config::defaults();
+    for (section, key, by, other, value) in IDLE {
+        let (asked, chosen) = (&asked[section][key], &merged[by][other]);
+        let on = chosen.as_str().map_or(chosen == true && value == "true", |name| name == value);
+        if !asked.is_null() && *asked != defaults[section][key] && !on {
+            let flag = |key: &str| key.replace('_', "-");
+            let instead = if value == "true" { String::new() } else { format!(" {value}") };
+            return Err(Error::input(format!(
+                "--{} {asked} is without effect: leave it out, or use --{}{instead}",
+                flag(key),
+                flag(other)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A model directory says how its model is built: flags beside it may say the same, and nothing else. (Those of a file stand
+/// back behind it, so that one file serves both.)
+pub fn shapes(flags: &Model, dir: &Path) -> Result<()> {
+    let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan says what is wrong with it
+    let both = [
+        ("embed-dim", flags.embed_dim, spec.dim),
+        ("num-layers", flags.num_layers, spec.layers),
+        ("num-heads", flags.num_heads, spec.heads),
+        ("num-kv-heads", flags.num_kv_heads, spec.kv_heads),
+        ("ff-hidden-dim", flags.ff_hidden_dim, spec.ff),
+        ("vocab-size", flags.vocab_size, spec.vocab),
+        ("max-positions", flags.max_positions, spec.max_len),
+    ];
+    match both.into_iter().find_map(|(flag, asked, is)| Some((flag, asked.filter(|&n| n != is)?, is))) {
+        None => Ok(()),
+        Some((flag, asked, is)) => Err(Error::input(format!(
+            "--{flag} {asked}, but the model in {} has {is}: its config.json gives the shapes, leave the flag out",
+            dir.display()
+        ))),
     }
 }
 

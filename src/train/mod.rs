@@ -16,6 +16,7 @@ mod effect;
 mod generate;
 mod knobs;
 pub mod launch;
+mod limits;
 pub mod memory;
 mod merge;
 mod mesh;
@@ -46,6 +47,7 @@ use crate::comm::env::RankEnv;
 use args::Parsed;
 use plan::Plan;
 use settings::LogLevel;
+use std::io::Write;
 use std::process::ExitCode;
 use watch::Log;
 
@@ -66,10 +68,9 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         launch::follow_parent(parent)?;
     }
     launch::pass_over_file_sizes()?;
-    let cli = match args::parse::<args::Cli>(program, about, std::env::args().skip(1))? {
+    let cli = match args::parse::<args::Cli>(program, about, args::words()?)? {
         Parsed::Help(text) => {
-            print!("{text}");
-            return Ok(());
+            return print(&text);
         }
         Parsed::Run(cli) => cli,
     };
@@ -84,8 +85,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
             for (i, (stage, settings)) in stages.iter().zip(settings).enumerate() {
                 let plan = Plan::new(settings, strategy, launched)?;
                 if cli.files.print_config {
-                    print!("{}", plan.print()?); // the others start from what this one will leave
-                    return Ok(());
+                    return print(&plan.print()?); // the others start from what this one will leave
                 }
                 let last = i + 1 == stages.len();
                 if last || !plan.is_done() {
@@ -97,11 +97,19 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         (_, stage) => {
             let plan = Plan::new(config::resolve(&cli, stage.as_deref())?, strategy, launched)?;
             if cli.files.print_config {
-                print!("{}", plan.print()?);
-                return Ok(());
+                return print(&plan.print()?);
             }
             one(&plan, launched, None)
         }
+    }
+}
+
+/// On standard output. Nobody reading to the end (`| head`) is no failure.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write", "standard output", e)),
+        _ => Ok(()),
     }
 }
 
@@ -123,15 +131,16 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
 }
 
 fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
-    match (e, launched) {
+    let text = match (e, launched) {
         // Our own parent says it once for all ranks.
-        (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => {}
-        (Error::Signal(_), _) => eprintln!("{e}"),
+        (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => String::new(),
+        (Error::Signal(_), _) => format!("{e}\n"),
         // A launcher of others prints what all ranks say.
         (_, Some(RankEnv { parent_pid: None, rank, .. })) if !e.to_string().starts_with("rank ") => {
-            eprintln!("{}rank {rank}: {e}", launch::FAILED)
+            format!("{}rank {rank}: {e}\n", launch::FAILED)
         }
-        _ => eprintln!("{}{e}", launch::FAILED),
-    }
+        _ => format!("{}{e}\n", launch::FAILED),
+    };
+    let _ = std::io::stderr().write_all(text.as_bytes()); // the status says it, too
     ExitCode::from(e.exit_status())
 }

@@ -5,7 +5,7 @@ use super::restart::{self, Restarts};
 use super::resume::{self, Resume};
 use super::settings::*;
 use super::trace::Profile;
-use super::{batch, bytes, check, derive, device, effect, knobs, memory, mesh, stages, tensor};
+use super::{batch, bytes, check, derive, device, effect, knobs, limits, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
@@ -51,7 +51,10 @@ pub struct Plan {
 
 impl Plan {
     /// `default` is what the binary is for; `launched` is this process's place where a launcher started it.
-    pub fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
+    pub fn new(s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
+        Plan::make(s, default, launched).map_err(Error::before_start)
+    }
+    fn make(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>) -> Result<Plan> {
         if let Some((env, restart)) = launched.and_then(|env| Some((env, env.restart?))) {
             restart::adapt(&mut s, env, restart);
         }
@@ -74,6 +77,7 @@ impl Plan {
         let tokenizer = derive::tokenizer(&mut s)?;
         let spec = derive::spec(&mut s, &tokenizer)?;
         let mut engine = derive::engine(&s, strategy_name, device, spec)?;
+        limits::together(&engine)?;
         tensor::settle(&s, &mesh, &mut engine)?;
         engine.update_threads = std::thread::available_parallelism().map_or(1, |cores| cores.get() / nproc).max(1);
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
@@ -143,6 +147,19 @@ impl Plan {
         self.planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
     }
 
+    /// [`Plan::planned_total`] with --sync-each-batch, where that is off and could be on.
+    pub fn planned_if_synced(&self) -> Result<Option<usize>> {
+        let mut s = self.settings.clone();
+        if s.batch.grad_accum == Some(1) || s.fsdp.sync_each_batch != Some(false) || !self.is_sharded() {
+            return Ok(None);
+        }
+        s.fsdp.sync_each_batch = Some(true);
+        let strategy = derive::engine(&s, StrategyName::Fsdp, self.device, self.engine.spec.clone())?.strategy;
+        let engine = EngineOptions { strategy, ..self.engine.clone() };
+        let planned = bytes::planned(&engine, &self.mesh, self.save.behind, self.device, self.nproc)?;
+        Ok(Some(planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()))
+    }
+
     /// Hosts of the job.
     pub fn hosts(&self) -> usize {
         self.mesh.world() / self.nproc
@@ -167,9 +184,11 @@ impl Plan {
             rng: "philox4x32-10".into(),
             optimizer: object(match self.engine.rule {
                 Rule::AdamW { .. } => {
-                    json!({"kind": "adamw", "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                    json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
                 }
-                Rule::Sgd { .. } => json!({"kind": "sgd", "momentum": o.momentum, "weight_decay": o.weight_decay}),
+                Rule::Sgd { .. } => {
+                    json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
+                }
             }),
             schedule: object(json!({
                 "kind": o.lr_scheduler,

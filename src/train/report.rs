@@ -97,13 +97,54 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
         format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
         format!("data     {}", plan.dataset.report()),
     ]);
+    lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
     if let Some(Resume { dir, state: then, .. }) = resumed {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
+        if plan.is_done() {
+            lines.push("         nothing is left to train: a larger --max-steps goes on".into());
+        }
     }
     Ok(lines.join("\n"))
+}
+
+/// What it costs, and saves, that gradients of several micro-batches are reduced once.
+fn deferred(plan: &Plan) -> Result<Option<String>> {
+    let (now, each) = (plan.planned_total() as u64, plan.planned_if_synced()?);
+    Ok(each.filter(|&each| each as u64 != now).map(|each| {
+        format!(
+            "accum    gradients travel once a step, {} a rank; with --sync-each-batch {} times, {}",
+            mib(now),
+            plan.settings.batch.grad_accum.unwrap_or(1),
+            mib(each as u64)
+        )
+    }))
+}
+
+/// What can be done with what a run has left; of a stage, the stage behind it will do it.
+pub fn next(plan: &Plan) -> Option<String> {
+    let (c, adapted) = (&plan.settings.checkpoint, plan.engine.tuning.lora.is_some());
+    let what = match (&c.ckpt_dir, &c.save_hf) {
+        _ if plan.settings.run.stage.is_some() => return None,
+        (None, None) => {
+            "nothing was saved: --ckpt-dir DIR keeps checkpoints to go on from, --save-hf DIR the model alone"
+                .to_string()
+        }
+        (Some(dir), _) if adapted => format!(
+            "--resume auto with a larger --max-steps goes on; --lora-merge {}/step-{:08} --save-hf DIR makes one model of both",
+            dir.display(),
+            plan.steps()
+        ),
+        (Some(dir), _) => format!(
+            "--resume auto with a larger --max-steps goes on; --ckpt-dir {} --generate TEXT writes on from a text",
+            dir.display()
+        ),
+        (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR makes one model of both", dir.display()),
+        (None, Some(dir)) => format!("--pretrain {} --generate TEXT writes on from a text", dir.display()),
+    };
+    Some(format!("next     {what}"))
 }
 
 /// What `--cpu-offload` comes to.

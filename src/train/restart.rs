@@ -1,5 +1,6 @@
 //! A job that outlives its failures: the ranks that this process started are started again, from the last complete
 //! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a checkpoint.
+use super::check;
 use super::derive::set;
 use super::launch::{self, Launch};
 use super::metrics;
@@ -58,6 +59,9 @@ impl Restarts {
         }
         if elastic.is_some() && max == 0 {
             return Err(Error::input("--elastic says what follows a failure: add --max-restarts N"));
+        }
+        if let Some(folder) = &f.save_traces_folder {
+            check::directory("--save-traces-folder", folder)?;
         }
         Ok(Restarts {
             max,

@@ -70,7 +70,41 @@ fn first_whole(
     Err(Error::input(format!("{}; resume from another checkpoint (--resume DIR)", damaged.join("; "))))
 }
 
+/// Whether the checkpoint holds adapters or a model, and which optimizer it is of, before tensors are looked for by name. One
+/// that is not whole is for others to judge.
+fn kind(dir: &Path, e: &EngineOptions) -> Result<()> {
+    let refused = |what: String| Err(Error::input(format!("{}: {what}", dir.display())));
+    let adapters = dir.join(ckpt::adapter::FILE).exists();
+    match e.tuning.lora.is_some() {
+        true if !adapters && dir.join("config.json").exists() => {
+            return refused(
+                "holds a whole model, and this run trains adapters: leave out --lora-rank, or give another --ckpt-dir \
+                            and the model as --pretrain"
+                    .into(),
+            );
+        }
+        false if adapters => {
+            return refused(
+                "holds adapters, and this run trains a whole model: give --lora-rank and --pretrain as the run that \
+                            saved it"
+                    .into(),
+            );
+        }
+        _ => {}
+    }
+    let now = e.rule.name();
+    match ckpt::state::read(dir).ok().and_then(|(then, _)| then.optimizer.get("kind")?.as_str().map(str::to_owned)) {
+        Some(then) if then != now => refused(format!(
+            "was saved with --optimizer {then}, and this run has {now}: give {then}, or start anew from its weights with \
+             --pretrain {}",
+            dir.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn inspect(dir: &Path, e: &EngineOptions, decoder: &Decoder) -> Result<TrainerState> {
+    kind(dir, e)?;
     let state = ckpt::inspect(dir, &e.spec, decoder.layouts(), e.rule.state());
     match (&state, &e.tuning.lora) {
         (Err(Error::Damaged(_)), _) | (_, None) => {}

@@ -39,10 +39,7 @@ pub struct Profile {
 impl Profile {
     pub fn new(s: &Settings, device: DeviceName) -> Result<Option<Profile>> {
         if let Some(path) = &s.trace.memory_timeline {
-            if path.is_dir() {
-                return Err(Error::input(format!("--memory-timeline {}: is a directory, not a file", path.display())));
-            }
-            check::writable("--memory-timeline", path)?;
+            check::file("--memory-timeline", path)?;
         }
         let Some(steps) = s.trace.steps()? else {
             return match &s.trace.trace_folder {
@@ -67,7 +64,7 @@ impl Profile {
         let near = || s.checkpoint.ckpt_dir.as_deref().or(beside).map(|dir| dir.join("traces"));
         match s.trace.trace_folder.clone().or_else(near) {
             Some(folder) => {
-                check::writable("--trace-folder", &folder)?;
+                check::directory("--trace-folder", &folder)?;
                 Ok(Some(Profile { steps, folder }))
             }
             None => Err(Error::input("--profile-steps needs a place for its traces: add --trace-folder DIR")),

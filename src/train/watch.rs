@@ -304,6 +304,7 @@ impl<'a> Watch<'a> {
     pub fn end(&mut self, steps: u64) -> Result<()> {
         let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.held_bytes));
         self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
+        report::next(self.plan).iter().for_each(|text| self.say(LogLevel::Info, text));
         self.tell_sinks(&Event::End(&json!({"steps": steps, "seconds": seconds})))
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "FSDP")]
 pub struct Fsdp {
-    /// Family of sharding engines [default: zero with zero-stage or deepspeed]
+    /// Family of sharding engines; with zero-stage or deepspeed it is zero
     #[arg(long)]
     pub backend: Option<BackendName>,
     /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against

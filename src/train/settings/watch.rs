@@ -1,7 +1,7 @@
 //! Settings of what people see of a run. Never writes anything.
-use super::super::check::writable;
+use super::super::check::{directory, file};
 use super::LogLevel;
-use crate::base::{Error, Result};
+use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -25,19 +25,8 @@ pub struct WatchArgs {
 impl WatchArgs {
     /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
     pub fn check(&self) -> Result<()> {
-        if let Some(path) = &self.log_file {
-            if path.is_dir() {
-                return Err(Error::input(format!("--log-file {}: is a directory, not a file", path.display())));
-            }
-            writable("--log-file", path)?;
-        }
-        if let Some(dir) = &self.tensorboard {
-            if dir.exists() && !dir.is_dir() {
-                return Err(Error::input(format!("--tensorboard {}: is a file, not a directory", dir.display())));
-            }
-            writable("--tensorboard", dir)?;
-        }
-        Ok(())
+        self.log_file.as_deref().map_or(Ok(()), |path| file("--log-file", path))?;
+        self.tensorboard.as_deref().map_or(Ok(()), |path| directory("--tensorboard", path))
     }
 
     /// The file of one rank.
