@@ -205,7 +205,8 @@ impl Vars<'_> {
         }
         Ok(Some(RankEnv { mpi, ..env }))
     }
-    /// The host of Slurm's task 0: the first of the step's nodes, in every distribution of tasks. Empty where there is no list.
+    /// The host of Slurm's task 0: the first of the step's nodes, unless tasks are distributed by a file of hosts. Empty where
+    /// there is no list.
     fn first_node(&self) -> Result<String> {
         let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
         let Some((name, list)) = lists.into_iter().find_map(|name| Some((name, self.text(name)?))) else {

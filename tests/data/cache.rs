@@ -59,7 +59,7 @@ fn flip(path: &Path, at: usize) {
 fn a_cache_that_cannot_be_written_is_the_users_to_mend() {
     let files = Files::with("t.txt", "some text");
     fs::write(files.cache(), "a file where the directory should be").unwrap();
-    refused(Dataset::open(&files.options("t.txt", 4)), &["cache", "XDG_CACHE_HOME"]);
+    refused(Dataset::open(&files.options("t.txt", 4)), &["cache", "FLATSHARD_CACHE_DIR"]);
 }
 
 #[test]
