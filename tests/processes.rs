@@ -159,7 +159,7 @@ fn checkpoints_that_do_not_fit_or_are_damaged_are_refused() {
     };
     refused(&["--embed-dim", "32"], &["64", "32"]);
     refused(&["--num-layers", "3"], &["layer"]);
-    refused(&["--optimizer", "sgd"], &["momentum"]);
+    refused(&["--optimizer", "sgd"], &["--optimizer adamw"]);
     let model = dir.path("ckpt/step-00000002/model.safetensors");
     let whole = fs::read(&model).unwrap();
     fs::write(&model, &whole[..whole.len() - 100]).unwrap();
