@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Without a call for so long, work goes on by itself.
-const UNATTENDED: Duration = Duration::from_millis(20);
+const UNATTENDED: Duration = Duration::from_millis(250);
 /// Between two looks at what waits for another process.
 const REST: Duration = Duration::from_micros(50);
 
@@ -194,7 +194,7 @@ pub fn attend() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
         let go_on = || loop {
-            std::thread::sleep(UNATTENDED / 4);
+            std::thread::sleep(UNATTENDED / 8);
             let mut state = lock();
             while state.called.elapsed() > UNATTENDED && WANTED.load(SeqCst) == 0 {
                 if !matches!(state.step(), Ok(Outcome::Moved)) {

@@ -4,12 +4,12 @@
 //! Safety, of all of them: pointers are null or as cuda.h says; null is an error where it is not allowed.
 #![allow(non_snake_case)] // the names are NVIDIA's
 #![allow(clippy::missing_safety_doc)] // said above, once
-mod device;
-mod event;
-mod graph;
-mod launch;
-mod memory;
-mod stream;
+pub mod device;
+pub mod event;
+pub mod graph;
+pub mod launch;
+pub mod memory;
+pub mod stream;
 
 use crate::code::{Code, Result};
 use crate::state::{State, current_gpu, lock};
