@@ -4,7 +4,8 @@
 #   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
 #
 # Each part passes, fails, or is skipped with a reason; a short table comes last, every number is in OUT/gpu_check.json. Exit
-# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 leaves the benchmarks out.
+# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 leaves the benchmarks out; PARTS="machine nccl" runs those alone;
+# SMALL="FLAGS" is the model of the parity parts. On the driver that pretends a GPU (ptx/driver) it is a rehearsal, and says so.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${BUILD:-$root/target/gpu_check}
@@ -27,6 +28,7 @@ export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$beside_python"
 # part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
 part() {
     local name=$1 limit=$2 status said started=$SECONDS
+    [[ -z ${PARTS:-} || " machine $PARTS " == *" $name "* ]] || return 0
     shift 2
     timeout -k 5 "$limit" "$@" > "$name.json" 2> "$name.log"
     status=$?
@@ -43,6 +45,7 @@ part() {
     return $status
 }
 skip() {
+    [[ -z ${PARTS:-} || " $PARTS " == *" $1 "* ]] || return 0
     echo "$1|skipped|0 s|$2" | tee -a parts
 }
 
@@ -52,7 +55,7 @@ train() { # FILE.jsonl FLAGS...
     rm -f "$metrics"
     "$build/run_fsdp" --dataset synthetic --no-eval --no-sample --metrics-path "$metrics" "$@" 1>&2
 }
-small="--embed-dim 256 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 512 --vocab-size 512 --max-len 128 --batch-size 2 --max-steps 6 --warmup-steps 2"
+small="${SMALL:---embed-dim 256 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 512 --vocab-size 512 --max-len 128 --batch-size 2 --max-steps 6 --warmup-steps 2}"
 parity() { # NAME TOLERANCE CPU-FLAGS -- CUDA-FLAGS
     local name=$1 tolerance=$2 cpu=()
     shift 2
@@ -137,9 +140,12 @@ if [ -z "${QUICK:-}" ]; then
     fi
 fi
 
+simulated=false
+! grep -qs 'Simulated GPU' machine.json || simulated=true
+
 # One document: every part with what it printed.
 {
-    echo '{"parts": ['
+    echo "{\"simulated\": $simulated, \"parts\": ["
     comma=
     while IFS='|' read -r name status seconds note; do
         body=null
@@ -154,4 +160,5 @@ echo
 "$build/gpu_check" table . 2> /dev/null
 echo
 column -t -s '|' parts 2> /dev/null || cat parts
+! $simulated || echo "SIMULATED: a rehearsal on a pretended driver. Nothing here was computed or measured by a GPU."
 ! grep -q '|FAILED|' parts

@@ -1,5 +1,9 @@
 //! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is skipped is
-//! told apart, a failure fails the whole, and the numbers of all parts end in one document.
+//! told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own programs, on a driver that
+//! pretends a GPU: a rehearsal.
+#[path = "common/simcuda.rs"]
+mod simcuda;
+
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -39,6 +43,7 @@ fn all_that_passes_is_a_success_and_its_numbers_are_kept() {
     assert_eq!(part(&document, "parity_fp32")["result"]["steps"], 6);
     assert_eq!(part(&document, "layouts")["result"]["part"], "layouts");
     assert_eq!(part(&document, "nccl")["status"], "passed");
+    assert_eq!(document["simulated"], false);
 }
 
 #[test]
@@ -61,4 +66,32 @@ fn without_a_gpu_nothing_is_checked() {
     let (output, document) = check("echo 'no GPU here' >&2; exit 3", "true");
     assert_eq!((output.status.code(), document.is_none()), (Some(3), true));
     assert!(String::from_utf8_lossy(&output.stdout).contains("no GPU here"));
+}
+
+/// The programs that a GPU will run, with small models. The result does not pass for a GPU's.
+#[test]
+fn on_a_pretended_driver_it_is_a_rehearsal_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, program) in
+        [("run_fsdp", env!("CARGO_BIN_EXE_run_fsdp")), ("gpu_check", env!("CARGO_BIN_EXE_gpu_check"))]
+    {
+        std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
+    }
+    let out = dir.path().join("out");
+    let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 --max-len 32 \
+                 --batch-size 1 --max-steps 3 --warmup-steps 1";
+    let mut command = Command::new("bash");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
+    command.env("BUILD", dir.path()).env("QUICK", "1").env("SMALL", small);
+    command.env("PARTS", "kernels layouts parity_bf16 parity_compile nccl");
+    command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("SIMULATED: a rehearsal"), "{said}");
+    let document: Value = serde_json::from_str(&fs::read_to_string(out.join("gpu_check.json")).unwrap()).unwrap();
+    assert_eq!(document["simulated"], true);
+    assert_eq!(part(&document, "machine")["result"]["gpus"][0]["name"], "Simulated GPU");
+    for name in ["kernels", "layouts", "parity_bf16", "parity_compile", "nccl"] {
+        assert_eq!(part(&document, name)["status"], "passed", "{name}");
+    }
 }

@@ -25,6 +25,8 @@ pub struct Settings {
     pub forget_wait: Option<u64>,
     /// Planted faults concern this rank (RANK in the environment) alone.
     pub rank: Option<usize>,
+    /// Each launch is said on standard error, by its kernel's name.
+    pub trace: bool,
     /// CUDA_LAUNCH_BLOCKING=1: a launch returns when the kernel is done.
     pub blocking: bool,
 }
@@ -43,6 +45,7 @@ impl Default for Settings {
             oom: None,
             forget_wait: None,
             rank: None,
+            trace: false,
             blocking: false,
         }
     }
@@ -85,6 +88,7 @@ impl Settings {
                 "fault" => s.fault = Some(number),
                 "oom" => s.oom = Some(number),
                 "forget_wait" => s.forget_wait = Some(number),
+                "trace" => s.trace = number != 0,
                 "rank" => s.rank = Some(number as usize),
                 _ => return Err(wrong()),
             }

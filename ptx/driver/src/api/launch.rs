@@ -2,7 +2,7 @@
 use super::{bound, call, give, number};
 use crate::code::{Code, Result};
 use crate::kernels::{Shape, compile, shared_most};
-use crate::state::{State, lock, wait};
+use crate::state::{State, lock, say, wait};
 use flatshard_ptx::emulate::{Swizzle, TensorMap};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -140,6 +140,10 @@ unsafe fn launch(state: &mut State, function: u64, shape: Shape, stream: u64, pa
     }
     state.launches += 1;
     let planted = state.settings.fault == Some(state.launches);
+    if state.settings.trace {
+        let maps = arguments.iter().filter(|bytes| bytes.len() == size_of::<[u8; 128]>()).count();
+        say(&format!("launch {} of {} with {maps} tensor maps", state.launches, function.kernel().name));
+    }
     let node = function.launch(shape, &arguments)?;
     state.enqueue(stream, if planted { function.faulty() } else { node })
 }
@@ -226,7 +230,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
         }
         let encoded = TensorMap { address: address as u64, element, sizes, strides, tile, swizzle }.encode();
         let bytes = encoded.map_err(|what| {
-            crate::state::say(&what);
+            say(&what);
             Code::INVALID_VALUE
         })?;
         unsafe { give(map, bytes) }

@@ -1,5 +1,5 @@
 //! Points of streams in time, as events that are read when the GPU is done: see [`Driver::mark`](super::Driver::mark). Never
-//! waits but in `begin_marks`. Has not run on a GPU.
+//! waits but in `begin_marks` and `when_marked`. Has not run on a GPU.
 use super::Cuda;
 use crate::base::timeline::Mark;
 use crate::base::{Error, Result};
@@ -62,7 +62,10 @@ impl Cuda {
                 format!("more than {KEPT} marks were made in a step: profile a smaller model"),
             ));
         };
-        let seconds = self.seconds(&ring.base, &ring.events[(number % KEPT) as usize])?;
+        let event = &ring.events[(number % KEPT) as usize];
+        // Of a group's stream: behind what the compute stream has waited for, so it may be still to come.
+        event.synchronize().map_err(|e| self.failed("wait for a mark", e))?;
+        let seconds = self.seconds(&ring.base, event)?;
         Ok(ring.at + Duration::from_secs_f64(seconds.max(0.0)))
     }
     /// No more marks are wanted.

@@ -248,13 +248,13 @@ impl Driver for Cuda {
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
         memory::alloc(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} for {category:?}", room::gib(len * dtype.size()));
+            let op = format!("alloc of {} for {category:?}", room::amount(len * dtype.size()));
             self.failed(&op, e)
         })
     }
     fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
         memory::alloc_host(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} of pinned host memory", room::gib(len * dtype.size()));
+            let op = format!("alloc of {} of pinned host memory", room::amount(len * dtype.size()));
             self.failed(&op, e)
         })
     }

@@ -3,9 +3,13 @@
 use crate::base::meter::REMEDY;
 use crate::base::{Error, Meter, Result};
 
-/// "12.34 GiB".
-pub(super) fn gib(bytes: usize) -> String {
-    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
+/// "12.34 GiB", "56.7 MiB", "890 bytes".
+pub(super) fn amount(bytes: usize) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 /// An input error unless `sharing` ranks of `planned` bytes each fit in what is free.
@@ -14,21 +18,21 @@ pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usiz
     if needed <= free {
         return Ok(());
     }
-    let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", gib(planned)) } else { String::new() };
+    let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", amount(planned)) } else { String::new() };
     Err(Error::input(format!(
         "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use --activation-checkpoint, --precision \
          bf16, a smaller --batch-size or --max-len, more GPUs, or end what else is on this one (nvidia-smi)",
-        gib(needed),
-        gib(free),
-        gib(total),
+        amount(needed),
+        amount(free),
+        amount(total),
     )))
 }
 
 pub(super) fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
     Error::Run(format!(
         "{name}: out of memory in {op}: {} of {} are free; {}. {REMEDY}",
-        gib(free),
-        gib(total),
+        amount(free),
+        amount(total),
         meter.dump()
     ))
 }
@@ -48,6 +52,11 @@ mod tests {
             text.contains("needs 20.00 GiB (2 ranks of 10.00 GiB)") && text.contains("15.00 GiB of 80.00 GiB"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_small_is_not_said_to_be_nothing() {
+        assert_eq!([37_888, 34 << 20, 80 << 30].map(amount), ["37888 bytes", "34.0 MiB", "80.00 GiB"]);
     }
 
     #[test]
