@@ -7,7 +7,21 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-const SHAPE: [&str; 8] = ["--num-heads", "4", "--num-kv-heads", "2", "--precision", "fp32", "--max-steps", "8"];
+/// Words and columns of which no mesh has equal shares.
+const SHAPE: [&str; 12] = [
+    "--num-heads",
+    "4",
+    "--num-kv-heads",
+    "2",
+    "--vocab-size",
+    "321",
+    "--ff-hidden-dim",
+    "171",
+    "--precision",
+    "fp32",
+    "--max-steps",
+    "8",
+];
 
 /// Loss and gradient norm of each step.
 fn curve(path: &Path) -> Vec<[f64; 2]> {
@@ -44,6 +58,23 @@ fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
     let back = ["--sequence-parallel", "--resume", middle.to_str().unwrap()];
     run(&[&over[..], &[&on], &back].concat());
     close(&curve(&dir.path("back.jsonl")), &expected[4..], "resumed with sequence parallelism");
+    // What is left of it for others does not depend on who read it and wrote it.
+    let bytes = |name: &str| fs::read(dir.path(name).join("model.safetensors")).unwrap();
+    let meshes = [("1", "1"), ("2", "2"), ("4", "4")];
+    for (ranks, tp) in meshes {
+        let (export, from) =
+            (dir.arg(&format!("export-{tp}")), ["--resume", middle.to_str().unwrap(), "--max-steps", "4"]);
+        run(&[&from[..], &["--save-hf", &export, "--nproc-per-node", ranks, "--tp-size", tp]].concat());
+        assert!(bytes(&format!("export-{tp}")) == bytes("export-1"), "the model of a run over tp {tp} is another");
+    }
+    // And a run from there begins with it.
+    let starts = meshes.map(|(ranks, tp)| {
+        let (model, metrics) = (dir.arg("export-2"), dir.arg(&format!("from-{tp}.jsonl")));
+        let mesh = ["--nproc-per-node", ranks, "--tp-size", tp, "--metrics-path", &metrics];
+        good(FSDP, &[&["--pretrain", &model, "--precision", "fp32", "--max-steps", "2"], &mesh[..]].concat());
+        curve(&dir.path(&format!("from-{tp}.jsonl")))
+    });
+    starts.iter().for_each(|start| close(start, &starts[0], "from the exported model"));
 }
 
 #[test]
@@ -55,7 +86,7 @@ fn what_cannot_be_cut_so_is_refused_before_anything_starts() {
     };
     for (args, what) in [
         (&["--tp-size", "4"][..], "num_heads 2 = 0 x tp-size 4 + 2"),
-        (&["--tp-size", "2", "--ff-hidden-dim", "99"], "ff_hidden_dim 99 = 49 x tp-size 2 + 1"),
+        (&["--tp-size", "2", "--ff-hidden-dim", "1"], "ff_hidden_dim 1 < tp-size 2"),
         (&["--tp-size", "2", "--arch", "gpt"], "arch gpt"),
         (&["--use-hf-tp-plan"], "--use-hf-tp-plan says how ranks of tp share a layer"),
         (&["--sequence-parallel"], "--sequence-parallel says how ranks of tp share a layer"),

@@ -267,7 +267,7 @@ pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Ite
 mod tests {
     use super::super::checksum::checksum;
     use super::*;
-    use crate::nn::Init;
+    use crate::nn::{Init, Slice};
     use safetensors::SafeTensors;
 
     fn layouts() -> Vec<Layout> {
@@ -324,21 +324,29 @@ mod tests {
         let unit = |index: usize, of: usize| {
             let mut unit = Layout::default();
             for (i, (shape, cut)) in shapes.iter().enumerate() {
-                let (mut shape, mut tp) = (shape.to_vec(), Tp::Same);
+                let (mut shape, mut tp, over) = (shape.to_vec(), Tp::Same, Slice { index, of });
                 if let Some(dim) = *cut {
-                    shape[dim] /= of;
-                    tp = Tp::Cut { dim, index, of };
+                    tp = Tp::Cut { dim, over, whole: shape[dim] };
+                    shape[dim] = over.share(shape[dim]).len();
                 }
-                unit.push(format!("t{i}"), &shape, true, Init::Constant(0.0));
-                unit.segments[i].tp = tp;
+                unit.push_part(format!("t{i}"), &shape, tp, true, Init::Constant(0.0));
             }
             unit
         };
         let lens = shapes.map(|(shape, _)| shape.iter().product::<usize>());
         let whole = lens.map(|len| checksum(&bytes(0..len), 0));
-        for (pieces, of, tp) in
-            [(1, 1, 1), (1, 3, 1), (2, 1, 1), (3, 2, 1), (9, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 2), (1, 2, 4)]
-        {
+        for (pieces, of, tp) in [
+            (1, 1, 1),
+            (1, 3, 1),
+            (2, 1, 1),
+            (3, 2, 1),
+            (9, 1, 1),
+            (1, 1, 2),
+            (3, 1, 2),
+            (2, 3, 2),
+            (1, 2, 4),
+            (2, 1, 7),
+        ] {
             let (mut seen, mut sums) = (lens.map(|len| vec![0; len]), [0u64; 4]);
             for rank in 0..tp {
                 let unit = unit(rank, tp);

@@ -1,5 +1,6 @@
 //! What stands where in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read.
 //! Never holds values.
+use super::parallel::Slice;
 use crate::device::ALIGN;
 use std::ops::Range;
 
@@ -20,8 +21,8 @@ pub enum Tp {
     Same,
     /// Every rank has all of it; the gradient is the sum of what they compute.
     Summed,
-    /// Every rank has part `index` of `of` equal ones along `dim`.
-    Cut { dim: usize, index: usize, of: usize },
+    /// Every rank has its [`Slice::share`] of what is `whole` along `dim`.
+    Cut { dim: usize, over: Slice, whole: usize },
 }
 
 /// A named tensor inside a layer's flat buffer.
@@ -56,18 +57,30 @@ impl Segment {
     /// Of the whole tensor, over all ranks of tp.
     pub fn global_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if let Tp::Cut { dim, of, .. } = self.tp {
-            shape[dim] *= of;
+        if let Tp::Cut { dim, whole, .. } = self.tp {
+            shape[dim] = whole;
         }
         shape
+    }
+    /// Elements that it takes in a flat buffer: those of the largest part, so that whatever follows stands at the same place on
+    /// every rank of tp. What this rank has less is padding.
+    pub fn extent(&self) -> usize {
+        let mut shape = self.shape.clone();
+        if let Tp::Cut { dim, over, whole } = self.tp {
+            shape[dim] = over.most(whole);
+        }
+        shape.iter().product()
     }
     /// Cuts `range`, elements of this rank's part counted from its first, into stretches that are contiguous in the whole
     /// tensor too: each with the place of its first element there.
     pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        // Of a part cut along dim, `run` elements lie together, then those of the other ranks follow.
-        let (run, index, of) = match self.tp {
-            Tp::Cut { dim, index, of } => (self.shape[dim..].iter().product::<usize>().max(1), index, of),
-            _ => (usize::MAX, 0, 1),
+        // Of a part cut along dim, `run` elements lie together, `before` in each `row` of the whole tensor.
+        let (run, before, all) = match self.tp {
+            Tp::Cut { dim, over, whole } => {
+                let inner: usize = self.shape[dim + 1..].iter().product();
+                ((self.shape[dim] * inner).max(1), over.share(whole).start * inner, whole * inner)
+            }
+            _ => (usize::MAX, 0, 0),
         };
         let mut at = range.start;
         std::iter::from_fn(move || {
@@ -75,7 +88,7 @@ impl Segment {
             let end = range.end.min(at.saturating_add(run - column));
             let part = at..end;
             at = end;
-            (!part.is_empty()).then(|| (part, (row * of + index) * run + column))
+            (!part.is_empty()).then(|| (part, row * all + before + column))
         })
     }
 }
@@ -91,10 +104,14 @@ pub struct Layout {
 impl Layout {
     /// Appends a segment and returns its index.
     pub fn push(&mut self, name: impl Into<String>, shape: &[usize], decay: bool, init: Init) -> usize {
+        self.push_part(name, shape, Tp::Same, decay, init)
+    }
+    /// Appends a segment that stands so to tp; of what is cut, `shape` is this rank's.
+    pub fn push_part(&mut self, name: impl Into<String>, shape: &[usize], tp: Tp, decay: bool, init: Init) -> usize {
         self.place(Segment {
             name: name.into(),
             shape: shape.to_vec(),
-            tp: Tp::Same,
+            tp,
             start: 0,
             decay,
             trainable: true,
@@ -105,7 +122,7 @@ impl Layout {
     /// Appends a segment of another layout, wherever it stood, and returns its index.
     pub fn place(&mut self, segment: Segment) -> usize {
         let start = self.len;
-        self.len = (start + segment.len()).next_multiple_of(ALIGN);
+        self.len = (start + segment.extent()).next_multiple_of(ALIGN);
         self.segments.push(Segment { start, ..segment });
         self.segments.len() - 1
     }
@@ -129,20 +146,38 @@ mod tests {
     fn parts_of_all_ranks_make_the_tensor() {
         let whole = part(&[6, 8], Tp::Same);
         assert_eq!((whole.global_shape(), whole.stretches(5..40).collect::<Vec<_>>()), (vec![6, 8], vec![(5..40, 5)]));
-        for (dim, shape) in [(0, [3, 8]), (1, [6, 4])] {
-            let mut seen = [0; 48];
-            for index in 0..2 {
-                let part = part(&shape, Tp::Cut { dim, index, of: 2 });
-                assert_eq!(part.global_shape(), [6, 8]);
-                for (local, global) in part.stretches(0..24) {
+        for (dim, of) in [(0, 2), (1, 2), (0, 4), (1, 3), (1, 8)] {
+            let (mut seen, whole) = ([0; 48], [6, 8]);
+            for over in (0..of).map(|index| Slice { index, of }) {
+                let mut shape = whole;
+                shape[dim] = over.share(whole[dim]).len();
+                let part = part(&shape, Tp::Cut { dim, over, whole: whole[dim] });
+                assert_eq!((part.global_shape(), part.extent()), (vec![6, 8], 48 / whole[dim] * over.most(whole[dim])));
+                for (local, global) in part.stretches(0..part.len()) {
                     seen[global..global + local.len()].iter_mut().for_each(|n| *n += 1);
                 }
             }
-            assert_eq!(seen, [1; 48], "dim {dim}");
+            assert_eq!(seen, [1; 48], "dim {dim} over {of}");
         }
         // Rank 1's columns 4..8: from the third element of its first row to the second of its third.
-        let columns = part(&[6, 4], Tp::Cut { dim: 1, index: 1, of: 2 });
+        let over = Slice { index: 1, of: 2 };
+        let columns = part(&[6, 4], Tp::Cut { dim: 1, over, whole: 8 });
         assert_eq!(columns.stretches(2..10).collect::<Vec<_>>(), [(2..4, 6), (4..8, 12), (8..10, 20)]);
         assert_eq!(columns.stretches(3..3).count(), 0);
+    }
+
+    /// A reduction of what ranks of tp all have relies on it.
+    #[test]
+    fn what_follows_an_uneven_part_stands_at_the_same_place_on_every_rank() {
+        let of = 3;
+        let layouts = (0..of).map(|index| {
+            let (mut layout, over) = (Layout::default(), Slice { index, of });
+            let tp = Tp::Cut { dim: 0, over, whole: 257 };
+            let parts = over.share(257).len();
+            layout.push_part("words", &[parts, 3], tp, true, Init::Constant(0.0));
+            layout.push("norm", &[5], false, Init::Constant(1.0));
+            (parts, layout.params(), layout.segments[1].start, layout.len)
+        });
+        assert_eq!(layouts.collect::<Vec<_>>(), [(86, 263, 384, 512), (86, 263, 384, 512), (85, 260, 384, 512)]);
     }
 }

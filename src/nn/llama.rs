@@ -99,28 +99,25 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn push(&mut self, name: &str, suffix: &str, shape: &[usize], tp: Tp, init: Init) -> usize {
-        let segment = self.layout.push(format!("{}{name}.{suffix}", self.prefix), shape, shape.len() > 1, init);
-        self.layout.segments[segment].tp = tp;
-        segment
+        self.layout.push_part(format!("{}{name}.{suffix}", self.prefix), shape, tp, shape.len() > 1, init)
     }
     /// A part along `dim` of a tensor of `shape`.
     fn cut(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
-        let Slice { index, of } = over;
-        let mut part = shape.to_vec();
-        part[dim] /= of;
-        let tp = if of > 1 { Tp::Cut { dim, index, of } } else { Tp::Same };
+        let (mut part, whole) = (shape.to_vec(), shape[dim]);
+        part[dim] = over.share(whole).len();
+        let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
     }
     /// From the model's width to a part of `outputs`.
     fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
-        let dim = self.spec.dim;
-        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, NORMAL), outputs / over.of, dim);
+        let (dim, own) = (self.spec.dim, over.share(outputs).len());
+        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, NORMAL), own, dim);
         if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, ZEROS)) } else { linear }
     }
     /// From a part of `inputs` to the model's width: summed, then the bias, which every rank has.
     fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
-        let (dim, init) = (self.spec.dim, self.spec.residual_init());
-        let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, inputs / over.of);
+        let (dim, own, init) = (self.spec.dim, over.share(inputs).len(), self.spec.residual_init());
+        let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, own);
         if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, ZEROS)) } else { linear }
     }
     /// The weights of a norm: they start so that it multiplies by 1.

@@ -71,9 +71,9 @@ impl Lora {
             for (module, matrix) in adapted {
                 let (outputs, inputs) = (matrix.shape[0], matrix.shape[1]);
                 let start = Init::Uniform((matrix.global_shape()[1] as f32).sqrt().recip());
-                let a = layout.push(format!("{module}{A}"), &[self.rank, inputs], true, start);
-                let b = layout.push(format!("{module}{B}"), &[outputs, self.rank], true, Init::Constant(0.0));
-                (layout.segments[a].tp, layout.segments[b].tp) = beside(matrix.tp);
+                let (a, b) = beside(matrix.tp);
+                layout.push_part(format!("{module}{A}"), &[self.rank, inputs], a, true, start);
+                layout.push_part(format!("{module}{B}"), &[outputs, self.rank], b, true, Init::Constant(0.0));
             }
         }
         let last = |name: &String| name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default().to_string();

@@ -11,7 +11,7 @@ use crate::device::Device;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One of `of` equal parts.
+/// One of `of` parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slice {
     pub index: usize,
@@ -24,6 +24,15 @@ impl Slice {
     pub fn range(&self, n: usize) -> Range<usize> {
         let each = n.div_ceil(self.of);
         (self.index * each).min(n)..((self.index + 1) * each).min(n)
+    }
+    /// This part of `n` things in a row, where no two parts differ by more than one: the first may have one more than the last.
+    pub fn share(&self, n: usize) -> Range<usize> {
+        let first = |index: usize| index * (n / self.of) + index.min(n % self.of);
+        first(self.index)..first(self.index + 1)
+    }
+    /// The most that any part has of `n` things.
+    pub fn most(&self, n: usize) -> usize {
+        n.div_ceil(self.of)
     }
 }
 

@@ -25,7 +25,7 @@ impl Words {
     }
     /// Of a vocabulary, what this rank has.
     pub fn range(&self, vocab: usize) -> Range<usize> {
-        self.over.range(vocab)
+        self.over.share(vocab)
     }
     fn cut(&self) -> bool {
         self.over.of > 1
@@ -196,7 +196,10 @@ impl Root {
         let width = scratch.h.width();
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let at = h.rows.slice(row * width..(row + 1) * width);
-        self.head.forward(cx.dev, w, at, &mut scratch.low, next.rows_mut(1))?;
+        let own = self.words.range(self.vocab).len();
+        let (mine, rest) = next.rows_mut(1).split_at(own);
+        cx.dev.zero(rest)?;
+        self.head.forward(cx.dev, w, at, &mut scratch.low, mine)?;
         cx.release(h)?;
         if cx.batch.rows.is_some() {
             let sp = &cx.groups.sp;
@@ -209,7 +212,12 @@ impl Root {
         }
         let ticket = tp.all_gather(Tag::new("tp logits", cx.layer), next.rows(1), all.rows_mut(1))?;
         tp.wait(ticket)?;
-        cx.dev.download(all.rows(1), out)?;
+        // Each rank sent as much as the one with the most words has.
+        for index in 0..self.words.over.of {
+            let share = Slice { index, ..self.words.over }.share(self.vocab);
+            let sent = all.rows(1).slice(index * next.width()..index * next.width() + share.len());
+            cx.dev.download(sent, &mut out[4 * share.start..4 * share.end])?;
+        }
         tp.release(ticket)
     }
 }

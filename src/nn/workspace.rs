@@ -214,9 +214,9 @@ table! {
         local_table,
         /// (1) f64: the sum of token losses since it was last taken.
         loss,
-        /// (1, vocab) f32: the next token's logits, of this rank's words.
+        /// (1, vocab) f32: the next token's logits, of this rank's words; as wide as where they are most.
         next,
-        /// The same of all words; empty where they are these.
+        /// The same of all ranks; empty where the words are all here.
         all_next,
     }
 }
@@ -292,7 +292,9 @@ impl Workspace<Shape, ()> {
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
-        let chunk = chunk_rows(tokens, spec.vocab, dtype);
+        // Ranks of tp go through a chunk together, so it has the rows that fit where most words are.
+        let most_words = split.part(split.cuts.head).most(whole.vocab);
+        let chunk = chunk_rows(tokens, most_words, dtype);
         // What ranks of tp communicate, if it is there.
         let shared = |there: bool, usage, dtype, rows, width| Shape {
             through: there.then_some((Axis::Tp, usage, tp)),
@@ -338,10 +340,10 @@ impl Workspace<Shape, ()> {
                 table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),
                 local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
                 loss: other(DType::F64, 1, 1),
-                next: other(DType::F32, 1, spec.vocab),
+                next: other(DType::F32, 1, most_words),
                 all_next: Shape {
                     category: Category::Other,
-                    ..shared(in_parts, CommUse::Gathered, DType::F32, 1, whole.vocab)
+                    ..shared(in_parts, CommUse::Gathered, DType::F32, 1, most_words * tp)
                 },
             },
             dx: back_stays(spec.dim),

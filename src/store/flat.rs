@@ -157,16 +157,17 @@ impl Flat {
 /// The layers of each unit.
 fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
     let mut units: Vec<Range<usize>> = Vec::new();
-    let learning = |layers: Range<usize>| -> usize {
-        layouts[layers].iter().flat_map(|l| &l.segments).filter(|s| s.trainable).map(Segment::len).sum()
+    // Ranks of tp have parts of a tensor that differ in length, and must come to the same units: each counts the longest.
+    let count = |layers: Range<usize>, of: &dyn Fn(&Segment) -> bool| -> usize {
+        layouts[layers].iter().flat_map(|l| &l.segments).filter(|s| of(s)).map(Segment::extent).sum()
     };
     for layer in 0..layouts.len() {
         let joins = match (wrap, units.last()) {
             (_, None) | (Wrap::Transformer, _) => false,
             (Wrap::None, _) => true,
             (_, Some(unit)) if unit.start == ROOT => false,
-            (Wrap::Size(min), Some(unit)) => layouts[unit.clone()].iter().map(Layout::params).sum::<usize>() < min,
-            (Wrap::AtMost(max), Some(unit)) => learning(unit.start..layer + 1) <= max,
+            (Wrap::Size(min), Some(unit)) => count(unit.clone(), &|_| true) < min,
+            (Wrap::AtMost(max), Some(unit)) => count(unit.start..layer + 1, &|s| s.trainable) <= max,
         };
         match units.last_mut().filter(|_| joins) {
             Some(unit) => unit.end = layer + 1,

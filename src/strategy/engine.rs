@@ -182,9 +182,14 @@ impl Engine {
         })
     }
 
-    /// Bytes that `new` allocates on a rank, in the order of [`CATEGORIES`].
+    /// Bytes that `new` allocates on rank 0, in the order of [`CATEGORIES`]. No rank allocates more: where words or columns do not
+    /// divide by tp, its first ranks have one more.
     pub fn planned(options: &EngineOptions, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
-        let (split, decoder) = (options.split(mesh, &mesh.coords(0)), options.decoder(mesh, &mesh.coords(0))?);
+        Engine::planned_at(options, mesh, &mesh.coords(0))
+    }
+    /// Bytes that `new` allocates on the rank at `at`.
+    pub fn planned_at(options: &EngineOptions, mesh: &MeshSizes, at: &Coords) -> Result<Vec<(Category, usize)>> {
+        let (split, decoder) = (options.split(mesh, at), options.decoder(mesh, at)?);
         let (strategy, layouts) = (&options.strategy, decoder.layouts());
         let mut parts = strategy.planned(layouts, mesh);
         parts.extend(decoder.planned(&options.workspace(&split)));

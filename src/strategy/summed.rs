@@ -92,27 +92,21 @@ mod tests {
     use crate::base::Meter;
     use crate::comm::shm;
     use crate::device::cpu::CpuDevice;
-    use crate::nn::Init;
+    use crate::nn::{Init, Slice};
     use crate::optim::GradNorm;
     use crate::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
     use crate::strategy::{Ddp, Fsdp, Strategy};
 
-    /// Two layers with a tensor of each kind; shards of two ranks begin inside tensors.
+    /// Two layers with a tensor of each kind; shards of two ranks begin inside tensors, parts are uneven.
     fn layouts(index: usize, of: usize) -> Vec<Layout> {
+        let over = Slice { index, of };
+        let cut = |whole: usize| (Tp::Cut { dim: 0, over, whole }, over.share(whole).len());
         let layer = |layer: usize| {
             let mut layout = Layout::default();
-            for (i, (tp, len)) in [
-                (Tp::Summed, 130),
-                (Tp::Cut { dim: 0, index, of }, 300),
-                (Tp::Summed, 200),
-                (Tp::Same, 150),
-                (Tp::Cut { dim: 0, index, of }, 70),
-            ]
-            .into_iter()
-            .enumerate()
+            for (i, (tp, len)) in
+                [(Tp::Summed, 130), cut(301), (Tp::Summed, 200), (Tp::Same, 150), cut(7)].into_iter().enumerate()
             {
-                layout.push(format!("{layer}.{i}"), &[len], true, Init::Constant(0.0));
-                layout.segments[i].tp = tp;
+                layout.push_part(format!("{layer}.{i}"), &[len], tp, true, Init::Constant(0.0));
             }
             layout
         };

@@ -7,7 +7,7 @@ use flatshard::base::{DType, Elem, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::MeshSizes;
 use flatshard::device::{Device, View, ViewMut};
-use flatshard::nn::{Decoder, Layout, Segment, Spec, Tp};
+use flatshard::nn::{Decoder, Layout, Segment, Slice, Spec, Tp};
 use flatshard::optim::{Optimizer, Rule};
 use flatshard::store::Store;
 use flatshard::strategy::Strategy;
@@ -135,15 +135,15 @@ impl Held {
     }
 }
 
-/// Layouts as a rank of tp has them: matrices that can be are cut in turn by rows and by columns, the rest is whole.
+/// Layouts as a rank of tp has them: matrices are cut in turn by rows and by columns, in parts that differ by one, the rest is whole.
 pub fn parted(layouts: &[Layout], index: usize, of: usize) -> Vec<Layout> {
     let mut dims = [0, 1].into_iter().cycle();
     let mut part = |segment: &Segment| {
         let mut segment = segment.clone();
-        let dim = dims.next().filter(|_| of > 1 && segment.shape.len() == 2);
-        if let Some(dim) = dim.filter(|&dim| segment.shape[dim].is_multiple_of(of)) {
-            segment.shape[dim] /= of;
-            segment.tp = Tp::Cut { dim, index, of };
+        if let Some(dim) = dims.next().filter(|_| of > 1 && segment.shape.len() == 2) {
+            let (over, whole) = (Slice { index, of }, segment.shape[dim]);
+            segment.shape[dim] = over.share(whole).len();
+            segment.tp = Tp::Cut { dim, over, whole };
         }
         segment
     };

@@ -65,8 +65,8 @@ impl Split {
         Spec {
             heads: spec.heads / self.part(attention).of,
             kv_heads: self.kv_heads(spec),
-            ff: spec.ff / self.part(mlp).of,
-            vocab: spec.vocab / self.part(self.cuts.head).of,
+            ff: self.part(mlp).share(spec.ff).len(),
+            vocab: self.part(self.cuts.head).share(spec.vocab).len(),
             ..spec.clone()
         }
     }
@@ -83,17 +83,16 @@ impl Split {
                  another arch"
             )));
         }
-        let equal = |name: &str, value: usize, what: &str| match value % of {
-            0 => Ok(()),
-            rest => Err(Error::input(format!(
-                "{name} {value} = {} x tp-size {of} + {rest}: each rank of tp takes as many {what}; choose a tp-size that \
-                 divides {value}",
-                value / of
-            ))),
-        };
         if cuts.attention {
-            equal("num_heads", spec.heads, "heads")?;
-            let kv = spec.kv_heads;
+            let (heads, kv) = (spec.heads, spec.kv_heads);
+            if heads % of > 0 {
+                return Err(Error::input(format!(
+                    "num_heads {heads} = {} x tp-size {of} + {}: each rank of tp takes as many heads; choose a tp-size that \
+                     divides {heads}",
+                    heads / of,
+                    heads % of
+                )));
+            }
             if !kv.is_multiple_of(of) && !of.is_multiple_of(kv) {
                 return Err(Error::input(format!(
                     "num_kv_heads {kv} and tp-size {of}: neither divides the other, so the heads of a rank would read parts of \
@@ -101,11 +100,16 @@ impl Split {
                 )));
             }
         }
-        if cuts.mlp {
-            equal("ff_hidden_dim", spec.ff, "columns")?;
-        }
-        if cuts.embedding || cuts.head {
-            equal("vocab_size", spec.vocab, "words")?;
+        // Columns and words are many: shares of them may differ by one, but none is empty.
+        for (is_cut, name, value, what) in [
+            (cuts.mlp, "ff_hidden_dim", spec.ff, "columns"),
+            (cuts.embedding || cuts.head, "vocab_size", spec.vocab, "words"),
+        ] {
+            if is_cut && value < of {
+                return Err(Error::input(format!(
+                    "{name} {value} < tp-size {of}: a rank of tp would have no {what}; choose a tp-size of at most {value}"
+                )));
+            }
         }
         if spec.tied && cuts.embedding != cuts.head {
             return Err(Error::input(format!(
