@@ -130,6 +130,10 @@ impl Layout {
     pub fn params(&self) -> usize {
         self.segments.iter().map(Segment::len).sum()
     }
+    /// Parameters of the longest parts: as many on every rank of tp.
+    pub fn extent(&self) -> usize {
+        self.segments.iter().map(Segment::extent).sum()
+    }
 }
 
 #[cfg(test)]

@@ -126,12 +126,12 @@ impl ZeroOptions {
     }
 }
 
-/// Elements of a unit without padding; those of them that learn.
+/// Elements of a unit without padding, as many on every rank of tp; those of them that learn.
 fn elements(unit: &Unit) -> usize {
-    unit.parts.iter().map(|p| p.layout.params()).sum()
+    unit.parts.iter().map(|p| p.layout.extent()).sum()
 }
 fn learning(unit: &Unit) -> usize {
-    unit.part(true).map_or(0, |p| p.layout.params())
+    unit.part(true).map_or(0, |p| p.layout.extent())
 }
 
 pub struct Zero {

@@ -139,13 +139,15 @@ mod tests {
             offload: Offload::Nothing,
         });
         let mut squares = 0.0;
-        for segment in layouts(0, 2).iter().flat_map(|l| &l.segments) {
+        let segments = |tp| layouts(tp, 2).into_iter().flat_map(|l| l.segments).map(move |s| (tp, s));
+        for (tp, segment) in [0, 1].into_iter().flat_map(segments) {
             for i in 0..segment.len() {
-                let of_rank = [0, 1].map(|tp| gradient(segment, tp, i) as f64);
+                let of_rank = [0, 1].map(|tp| gradient(&segment, tp, i) as f64);
                 squares += match segment.tp {
+                    Tp::Cut { .. } => of_rank[tp].powi(2),
+                    _ if tp > 0 => 0.0,
                     Tp::Same => of_rank[0].powi(2),
                     Tp::Summed => (of_rank[0] + of_rank[1]).powi(2),
-                    Tp::Cut { .. } => of_rank[0].powi(2) + of_rank[1].powi(2),
                 };
             }
         }
