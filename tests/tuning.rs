@@ -1,13 +1,13 @@
 //! Freezing and parameter groups from outside: what is frozen costs nothing and stays, and what learns cannot tell.
 mod common;
 
-use common::stores::zero;
+use common::stores::{by_tensor, reference, zero};
 use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType};
 use flatshard::comm::MeshSizes;
 use flatshard::nn::{Decoder, Lora, Spec, Tuning};
-use flatshard::store::{ShardedOptions, Stage, Wrap, ZeroOptions};
+use flatshard::store::{Offload, ShardedOptions, Stage, Wrap, ZeroOptions};
 use flatshard::strategy::{Engine, EngineOptions, StepReport, Strategy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -241,6 +241,49 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
         assert!((with - into).abs() < 1e-5 * into, "adapted {with}, merged {into}");
         let unadapted = after(&plain, &untouched);
         assert!((into - unadapted).abs() > 1e-4 * into, "nothing was learnt: {into} and {unadapted}");
+    }
+}
+
+/// Beside adapters nothing writes the model, so its weights are there once, in what is computed with; and as nothing is lost on
+/// the way there, the first loss is that of the model alone.
+#[test]
+fn beside_adapters_the_model_is_kept_once() {
+    let spec = Spec { ff: 45, ..llama() };
+    let tuning = lora(&["q_proj", "down_proj"]);
+    let layouts = Decoder::tuned(spec.clone(), &tuning).unwrap().layouts().to_vec();
+    let elements = |learns: bool| -> usize {
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.trainable == learns);
+        segments.map(|s| s.len().next_multiple_of(128)).sum()
+    };
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let (each, copy) = (dtype.size(), if dtype == DType::F32 { 0 } else { dtype.size() });
+        // All of it on a rank: nothing but tensors' own padding.
+        let whole = (elements(false) * each, elements(true) * (4 + copy));
+        let offloaded = |offload| fsdp(ShardedOptions { dtype, offload, ..sharded() });
+        for (strategy, host, learns) in [
+            (ddp(dtype), 0, whole.1),
+            (offloaded(Offload::Nothing), 0, whole.1),
+            (reference(by_tensor(dtype, 1)), 0, whole.1),
+            (zero(ZeroOptions::new(Stage::Two, dtype)), 0, whole.1),
+            (offloaded(Offload::Optimizer), 4 * elements(true), each * elements(true)),
+            (offloaded(Offload::Parameters), whole.0 + whole.1, 0),
+        ] {
+            let plain = options(&spec, strategy, ADAMW);
+            let tuned = EngineOptions { tuning: tuning.clone(), ..plain.clone() };
+            let planned = held(1, &tuned);
+            let bytes = |category| planned.iter().find(|p| p.0 == category).unwrap().1;
+            let what = format!("{} in {dtype}, offload {:?}", tuned.strategy.name(), tuned.strategy.offload());
+            let on_device = if tuned.strategy.offload() == Offload::Parameters { 0 } else { whole.0 + learns };
+            assert_eq!(bytes(Category::Params), on_device, "{what}");
+            assert!(
+                bytes(Category::Host) >= host,
+                "{what}: {} bytes on the host, {host} of weights",
+                bytes(Category::Host)
+            );
+            held(2, &tuned);
+            let first = |options: &EngineOptions| adapted(2, options, 1).0[0].loss.to_bits();
+            assert_eq!(first(&tuned), first(&plain), "{what}: another model beside adapters that are nothing");
+        }
     }
 }
 

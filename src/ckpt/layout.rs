@@ -5,7 +5,7 @@
 //! with spaces so that the tensors start on [`DATA_ALIGN`].
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
-use crate::nn::{Layout, Segment, Tp, is_adapter};
+use crate::nn::{Layout, Segment, Tp, has_adapters, is_adapter};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
@@ -108,8 +108,7 @@ impl Plan {
     /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are all
     /// that is stored.
     pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
-        let adapters = layouts.iter().flat_map(|l| &l.segments).any(is_adapter);
-        Plan::part(layouts, adapters, moments, dtype, max_file_bytes)
+        Plan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
 
     /// The model without its adapters: what a run with adapters starts from.

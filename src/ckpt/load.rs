@@ -5,11 +5,11 @@ use super::layout::{Run, Share, Tensor, runs};
 use super::source::{Source, bad};
 use super::state::{Checksums, TrainerState};
 use super::{CHUNK, Checkpointer};
-use crate::base::Result;
+use crate::base::{DType, Result};
 use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, Spec};
 use crate::optim::Optimizer;
-use crate::store::Store;
+use crate::store::{Store, assign};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 use std::ops::Range;
@@ -71,6 +71,8 @@ struct Reader<'a> {
     /// u16, so that it is aligned for the half types.
     bytes: Vec<u16>,
     values: Vec<f32>,
+    /// Those again, for what is kept in 16 bits.
+    rounded: Vec<u16>,
     /// What of each tensor several ranks read is counted by the first of them.
     share: Share,
     /// Of what was counted of each tensor.
@@ -80,7 +82,8 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(source: &'a Source, dev: &'a dyn Device, share: Share) -> Reader<'a> {
         let sums = vec![0; source.tensors.list.len()];
-        Reader { source, dev, bytes: vec![0; CHUNK / 2], values: vec![0.0; CHUNK / 4], share, sums }
+        let (bytes, values) = (vec![0; CHUNK / 2], vec![0.0; CHUNK / 4]);
+        Reader { source, dev, bytes, values, rounded: Vec::new(), share, sums }
     }
 
     /// Every run of this rank's pieces, into masters, parameters and moments. Returns the sums over what was read.
@@ -117,11 +120,13 @@ impl<'a> Reader<'a> {
                     let bytes = &bytes[4 * (stretch.start - range.start)..4 * (stretch.end - range.start)];
                     self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
                 }
+            }
+            if on_device(tensor.dtype) == Some(part.dtype()) {
                 self.dev.upload(bytes, part)?;
             } else {
                 let values = &mut self.values[..range.len()];
                 widen(bytes, tensor.dtype, values);
-                self.dev.upload(bytemuck::cast_slice(values), part)?;
+                assign(self.dev, values, &mut self.rounded, part)?;
             }
             if let Some(twin) = twin {
                 self.same(index, tensor, twin, range)?;
@@ -171,6 +176,16 @@ fn read<'b>(
             .map_err(|e| bad(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
     }
     Ok(bytes)
+}
+
+/// What a buffer of such elements holds.
+fn on_device(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::BF16 => Some(DType::Bf16),
+        Dtype::F16 => Some(DType::F16),
+        _ => None,
+    }
 }
 
 /// Elements as a file holds them, as values. bf16 and f16 need `bytes` aligned to 2.

@@ -39,7 +39,7 @@ use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
 use crate::device::Device;
-use crate::nn::{Layout, Spec};
+use crate::nn::{Layout, Spec, has_adapters, is_adapter};
 use crate::store::Store;
 use layout::{MAX_FILE_BYTES, Plan, Share};
 use std::sync::Arc;
@@ -123,7 +123,8 @@ impl Checkpointer {
 
     /// Bytes of a rank's copy for a save behind training, but for what an uneven cut adds to one rank.
     pub fn planned_copy(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
-        let segments = layouts.iter().flat_map(|l| &l.segments);
+        let adapters = has_adapters(layouts);
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
         let values = segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 }));
         (values.sum::<usize>() * DType::F32.size()).div_ceil(ranks)
     }

@@ -31,6 +31,11 @@ pub fn is_adapter(segment: &Segment) -> bool {
     segment.name.ends_with(A) || segment.name.ends_with(B)
 }
 
+/// Whether the model is a frozen one beside adapters: then they are all that is ever saved.
+pub fn has_adapters(layouts: &[Layout]) -> bool {
+    layouts.iter().flat_map(|l| &l.segments).any(is_adapter)
+}
+
 /// How the adapters A and B of a matrix stand to the ranks of tp: cut as the matrix is along its own side; the other side's is
 /// whole, and its gradient comes from what each rank has of the first.
 fn beside(matrix: Tp) -> (Tp, Tp) {

@@ -28,7 +28,7 @@ mod workspace;
 pub use context::Batch;
 pub use decoder::{Decoder, Micro};
 pub use layout::{Init, Layout, Segment, Tp};
-pub use lora::{Lora, is_adapter};
+pub use lora::{Lora, has_adapters, is_adapter};
 pub use parallel::{Cuts, Groups, RingImpl, Slice, Split};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};

@@ -14,6 +14,7 @@
 //! Cuts ignore the segments' borders: a shard may begin inside one tensor and end inside another, or hold padding only.
 //! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs to
 //! step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
+use super::kept::Keep;
 use crate::device::ALIGN;
 use crate::nn::{Layout, Pass, ROOT, Segment};
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub enum Wrap {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Part {
     pub trainable: bool,
+    pub keep: Keep,
     pub layout: Layout,
     /// Elements of the flat buffer: `layout.len` rounded up to a multiple of `ranks * ALIGN`.
     pub padded: usize,
@@ -88,14 +90,14 @@ pub struct Flat {
 
 impl Flat {
     pub fn new(layouts: &[Layout], wrap: Wrap, ranks: usize) -> Flat {
-        let mut flat = Flat { units: Vec::new(), homes: Vec::new() };
+        let (mut flat, keep) = (Flat { units: Vec::new(), homes: Vec::new() }, Keep::of(layouts));
         for layers in grouped(layouts, wrap) {
-            flat.push(&layouts[layers.clone()], layers, ranks);
+            flat.push(&layouts[layers.clone()], layers, &keep, ranks);
         }
         flat
     }
     /// Appends the unit of `layers`.
-    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, ranks: usize) {
+    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, keep: &dyn Fn(bool) -> Keep, ranks: usize) {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
         let mut parts = Vec::new();
@@ -108,7 +110,7 @@ impl Flat {
             }
             if layout.len > 0 {
                 let padded = layout.len.next_multiple_of(ranks * ALIGN);
-                parts.push(Part { trainable, layout, padded, shard: padded / ranks });
+                parts.push(Part { trainable, keep: keep(trainable), layout, padded, shard: padded / ranks });
             }
         }
         self.units.push(Unit { layers, parts });
@@ -134,11 +136,11 @@ impl Flat {
     pub fn home(&self, layer: usize) -> &Home {
         &self.homes[layer]
     }
-    /// Elements that one rank owns, over all units.
-    pub fn shard(&self) -> usize {
-        self.units.iter().flat_map(|u| &u.parts).map(|p| p.shard).sum()
+    /// Elements that one rank owns of each part, and how it keeps them.
+    pub fn kept(&self) -> impl Iterator<Item = (usize, Keep)> {
+        self.units.iter().flat_map(|u| &u.parts).map(|p| (p.shard, p.keep))
     }
-    /// Those of them that are trained.
+    /// Elements that one rank owns and trains, over all units.
     pub fn trained_shard(&self) -> usize {
         self.units.iter().flat_map(|u| &u.parts).filter(|p| p.trainable).map(|p| p.shard).sum()
     }
@@ -287,7 +289,7 @@ mod tests {
         let starts: Vec<usize> = flat.home(1).layout.segments.iter().map(|s| s.start).collect();
         assert_eq!(starts, [0, 0]);
         assert_eq!(flat.home(2).layout.segments[0].start, 128);
-        assert_eq!((flat.shard(), flat.trained_shard()), (512 + 384 + 128, 512 + 256));
+        assert_eq!((flat.kept().map(|k| k.0).sum::<usize>(), flat.trained_shard()), (512 + 384 + 128, 512 + 256));
         assert_eq!(flat.slots(2, Unit::trained), [1024, 512, 0]);
         assert_eq!(flat.slots(2, Unit::frozen), [0, 256, 256]);
     }

@@ -1,6 +1,6 @@
 //! How weights start. Never communicates: every number is a function of the seed, the tensor's name and the index in the
 //! whole tensor, so each rank fills what it owns, and any cut of any unit or tensor gives the same model.
-use super::Store;
+use super::{Store, assign};
 use crate::base::Result;
 use crate::base::rng::Rng;
 use crate::device::Device;
@@ -11,7 +11,7 @@ const CHUNK: usize = 1 << 16;
 
 /// Fills the pieces of this rank by their segments' [`Init`]; padding stays 0.
 pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<()> {
-    let mut chunk = vec![0f32; CHUNK];
+    let (mut chunk, mut rounded) = (vec![0f32; CHUNK], Vec::new());
     store.for_each_piece(&mut |mut piece| {
         let owned = piece.start..piece.start + piece.master.len();
         for segment in &piece.layout.segments {
@@ -25,7 +25,7 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
                     fill(segment.init, &rng, place as u64, &mut values[part.start - first..part.end - first]);
                 }
                 let to = at - owned.start..at - owned.start + n;
-                dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(to))?;
+                assign(dev, values, &mut rounded, piece.master.reborrow().slice(to))?;
                 at += n;
             }
         }

@@ -1,11 +1,34 @@
-//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in. And how a layer sees its unit's two
-//! parts. Never communicates.
+//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in, or that alone. And how a layer sees
+//! its unit's two parts. Never communicates.
+//!
+//! A master is there to be updated, and to be saved without having been rounded. What stays as it is beside adapters needs
+//! neither: checkpoints hold the adapters, and the model comes from its own directory each time.
 use super::offload::Offload;
+use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
-use crate::device::{Buf, Device, View};
-use crate::nn::{Layout, Weights};
+use crate::device::{Buf, Device, View, ViewMut};
+use crate::nn::{Layout, Weights, has_adapters};
+use half::{bf16, f16};
+
+/// How a part is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// f32 masters, and what is computed with where that is another buffer.
+    Masters,
+    /// What is computed with.
+    Computed,
+}
+
+impl Keep {
+    /// For the tensors of a model that learn, or those that do not.
+    pub(super) fn of(layouts: &[Layout]) -> impl Fn(bool) -> Keep + use<> {
+        let adapters = has_adapters(layouts);
+        move |trainable| if adapters && !trainable { Keep::Computed } else { Keep::Masters }
+    }
+}
 
 pub(super) struct Kept {
+    /// f32, or all there is.
     pub master: Buf,
     /// The copy in the compute dtype, where that is not f32 or the master is not where it is gathered from.
     pub param: Option<Buf>,
@@ -13,7 +36,12 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Of `len` elements.
-    pub fn new(dev: &dyn Device, len: usize, dtype: DType, offload: Offload) -> Result<Kept> {
+    pub fn new(dev: &dyn Device, len: usize, keep: Keep, dtype: DType, offload: Offload) -> Result<Kept> {
+        if keep == Keep::Computed {
+            let _for = dev.meter().purpose("frozen weights");
+            let all = offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)?;
+            return Ok(Kept { master: all, param: None });
+        }
         let copy = || {
             let _for = dev.meter().purpose("copies of masters");
             offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
@@ -22,18 +50,38 @@ impl Kept {
         let _for = dev.meter().purpose("masters");
         Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?, param })
     }
-    /// Bytes that [`Kept::new`] allocates: masters, copies.
-    pub fn planned(len: usize, dtype: DType, offload: Offload) -> [(Category, usize); 2] {
+    /// Bytes that [`Kept::new`] allocates for each part's length: masters, and what is computed with beside or instead of them.
+    pub fn planned(
+        parts: impl Iterator<Item = (usize, Keep)>,
+        dtype: DType,
+        offload: Offload,
+    ) -> [(Category, usize); 2] {
         let copy = if offload.copies(dtype) { dtype.size() } else { 0 };
+        let of = |(masters, computed): (usize, usize), (len, keep)| match keep {
+            Keep::Masters => (masters + len * DType::F32.size(), computed + len * copy),
+            Keep::Computed => (masters, computed + len * dtype.size()),
+        };
+        let (masters, computed) = parts.fold((0, 0), of);
         [
-            (offload.category(Offload::Optimizer, Category::Params), len * DType::F32.size()),
-            (offload.category(Offload::Parameters, Category::Params), len * copy),
+            (offload.category(Offload::Optimizer, Category::Params), masters),
+            (offload.category(Offload::Parameters, Category::Params), computed),
         ]
     }
     /// What is computed with, or gathered to be.
     pub fn compute(&self) -> View<'_> {
         self.param.as_ref().unwrap_or(&self.master).view()
     }
+}
+
+/// Assigns `to`, masters or what there is in their place, from `values`: to nearest where it is narrower. `rounded` is scratch.
+pub fn assign(dev: &dyn Device, values: &[f32], rounded: &mut Vec<u16>, to: ViewMut) -> Result<()> {
+    rounded.clear();
+    match to.dtype() {
+        DType::Bf16 => rounded.extend(values.iter().map(|&x| <bf16 as Float>::from_f32(x).to_bits())),
+        DType::F16 => rounded.extend(values.iter().map(|&x| <f16 as Float>::from_f32(x).to_bits())),
+        _ => return dev.upload(bytemuck::cast_slice(values), to),
+    }
+    dev.upload(bytemuck::cast_slice(rounded), to)
 }
 
 /// What gradients are cast to before they travel, where they travel.

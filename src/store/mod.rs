@@ -15,6 +15,7 @@ pub mod zero;
 
 pub use flat::Wrap;
 pub use init::initialize;
+pub use kept::{Keep, assign};
 pub use offload::Offload;
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
@@ -34,7 +35,7 @@ pub struct Piece<'a> {
     pub layout: &'a Layout,
     /// Where the piece starts in the buffer; a multiple of [`crate::device::ALIGN`]. It is `master.len()` long.
     pub start: usize,
-    /// f32 master weights.
+    /// f32 master weights; frozen ones beside adapters in what is computed with. [`assign`] writes either.
     pub master: ViewMut<'a>,
     /// The copy in the compute dtype that is gathered, where it is not the master itself.
     pub param: Option<ViewMut<'a>>,

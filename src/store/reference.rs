@@ -19,7 +19,7 @@
 //! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets): params,
 //! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
 //! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
-use super::kept::{Kept, narrow};
+use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
 use super::{Offload, Piece, Store};
 use crate::base::{Category, DType, Error, Result};
@@ -133,7 +133,7 @@ impl Reference {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ReferenceOptions) -> Result<Reference> {
         let group = mesh.fsdp.clone();
         let replicas = Replicas::new(mesh, layouts.iter().map(|l| l.segments.len()).sum());
-        let mut indices = 0..;
+        let (mut indices, keep) = (0.., Keep::of(layouts));
         let mut tensor = |segment: &Segment| {
             let len = share(segment, group.size());
             let mut layout = Layout::default();
@@ -142,7 +142,7 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, options.dtype, options.offload)?,
+                kept: Kept::new(&*dev, len, keep(segment.trainable), options.dtype, options.offload)?,
                 grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };
@@ -171,8 +171,8 @@ impl Reference {
     /// Bytes that `new` will allocate on a rank.
     pub fn planned(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Vec<(Category, usize)> {
         let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, ranks);
-        let all: usize = layouts.iter().flat_map(|l| &l.segments).map(|s| share(s, ranks)).sum();
-        let offload = options.offload;
+        let (keep, offload) = (Keep::of(layouts), options.offload);
+        let all = layouts.iter().flat_map(|l| &l.segments).map(|s| (share(s, ranks), keep(s.trainable)));
         let [masters, copies] = Kept::planned(all, options.dtype, offload);
         let grads_in = offload.category(Offload::Gradients, Category::Grads);
         vec![

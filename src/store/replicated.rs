@@ -5,7 +5,8 @@
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
 //!
 //! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots, but 2P
-//! where gradients travel in 2 bytes. Frozen parameters cost their params only.
+//! where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters
+//! 2P [4P].
 use super::flat::{Flat, Part, Unit, Wrap};
 use super::kept::{self, Kept, narrow};
 use super::{Offload, Piece, Store};
@@ -63,7 +64,7 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let kept = |part: &Part| Kept::new(&*dev, part.padded, options.dtype, options.offload);
+        let kept = |part: &Part| Kept::new(&*dev, part.padded, part.keep, options.dtype, options.offload);
         let wires = narrow(options.reduce_dtype, group.size());
         let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
         let grad = |part: &Part| {
@@ -91,7 +92,7 @@ impl Replicated {
     pub fn planned(layouts: &[Layout], options: &ReplicatedOptions, ranks: usize) -> Vec<(Category, usize)> {
         let flat = options.flat(layouts);
         let grads = (Category::Grads, flat.trained_shard() * DType::F32.size());
-        let [masters, copies] = Kept::planned(flat.shard(), options.dtype, options.offload);
+        let [masters, copies] = Kept::planned(flat.kept(), options.dtype, options.offload);
         let narrow = narrow(options.reduce_dtype, ranks).map_or(0, DType::size);
         vec![masters, copies, grads, (Category::Slots, flat.trained_shard() * narrow)]
     }

@@ -15,7 +15,7 @@
 //! once, so that one is enough beside the root's, 4 (R + U).
 //!
 //! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them. Frozen parameters cost
-//! their params and weight slots only.
+//! their params and weight slots only; beside adapters, which are all that is saved, 2 P/N [4 P/N] and weight slots.
 //!
 //! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
 //! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers

@@ -32,7 +32,7 @@ impl Shards {
     ) -> Result<Vec<Shards>> {
         let shard = |part: &Part| {
             let grad = || replicas.grad(dev, offload, part.shard);
-            let kept = Kept::new(dev, part.shard, dtype, offload)?;
+            let kept = Kept::new(dev, part.shard, part.keep, dtype, offload)?;
             Ok(Shard { kept, grad: part.trainable.then(grad).transpose()? })
         };
         let of =
@@ -42,7 +42,7 @@ impl Shards {
     /// Bytes that [`Shards::new`] allocates.
     pub fn planned(flat: &Flat, dtype: DType, offload: Offload) -> Vec<(Category, usize)> {
         let grads = offload.category(Offload::Gradients, Category::Grads);
-        [Kept::planned(flat.shard(), dtype, offload).to_vec(), vec![(grads, flat.trained_shard() * DType::F32.size())]]
+        [Kept::planned(flat.kept(), dtype, offload).to_vec(), vec![(grads, flat.trained_shard() * DType::F32.size())]]
             .concat()
     }
     /// What is gathered: of the trainable part, of the frozen one.

@@ -4,7 +4,7 @@ pub mod probe;
 pub mod stores;
 
 use flatshard::base::rng::Rng;
-use flatshard::base::{DType, Meter, Result};
+use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
@@ -283,7 +283,9 @@ pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
     let mut fragments = Vec::new();
     engine.state().0.for_each_piece(&mut |piece| {
         let mut values = vec![0f32; piece.master.len()];
-        dev.download(piece.master.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+        let mut wide = dev.alloc(DType::F32, values.len(), Category::Other)?; // frozen weights may be kept in fewer bits
+        dev.copy(piece.master.as_view(), wide.view_mut())?;
+        dev.download(wide.view(), bytemuck::cast_slice_mut(&mut values))?;
         let mut padding = vec![true; values.len()];
         for segment in &piece.layout.segments {
             let owned = piece.start..piece.start + values.len();
