@@ -235,10 +235,12 @@ fn gemma3_gradients() {
 #[test]
 fn checkpointing_changes_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
-        for spec in families().map(|spec| Spec { dropout: 0.2, ..spec }) {
+        let twice = |spec: Spec| Spec { layers: 2 * spec.layers, windowed: spec.windowed.repeat(2), ..spec };
+        for spec in families().map(|spec| Spec { dropout: 0.2, ..twice(spec) }) {
             let model = |checkpoint| Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(checkpoint) });
             let mut kept = model(Checkpointing::Off);
-            for checkpoint in [Checkpointing::Selective, Checkpointing::Full] {
+            let every = |n| [Checkpointing::SelectiveEvery(n), Checkpointing::FullEvery(n)];
+            for checkpoint in [[Checkpointing::Selective, Checkpointing::Full], every(2)].concat() {
                 let mut again = model(checkpoint);
                 for _ in 0..2 {
                     let loss = kept.train();
@@ -410,6 +412,8 @@ fn memory_is_as_planned() {
             (Checkpointing::Off, true, DType::F32),
             (Checkpointing::Full, true, DType::Bf16),
             (Checkpointing::Selective, true, DType::Bf16),
+            (Checkpointing::SelectiveEvery(2), true, DType::Bf16),
+            (Checkpointing::FullEvery(3), true, DType::F32),
             (Checkpointing::Off, true, DType::Bf16),
             (Checkpointing::Selective, false, DType::F32),
         ] {

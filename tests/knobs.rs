@@ -135,6 +135,12 @@ fn checkpointing_trades_bytes_for_products_and_attention() {
         let post = if spec.post_norms { 2 * spec.dim } else { 0 };
         let rest = 4 * tokens * (spec.qkv() + spec.dim + 2 * spec.ff + post);
         assert_eq!(off - selective, (layers - 1) * rest, "all else, of all blocks but one");
+        // Of every second block: what one of them keeps is still there when backward comes to it.
+        let second = [Checkpointing::SelectiveEvery(2), Checkpointing::FullEvery(2)];
+        let [some_selective, some_full] = second.map(|checkpoint| bytes(&of(checkpoint), 1, Category::Saved));
+        let others = layers / 2 - 1;
+        assert!(others > 0);
+        assert_eq!([off - some_selective, off - some_full], [others * rest, others * (rest + outputs)]);
 
         let [off, selective, full] = modes.map(|checkpoint| counted(&of(checkpoint)).0);
         let again = (2 * ROW) as u64 * Checkpointing::Full.products_again(&spec);
@@ -142,6 +148,10 @@ fn checkpointing_trades_bytes_for_products_and_attention() {
         assert_eq!((selective.flops - off.flops, full.flops - off.flops), (again, again));
         let attention = |counts: &Counts| counts.launched("forward");
         assert_eq!([&off, &selective, &full].map(attention), [layers, layers, 2 * layers - 1]);
+        let [some_selective, some_full] = second.map(|checkpoint| counted(&of(checkpoint)).0);
+        let again = (2 * ROW) as u64 * second[1].products_again(&spec);
+        assert_eq!([&some_selective, &some_full].map(|counts| counts.flops - off.flops), [again, again]);
+        assert_eq!([&some_selective, &some_full].map(attention), [layers, layers + others]);
     }
 }
 

@@ -393,11 +393,10 @@ impl<T, G> Workspace<T, G> {
 impl Workspace {
     /// Bytes that backward still needs when it has yet to pass `b` blocks, by b: 0, 1, ...
     pub fn saved_for(&self) -> Result<Vec<usize>> {
-        let (own, shared) = self.kept.measured(|tensor| tensor.buf.bytes())?;
+        let kept = self.kept.needed(self.stream.len() - 1, |tensor| tensor.buf.bytes())?;
         let stream =
             |blocks: usize| self.stream.iter().take(blocks + 1).map(|tensor| tensor.buf.bytes()).sum::<usize>();
-        let kept = |blocks: usize| own.iter().take(blocks).sum::<usize>() + if blocks > 0 { shared } else { 0 };
-        Ok((0..self.stream.len()).map(|blocks| stream(blocks) + kept(blocks)).collect())
+        Ok(kept.into_iter().enumerate().map(|(blocks, kept)| stream(blocks) + kept).collect())
     }
     /// Has the device assign to `out` f64 (1) the sum of token losses since the last call, unscaled, and start again from zero.
     pub fn move_loss(&mut self, dev: &dyn Device, out: ViewMut) -> Result<()> {

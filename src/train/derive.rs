@@ -1,13 +1,13 @@
 //! From settings to each part of the plan: what follows from what. Each function fills in the settings that it derives, so
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
-use super::{knobs, zero};
+use super::{knobs, recompute, zero};
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::nn::{Activation, Arch, Checkpointing, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
+use crate::nn::{Activation, Arch, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape};
 use crate::store::ZeroOptions;
 use crate::store::flat::Wrap;
@@ -159,6 +159,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
         }
         OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
     };
+    let checkpoint = recompute::checkpointing(f, spec.layers)?;
     Ok(EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
         spec,
@@ -167,11 +168,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
         scaler: s.precision.scaler()?,
-        checkpoint: match set(&f.activation_checkpoint, "fsdp.activation_checkpoint")? {
-            CheckpointName::Off => Checkpointing::Off,
-            CheckpointName::Selective => Checkpointing::Selective,
-            CheckpointName::Full => Checkpointing::Full,
-        },
+        checkpoint,
         seed: set(&s.run.seed, "run.seed")?,
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
         cuts: Cuts::ALL,

@@ -26,6 +26,7 @@ pub mod outline;
 mod peak;
 pub mod plan;
 pub mod precision;
+mod recompute;
 mod report;
 mod restart;
 mod resume;

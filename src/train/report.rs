@@ -1,10 +1,10 @@
 //! The run in a few lines, before its first step. Never decides anything.
 use super::plan::Plan;
+use super::recompute;
 use super::resume::Resume;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Result};
-use crate::nn::Checkpointing;
 use crate::store::Offload;
 
 /// The run in a few lines.
@@ -71,11 +71,7 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
                 Some(scaler) => format!("; loss scale {}", scaler.initial),
                 None => String::new(),
             },
-            match engine.checkpoint {
-                Checkpointing::Off => "",
-                Checkpointing::Selective => "; activations recomputed but for attention's",
-                Checkpointing::Full => "; activations recomputed",
-            }
+            recompute::told(engine.checkpoint)
         ),
         format!(
             "step     {} sequences x {} tokens x {} micro-batches x {} ranks = {} tokens; {} steps",

@@ -37,6 +37,9 @@ pub struct Fsdp {
     /// Recompute blocks in backward: all but their inputs, or (selective) all but those and attention's outputs
     #[arg(long)]
     pub activation_checkpoint: Option<CheckpointName>,
+    /// Every Nth block only; the others keep all [default: 1]
+    #[arg(long, value_name = "N")]
+    pub activation_checkpoint_every: Option<usize>,
     /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run there
     #[arg(long)]
     pub cpu_offload: Option<OffloadName>,
