@@ -67,7 +67,7 @@ const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metri
      num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset tokenizer input-key output-key \
      [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle optimizer lr betas eps \
      weight-decay warmup-steps lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
-     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
+     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint activation-checkpoint-every \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
      [no-]consecutive-hysteresis min-loss-scale tp-size [no-]use-hf-tp-plan \
@@ -276,6 +276,9 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--betas", "0.9", "1.0"], &["betas is 1"]);
     refused_tiny(&["--dropout", "1"], &["dropout is 1"]);
     refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
+    refused_tiny(&["--activation-checkpoint-every", "2"], &["--activation-checkpoint is off"]);
+    let second = ["--activation-checkpoint", "full", "--num-layers", "3", "--activation-checkpoint-every", "2"];
+    refused_tiny(&second, &["of 3 blocks none would be computed again", "choose 1 to 1"]);
     refused_tiny(&["--nproc-per-node", "0"], &["nproc_per_node is 0"]);
     refused_tiny(&["--num-nodes", "2"], &["2 hosts", "torchrun --nnodes 2"]);
     refused_tiny(&["--strategy", "ddp", "--dp-replicate-size", "3"], &["dp_replicate 3", "2 ranks"]);

@@ -88,6 +88,38 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     assert!(without - with > 1e-2, "nothing was learnt: {without} before, {with} after");
 }
 
+/// The model is kept in bf16 then, and in nothing else.
+#[test]
+fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let still = ["--precision", "bf16", "--max-steps", "1", "--lr", "0"];
+    let beside = [&["--lora-rank", "4", "--lora-target-modules", "q_proj"][..], &still].concat();
+    let losses = [&still[..], &beside].map(|args| evaluated(&run(dir.path(), &base(), args)));
+    assert_eq!(losses[0], losses[1], "another model beside adapters that are nothing");
+
+    // Adapters that are frozen are saved like the others.
+    let part = [
+        "--precision",
+        "bf16",
+        "--freeze",
+        r"layers\.0\.",
+        "--ckpt-dir",
+        "ck",
+        "--save-every",
+        "2",
+        "--max-steps",
+        "4",
+    ];
+    let args = [&TRAIN[..], &part].concat();
+    run(dir.path(), &base(), &args);
+    let (last, file) = (dir.path().join("ck/step-00000004"), "adapter_model.safetensors");
+    let whole = fs::read(last.join(file)).unwrap();
+    fs::remove_dir_all(&last).unwrap();
+    fs::remove_file(dir.path().join("ck/latest")).unwrap();
+    run(dir.path(), &base(), &[&args[..], &["--resume", "auto"]].concat());
+    assert!(fs::read(last.join(file)).unwrap() == whole, "a resumed run ends otherwise");
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -97,7 +97,7 @@ impl Flat {
         flat
     }
     /// Appends the unit of `layers`.
-    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, keep: &dyn Fn(bool) -> Keep, ranks: usize) {
+    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, keep: &dyn Fn(&Segment) -> Keep, ranks: usize) {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
         let mut parts = Vec::new();
@@ -110,7 +110,9 @@ impl Flat {
             }
             if layout.len > 0 {
                 let padded = layout.len.next_multiple_of(ranks * ALIGN);
-                parts.push(Part { trainable, keep: keep(trainable), layout, padded, shard: padded / ranks });
+                // One master is enough to keep them all.
+                let keep = layout.segments.iter().map(keep).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
+                parts.push(Part { trainable, keep, layout, padded, shard: padded / ranks });
             }
         }
         self.units.push(Unit { layers, parts });

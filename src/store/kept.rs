@@ -7,7 +7,7 @@ use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Device, View, ViewMut};
-use crate::nn::{Layout, Weights, has_adapters};
+use crate::nn::{Layout, Segment, Weights, has_adapters, is_adapter};
 use half::{bf16, f16};
 
 /// How a part is kept.
@@ -20,10 +20,10 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// For the tensors of a model that learn, or those that do not.
-    pub(super) fn of(layouts: &[Layout]) -> impl Fn(bool) -> Keep + use<> {
+    /// For each tensor of a model. A frozen adapter is saved like the others.
+    pub(super) fn of(layouts: &[Layout]) -> impl Fn(&Segment) -> Keep + use<> {
         let adapters = has_adapters(layouts);
-        move |trainable| if adapters && !trainable { Keep::Computed } else { Keep::Masters }
+        move |s| if adapters && !s.trainable && !is_adapter(s) { Keep::Computed } else { Keep::Masters }
     }
 }
 

@@ -142,7 +142,7 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, keep(segment.trainable), options.dtype, options.offload)?,
+                kept: Kept::new(&*dev, len, keep(segment), options.dtype, options.offload)?,
                 grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };
@@ -172,7 +172,7 @@ impl Reference {
     pub fn planned(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Vec<(Category, usize)> {
         let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, ranks);
         let (keep, offload) = (Keep::of(layouts), options.offload);
-        let all = layouts.iter().flat_map(|l| &l.segments).map(|s| (share(s, ranks), keep(s.trainable)));
+        let all = layouts.iter().flat_map(|l| &l.segments).map(|s| (share(s, ranks), keep(s)));
         let [masters, copies] = Kept::planned(all, options.dtype, offload);
         let grads_in = offload.category(Offload::Gradients, Category::Grads);
         vec![
