@@ -65,11 +65,8 @@ impl Segment {
     /// Elements that it takes in a flat buffer: those of the largest part, so that whatever follows stands at the same place on
     /// every rank of tp. What this rank has less is padding.
     pub fn extent(&self) -> usize {
-        let mut shape = self.shape.clone();
-        if let Tp::Cut { dim, over, whole } = self.tp {
-            shape[dim] = over.most(whole);
-        }
-        shape.iter().product()
+        let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
+        self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
     }
     /// Cuts `range`, elements of this rank's part counted from its first, into stretches that are contiguous in the whole
     /// tensor too: each with the place of its first element there.
