@@ -2,20 +2,45 @@
 //! after what compute was given, so compute must have been given it. Never looks at data.
 use super::mesh::Mesh;
 use super::seam::{Hook, Hooked, Seam, Started};
-use super::{Collective, Ticket};
+use super::{Axis, Collective, Member, Ticket};
+use crate::base::Result;
 use crate::device::gpu::graphs::Graphs;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Every group of the mesh; as it is where no driver keeps anything back.
-pub fn watch(mesh: Mesh, graphs: Option<&Arc<Graphs>>) -> Mesh {
+/// A member of whose groups each cuts. Not of NCCL's: their collectives are part of pieces, and they cut themselves where they are not.
+pub struct Cutting {
+    pub member: Box<dyn Member>,
+    pub graphs: Arc<Graphs>,
+}
+
+impl Member for Cutting {
+    fn rank(&self) -> usize {
+        self.member.rank()
+    }
+    fn size(&self) -> usize {
+        self.member.size()
+    }
+    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
+        Ok(of(self.member.group(axis, ranks)?, &self.graphs))
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        self.member.set_timeout(timeout);
+    }
+    fn abort(&self) {
+        self.member.abort();
+    }
+    fn failed(&self) -> Option<usize> {
+        self.member.failed()
+    }
+}
+
+/// Every group of the mesh.
+pub fn watch(mesh: Mesh, graphs: &Arc<Graphs>) -> Mesh {
     mesh.wrap(|group| of(group, graphs))
 }
-/// One group.
-pub fn of(group: Arc<dyn Collective>, graphs: Option<&Arc<Graphs>>) -> Arc<dyn Collective> {
-    match graphs {
-        Some(graphs) => Arc::new(Hooked::with(group, Cuts(graphs.clone()))),
-        None => group,
-    }
+fn of(group: Arc<dyn Collective>, graphs: &Arc<Graphs>) -> Arc<dyn Collective> {
+    Arc::new(Hooked::with(group, Cuts(graphs.clone())))
 }
 
 struct Cuts(Arc<Graphs>);

@@ -7,7 +7,7 @@ use crate::base::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
 /// Operations that are kept, as in PyTorch's recorder by default (TORCH_NCCL_TRACE_BUFFER_SIZE).
@@ -42,13 +42,15 @@ struct Ring {
 #[derive(Clone)]
 pub struct Flight {
     ring: Arc<Mutex<Ring>>,
+    /// That are recorded: asked what became of an operation.
+    groups: Arc<Mutex<Vec<(Axis, Weak<dyn Collective>)>>>,
     origin: Instant,
 }
 
 impl Default for Flight {
     fn default() -> Flight {
         let ring = Ring { entries: Vec::with_capacity(KEPT), count: 0, hash: 0xcbf2_9ce4_8422_2325 };
-        Flight { ring: Arc::new(Mutex::new(ring)), origin: Instant::now() }
+        Flight { ring: Arc::new(Mutex::new(ring)), groups: Arc::default(), origin: Instant::now() }
     }
 }
 
@@ -66,6 +68,10 @@ pub struct Op {
     pub returned_s: Option<f64>,
     /// None: nobody had waited for it, or the last wait had not returned.
     pub waited_s: Option<f64>,
+    /// The launch of a CUDA graph that it was part of: the calls above asked for it, and that launch enqueued it. Known of a group's last
+    /// operations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<u64>,
 }
 
 impl Op {
@@ -94,6 +100,7 @@ impl Flight {
     pub fn watch(&self, mesh: Mesh) -> Mesh {
         mesh.wrap(|group| {
             let hook = Recording { axis: group.axis(), flight: self.clone() };
+            self.groups.lock().unwrap_or_else(PoisonError::into_inner).push((group.axis(), Arc::downgrade(&group)));
             Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
         })
     }
@@ -104,6 +111,11 @@ impl Flight {
     /// The kept operations, oldest first.
     pub fn ops(&self) -> Vec<Op> {
         let ring = self.lock();
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let graph = |e: &Entry| {
+            let group = groups.iter().find(|(axis, _)| *axis == e.axis)?.1.upgrade()?;
+            group.times(e.ticket?).graph
+        };
         let (new, old) = ring.entries.split_at(ring.oldest());
         let op = |e: &Entry| Op {
             seq: e.seq,
@@ -115,6 +127,7 @@ impl Flight {
             started_s: e.started,
             returned_s: e.returned,
             waited_s: e.waited,
+            graph: graph(e),
         };
         old.iter().chain(new).map(op).collect()
     }

@@ -138,6 +138,8 @@ pub struct Times {
     pub over: Option<Mark>,
     /// From when to when the compute stream stood for it.
     pub stood: Option<(Mark, Mark)>,
+    /// The launch of a graph that it was part of; counts from 1. Known while the operation is among the group's last.
+    pub graph: Option<u64>,
 }
 
 /// How long a call may block; changed while others wait by it.

@@ -53,4 +53,18 @@ impl MicroBatch {
     pub fn loss_tokens(&self) -> u64 {
         self.targets.iter().filter(|&&t| t != IGNORE).count() as u64
     }
+    /// Adds documents without loss, of at most `longest` tokens, up to `most` tokens, and empty ones up to `most` documents: whatever was
+    /// packed, the shape is the same.
+    pub fn fill_up(&mut self, most: usize, longest: usize) {
+        let mut at = self.tokens.len();
+        while at < most {
+            let len = longest.clamp(1, most - at);
+            self.positions.extend(0..len as u32);
+            at += len;
+            self.cu_seqlens.push(at as u32);
+        }
+        self.tokens.resize(at, 0);
+        self.targets.resize(at, IGNORE);
+        self.cu_seqlens.resize(self.cu_seqlens.len().max(at + 1), at as u32);
+    }
 }

@@ -85,6 +85,13 @@ pub struct Step {
     pub tokens: u64,
 }
 
+impl Step {
+    /// Where there is no loss anywhere, loss and gradient are 0, and not 0/0.
+    fn tokens(&self) -> u64 {
+        self.tokens.max(1)
+    }
+}
+
 /// The same on every rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepReport {
@@ -207,12 +214,16 @@ impl Engine {
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
     }
 
-    /// One optimizer step over this rank's micro-batches. The host waits once, at its end, for the loss and the norm.
+    /// One optimizer step over this rank's micro-batches.
     pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
-        let tokens = step.tokens.max(1); // no loss anywhere: loss and gradient are 0, not 0/0
-        let scale = self.scaler.as_ref().map(LossScaler::scale);
-        let by = scale.unwrap_or(1.0);
-        let loss_scale = (by as f64 / tokens as f64) as f32;
+        self.begin_step(batches, step)?;
+        self.end_step(step, None)
+    }
+
+    /// All of a step but what the host learns of it: on a GPU it is enqueued when this returns.
+    pub fn begin_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<()> {
+        let by = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        let loss_scale = (by as f64 / step.tokens() as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
         self.numbers.say(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
         for (index, batch) in batches.iter().enumerate() {
@@ -244,23 +255,29 @@ impl Engine {
         let update = || self.optimizer.step(dev, store, self.numbers.constants(), self.norm.scale());
         timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
         self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
-        self.reduce("loss", 1)?;
+        self.reduce("loss", 1)
+    }
 
+    /// The one time that the host waits, for the loss and the norm, and for `beside`, which is downloaded with them.
+    pub fn end_step(&mut self, step: &Step, beside: Option<(View, &mut [u8])>) -> Result<StepReport> {
         let (mut loss, mut grad_norm) = ([0f64], [0f32]);
-        self.dev.download_all(&mut [
-            (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm)),
-            (self.sums.view().slice(0..1), bytemuck::cast_slice_mut(&mut loss)),
-        ])?;
+        let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
+        let sum = (self.sums.view().slice(0..1), bytemuck::cast_slice_mut(&mut loss));
+        match beside {
+            Some(beside) => self.dev.download_all(&mut [norm, sum, beside])?,
+            None => self.dev.download_all(&mut [norm, sum])?,
+        }
         let ([loss], [grad_norm]) = (loss, grad_norm);
         let skipped = !grad_norm.is_finite();
         if !skipped {
             self.optimizer.count();
         }
+        let scale = self.scaler.as_ref().map(LossScaler::scale);
         let stuck = skipped && self.scaler.as_ref().is_none_or(LossScaler::exhausted);
         if let Some(scaler) = &mut self.scaler {
             scaler.update(!skipped);
         }
-        Ok(StepReport { loss: loss / tokens as f64, grad_norm, skipped, loss_scale: scale, stuck })
+        Ok(StepReport { loss: loss / step.tokens() as f64, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
     /// Steps are written on it from now on.

@@ -1,11 +1,11 @@
 //! What ranks must know of each other before a step, in one small sum. Never trains.
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, View};
 use std::sync::Arc;
 
 /// One rank's part, or what came of all.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Vote {
     /// With loss, in this step's micro-batches: the sum over ranks that hold different ones.
     pub tokens: u64,
@@ -30,6 +30,7 @@ pub struct Agreement {
     counts: bool,
     buf: Buf,
     host: Vec<f64>,
+    mine: Vote,
 }
 
 impl Agreement {
@@ -38,11 +39,20 @@ impl Agreement {
         let len = 2 + OF_A_RANK * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
         let counts = mesh.coords.sp == 0 && mesh.coords.tp == 0;
-        Ok(Agreement { group, counts, buf, host: vec![0.0; len] })
+        Ok(Agreement { group, counts, buf, host: vec![0.0; len], mine: Vote::default() })
     }
 
     /// Every rank calls it; all get the same.
     pub fn reach(&mut self, device: &dyn Device, mine: Vote) -> Result<Vote> {
+        self.ask(device, mine)?;
+        let (from, to) = self.answer();
+        device.download(from, to)?;
+        self.reached()
+    }
+
+    /// Starts to: for who waits for the device anyway, and downloads [`Agreement::answer`] then.
+    pub fn ask(&mut self, device: &dyn Device, mine: Vote) -> Result<()> {
+        self.mine = mine;
         self.host.fill(0.0);
         self.host[0] = if self.counts { mine.tokens as f64 } else { 0.0 };
         self.host[1] = f64::from(mine.saved);
@@ -52,8 +62,14 @@ impl Agreement {
         self.host[at + 2] = (mine.schedule >> 11) as f64; // the 53 bits that are exact
         device.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())?;
         let ticket = self.group.all_reduce(Tag::new("agreement", 0), self.buf.view_mut(), Reduce::Sum)?;
-        self.group.wait(ticket)?;
-        device.download(self.buf.view(), bytemuck::cast_slice_mut(&mut self.host))?;
+        self.group.wait(ticket)
+    }
+    /// Where it is, and where it goes.
+    pub fn answer(&mut self) -> (View<'_>, &mut [u8]) {
+        (self.buf.view(), bytemuck::cast_slice_mut(&mut self.host))
+    }
+    /// What came of it, once it is there.
+    pub fn reached(&self) -> Result<Vote> {
         let ranks = self.host[2..].chunks_exact(OF_A_RANK);
         if let Some(other) = ranks.clone().position(|rank| rank[2] != self.host[4]) {
             return Err(Error::Run(format!(
@@ -65,7 +81,7 @@ impl Agreement {
             tokens: self.host[0] as u64,
             saved: self.host[1] as usize == self.group.size(),
             stop: ranks.clone().map(|r| r[0] as i32).find(|&signal| signal != 0),
-            schedule: mine.schedule,
+            schedule: self.mine.schedule,
             held_bytes: ranks.map(|r| r[1] as u64).max().unwrap_or(0),
         })
     }

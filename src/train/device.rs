@@ -6,6 +6,7 @@ use super::settings::DeviceName;
 #[cfg(not(feature = "mpi"))]
 use crate::base::Error;
 use crate::base::{Meter, Result};
+use crate::comm::cuts::Cutting;
 use crate::comm::env::RankEnv;
 use crate::comm::hosts::{self, wire::Wire};
 use crate::comm::{Member, nccl, shm};
@@ -39,7 +40,7 @@ pub struct Seat {
     pub member: Box<dyn Member>,
     /// Where the device is a real GPU.
     pub gpu: Option<Arc<Cuda>>,
-    /// Where steps are captured: what a rank's groups are to cut.
+    /// Where steps are captured.
     pub graphs: Option<Arc<Graphs>>,
 }
 
@@ -109,7 +110,7 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
             gpu.require(wanted.planned, 1)?;
             let (driver, graphs) = capturing(gpu.clone(), wanted.graphs);
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
-            let member = nccl::World::join(env, gpu.clone(), device.clone(), meter, timeout)?;
+            let member = nccl::World::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
             return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu), graphs });
         }
     };
@@ -118,6 +119,10 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
         Carrier::Shm | Carrier::Nccl => Box::new(shm::World::join(env, meter, &options)?),
         Carrier::Tcp => Box::new(hosts::World::join(env, meter, &options, tcp)?),
         Carrier::Mpi => Box::new(hosts::World::join(env, meter, &options, mpi)?),
+    };
+    let member = match &graphs {
+        Some(graphs) => Box::new(Cutting { member, graphs: graphs.clone() }),
+        None => member,
     };
     Ok(Seat { device, member, gpu: None, graphs })
 }

@@ -101,7 +101,7 @@ impl Plan {
         let loader = derive::loader(&s, &mesh, 0)?;
         let steps = derive::steps(&mut s, &dataset, loader)?;
         let schedule = derive::schedule(&s.optim, steps)?;
-        let profile = Profile::new(&s, device)?;
+        let profile = Profile::new(&s)?;
         let tf32 = derive::set(&s.precision.tf32, "precision.tf32")?;
         let comm_timeout = Duration::from_secs_f64(derive::set(&s.run.comm_timeout, "run.comm_timeout")?);
         Ok(Plan {
@@ -212,6 +212,16 @@ impl Plan {
                 "grad_accum": self.settings.batch.grad_accum,
             })),
         }
+    }
+
+    /// Micro-batches have the same shape, in each step and on each rank: rows are of one length, or sequences are filled up.
+    pub fn static_shapes(&self) -> bool {
+        !self.dataset.has_rows_of_its_own() || self.fills_up()
+    }
+    /// Packed sequences lack a few tokens of their full length. Where steps are captured they are filled up.
+    pub fn fills_up(&self) -> bool {
+        let (run, packing) = (&self.settings.run, self.settings.data.packing_samples == Some(true));
+        run.compile == Some(true) && self.device != DeviceName::Cpu && packing && self.dataset.has_rows_of_its_own()
     }
 
     /// What each rank asks of the machine.

@@ -15,13 +15,13 @@ use super::watch::{self, Log, StepDone, Watch};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions, TrainerState};
-use crate::comm::cuts;
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
 use crate::data::{Loader, Prefetch, StepData};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::graphs::Graphs;
 use crate::strategy::{Engine, Sampling, Step};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
@@ -43,8 +43,13 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
     let Seat { device, member, gpu, graphs } = device::take(&plan.wanted(), env, tracer.meter())?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
+    if let (Some(_), Some(_), 0) = (&graphs, &plan.profile, env.rank) {
+        log.info(
+            "profiled steps are given to the GPU call by call: a step that is replayed as a whole has no parts to time",
+        );
+    }
     let flight = Flight::default();
-    let world = cuts::of(Mesh::world(&member)?, graphs.as_ref());
+    let world = Mesh::world(&member)?;
     let agreed =
         same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
     if let Err(e) = agreed {
@@ -53,12 +58,11 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         return Err(e);
     }
-    let mesh = cuts::watch(Mesh::around(world, member, plan.mesh)?, graphs.as_ref());
-    let mesh = tracer.watch(flight.watch(mesh));
+    let mesh = tracer.watch(flight.watch(Mesh::around(world, member, plan.mesh)?));
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {
-            let recorders = Recorders { flight: &flight, tracer: &mut tracer };
+            let recorders = Recorders { flight: &flight, tracer: &mut tracer, graphs: graphs.as_deref() };
             Trainer::new(plan, device, gpu.as_deref(), &mesh, recorders, stops, log)
                 .and_then(|mut trainer| trainer.run())
         }
@@ -101,6 +105,8 @@ impl Stops {
 struct Recorders<'a> {
     flight: &'a Flight,
     tracer: &'a mut Tracer,
+    /// Where steps are captured.
+    graphs: Option<&'a Graphs>,
 }
 
 struct Trainer<'a> {
@@ -108,6 +114,7 @@ struct Trainer<'a> {
     mesh: &'a Mesh,
     flight: &'a Flight,
     tracer: &'a mut Tracer,
+    graphs: Option<&'a Graphs>,
     engine: Engine,
     checkpointer: Checkpointer,
     agreement: Agreement,
@@ -115,6 +122,10 @@ struct Trainer<'a> {
     held_out: Option<Loader>,
     /// This rank's micro-batches of the step at hand; those of evaluation.
     data: StepData,
+    /// Those of the next one, how long they were waited for, and what ranks agreed on before it.
+    next: StepData,
+    next_time_s: f64,
+    agreed: Option<Vote>,
     held_out_data: StepData,
     stops: Stops,
     watch: Watch<'a>,
@@ -138,7 +149,7 @@ impl<'a> Trainer<'a> {
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
-        Recorders { flight, tracer }: Recorders<'a>,
+        Recorders { flight, tracer, graphs }: Recorders<'a>,
         stops: Stops,
         log: &'a Log,
     ) -> Result<Trainer<'a>> {
@@ -202,6 +213,9 @@ impl<'a> Trainer<'a> {
             agreement: Agreement::new(mesh)?,
             prefetch: Prefetch::start(loader)?,
             data: StepData::default(),
+            next: StepData::default(),
+            next_time_s: 0.0,
+            agreed: None,
             held_out_data: StepData::default(),
             load_seconds,
             saved: resumed.as_ref().map(|_| done),
@@ -212,6 +226,7 @@ impl<'a> Trainer<'a> {
             mesh,
             flight,
             tracer,
+            graphs,
             engine,
             checkpointer,
             held_out,
@@ -270,16 +285,13 @@ impl<'a> Trainer<'a> {
     fn step(&mut self) -> Result<Option<i32>> {
         let number = self.done + 1;
         self.trace_up_to(number)?;
-        let filling = Instant::now();
-        let timeline = self.tracer.timeline();
-        timeline.host(Lane::Data, "wait for micro-batches", Some(number), || self.prefetch.next(&mut self.data))?;
-        let data_time_s = filling.elapsed().as_secs_f64();
-
-        let stop = self.stops.pending();
-        let tokens = self.data.loss_tokens();
-        let (schedule, saved) = (self.flight.schedule(), self.checkpointer.ended());
-        let mine = Vote { tokens, stop, held_bytes: self.watch.held_bytes(), saved, schedule };
-        let all = self.agreement.reach(&**self.engine.device(), mine)?;
+        let all = match self.agreed.take() {
+            Some(all) => all,
+            None => {
+                let mine = self.prepare(number)?;
+                self.agreement.reach(&**self.engine.device(), mine)?
+            }
+        };
         if all.stop.is_some() {
             return Ok(all.stop);
         }
@@ -289,8 +301,23 @@ impl<'a> Trainer<'a> {
         let saved = self.checkpointer.published()?;
         self.watch.checkpoint(saved)?;
 
-        let lr = self.plan.schedule.lr(number);
-        let report = self.engine.train_step(&self.data.batches, &Step { number, lr, tokens: all.tokens })?;
+        std::mem::swap(&mut self.data, &mut self.next);
+        let (lr, data_time_s) = (self.plan.schedule.lr(number), self.next_time_s);
+        let step = Step { number, lr, tokens: all.tokens };
+        let joint = self.graphs.filter(|_| self.plan.static_shapes());
+        joint.map_or(Ok(()), |graphs| graphs.join_in(true))?;
+        self.engine.begin_step(&self.data.batches, &step)?;
+        joint.map_or(Ok(()), |graphs| graphs.join_in(false))?;
+        // While a GPU works: the next step's data, and what ranks must know of each other before it.
+        let report = if number < self.plan.steps() {
+            let mine = self.prepare(number + 1)?;
+            self.agreement.ask(&**self.engine.device(), mine)?;
+            let report = self.engine.end_step(&step, Some(self.agreement.answer()))?;
+            self.agreed = Some(self.agreement.reached()?);
+            report
+        } else {
+            self.engine.end_step(&step, None)?
+        };
         // No loss scale helps a loss that is not finite itself.
         let bad = report.stuck || !report.loss.is_finite();
         self.bad_in_a_row = if bad { self.bad_in_a_row + 1 } else { 0 };
@@ -325,6 +352,22 @@ impl<'a> Trainer<'a> {
         Ok(None)
     }
 
+    /// Takes the micro-batches of step `number` from the loader; what this rank has to say before it.
+    fn prepare(&mut self, number: u64) -> Result<Vote> {
+        let filling = Instant::now();
+        let timeline = self.tracer.timeline();
+        timeline.host(Lane::Data, "wait for micro-batches", Some(number), || self.prefetch.next(&mut self.next))?;
+        self.next_time_s = filling.elapsed().as_secs_f64();
+        let tokens = self.next.loss_tokens();
+        if self.plan.fills_up() {
+            let (rows, len) = (self.plan.loader(0)?.batch_size, self.plan.dataset.max_len());
+            self.next.batches.iter_mut().for_each(|batch| batch.fill_up(rows * len, len));
+        }
+        let schedule = self.flight.schedule() ^ self.graphs.map_or(0, Graphs::decided);
+        let (stop, saved) = (self.stops.pending(), self.checkpointer.ended());
+        Ok(Vote { tokens, stop, held_bytes: self.watch.held_bytes(), saved, schedule })
+    }
+
     /// The held-out rows, once.
     fn evaluate(&mut self) -> Result<()> {
         let Some(loader) = &mut self.held_out else { return Ok(()) };
@@ -353,6 +396,8 @@ impl<'a> Trainer<'a> {
         let mut saved = None;
         self.tracer.phase(self.done, "save");
         if self.saved != Some(self.done) {
+            // What was agreed on of a save is of the one before, which ends now.
+            self.agreed.iter_mut().for_each(|agreed| agreed.saved = false);
             let state = TrainerState {
                 scaler: self.engine.scaler().map(|scaler| scaler.state()),
                 ..self.plan.trainer_state(self.done, self.samples, self.trained_tokens)

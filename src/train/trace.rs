@@ -8,7 +8,7 @@ pub mod summary;
 use super::check;
 use super::derive::set;
 use super::plan::Plan;
-use super::settings::{DeviceName, Settings};
+use super::settings::Settings;
 use crate::base::timeline::{Flow, Lane, Mark, Span, Timeline};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::Checkpointer;
@@ -37,7 +37,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    pub fn new(s: &Settings, device: DeviceName) -> Result<Option<Profile>> {
+    pub fn new(s: &Settings) -> Result<Option<Profile>> {
         if let Some(path) = &s.trace.memory_timeline {
             check::file("--memory-timeline", path)?;
         }
@@ -47,11 +47,6 @@ impl Profile {
                 None => Ok(None),
             };
         };
-        if s.run.compile == Some(true) && device != DeviceName::Cpu {
-            return Err(Error::input(
-                "--profile-steps and --compile: a step that is replayed as a whole has no parts to time; use --no-compile",
-            ));
-        }
         let last = set(&s.run.max_steps, "run.max_steps")?;
         if *steps.end() > last {
             return Err(Error::input(format!(

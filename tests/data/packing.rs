@@ -108,6 +108,26 @@ fn the_seed_and_the_epoch_choose_what_is_packed_together() {
     assert_eq!(documents(&batch)[0].0, 0);
 }
 
+/// What --compile makes of packed sequences: always one shape, and nothing else of it learns or is seen.
+#[test]
+fn filled_up_batches_have_one_shape_and_the_same_loss() {
+    let (_files, data) = skewed(1000, 64);
+    let mut loader = Loader::new(data, packed(3, 1, 0, 1)).unwrap();
+    for _ in 0..20 {
+        let batch = next(&mut loader);
+        let (n, borders) = (batch.tokens.len(), batch.cu_seqlens.len());
+        let mut filled = batch.clone();
+        filled.fill_up(3 * 64, 64);
+        assert_eq!([filled.tokens.len(), filled.targets.len(), filled.positions.len()], [192; 3]);
+        assert_eq!((filled.cu_seqlens.len(), filled.cu_seqlens.last()), (193, Some(&192)));
+        assert!(filled.cu_seqlens.windows(2).all(|border| border[0] <= border[1] && border[1] - border[0] <= 64));
+        assert!(filled.positions.iter().all(|&at| at < 64));
+        assert_eq!(filled.loss_tokens(), batch.loss_tokens());
+        let same = (&filled.tokens[..n], &filled.targets[..n], &filled.positions[..n], &filled.cu_seqlens[..borders]);
+        assert_eq!(same, (&batch.tokens[..], &batch.targets[..], &batch.positions[..], &batch.cu_seqlens[..]));
+    }
+}
+
 #[test]
 fn a_step_of_more_sequences_than_an_epoch_packs_into_is_refused() {
     let (_files, data) = skewed(100, 64);

@@ -3,7 +3,9 @@
 //!
 //! [Note: abort] The handle stands in a lock and is gone once aborted. A call holds the lock only while NCCL has it, not while
 //! it waits for NCCL to come along; so the watching thread can abort at any time, and the call in progress then ends with
-//! the reason. Kernels in flight leave the GPU when their communicator is aborted.
+//! the reason. Kernels in flight leave the GPU when their communicator is aborted. NCCL comes back from that, and from a communicator's
+//! orderly end, when the last graph is gone that has captured it: so nobody else waits for it then, and whoever gives up, or ends a
+//! world, lets go of the graphs first.
 use super::library::{Config, Handle, IN_PROGRESS, Nccl, SUCCESS, UniqueId};
 use super::rendezvous::ID;
 use crate::base::{Error, Result};
@@ -182,9 +184,9 @@ impl Comm {
         }
     }
     pub(super) fn abort(&self, why: &str) {
-        let mut guard = self.lock();
         let _ = self.failed.set(why.to_string());
-        if let Some(Raw(handle)) = guard.take() {
+        let taken = self.lock().take();
+        if let Some(Raw(handle)) = taken {
             // SAFETY: taken out of the lock: no other call has it, and none will.
             let _ = unsafe { (self.nccl.abort)(handle) };
         }

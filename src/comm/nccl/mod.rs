@@ -6,12 +6,15 @@
 //! | `library` | the functions, found in libnccl.so.2 when it is first needed |
 //! | `rendezvous` | how ranks learn the id of their world |
 //! | `comm` | one communicator: made, split, polled, aborted |
+//! | `work` | what a group asks of NCCL, as a value |
 //! | `slot` | memory that collectives use, registered |
 //! | `group` | the `Collective` |
 //! | `order` | its operations on their streams: begun, awaited, timed |
+//! | `captured` | its operations as part of a graph |
 //! | `watch` | the thread that ends what hangs |
 //!
 //! Sums run in NCCL's order, not in rank order: the same on every rank, and not the CPU's bits.
+mod captured;
 mod comm;
 #[cfg(test)]
 mod fake;
@@ -21,6 +24,7 @@ mod order;
 pub mod rendezvous;
 mod slot;
 mod watch;
+mod work;
 
 use super::env::RankEnv;
 use super::solo::Solo;
@@ -28,6 +32,7 @@ use super::{Axis, Collective, Member, Patience, shm};
 use crate::base::{Error, Meter, Result};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::graphs::Graphs;
 use comm::Comm;
 use group::{Channel, Group};
 use library::Nccl;
@@ -58,6 +63,8 @@ pub struct World {
     rank: usize,
     size: usize,
     cuda: Arc<Cuda>,
+    /// Where steps are captured.
+    graphs: Option<Arc<Graphs>>,
     device: Arc<dyn Device>,
     meter: Meter,
     /// `None`: alone.
@@ -73,10 +80,11 @@ struct Engine {
 }
 
 impl World {
-    /// Returns when all ranks are there. `device` runs on `cuda`.
+    /// Returns when all ranks are there. `device` runs on `cuda`, by way of `graphs` where steps are captured.
     pub fn join(
         env: &RankEnv,
         cuda: Arc<Cuda>,
+        graphs: Option<Arc<Graphs>>,
         device: Arc<dyn Device>,
         meter: Meter,
         timeout: Duration,
@@ -92,7 +100,7 @@ impl World {
             1 => None,
             _ => Some(Engine::start(env, &cuda, host.clone(), timeout)?),
         };
-        Ok(World { rank, size, cuda, device, meter, engine, host })
+        Ok(World { rank, size, cuda, graphs, device, meter, engine, host })
     }
 }
 
@@ -103,7 +111,7 @@ impl Engine {
         cuda.context().bind_to_thread().map_err(|e| cuda.failed("bind", e))?;
         let stop = || failed_rank(host.as_deref());
         let comm = Arc::new(Comm::init(nccl, id, env.rank, env.world, timeout, &stop)?);
-        let channel = Channel { comm, stream: cuda.stream()?, ranks: (0..env.world).collect() };
+        let channel = Channel::new(comm, cuda.stream()?, (0..env.world).collect());
         let watch = Watch::start(cuda.clone(), host.clone(), timeout)?;
         Ok(Engine { watch, channels: Mutex::new(vec![Arc::new(channel)]) })
     }
@@ -121,9 +129,18 @@ impl Engine {
         };
         world.cuda.context().bind_to_thread().map_err(|e| world.cuda.failed("bind", e))?;
         let comm = Arc::new(all.comm.split(color, key, &|| failed_rank(world.host.as_deref()))?);
-        let channel = Arc::new(Channel { comm, stream: world.cuda.stream()?, ranks });
+        let channel = Arc::new(Channel::new(comm, world.cuda.stream()?, ranks));
         channels.push(channel.clone());
         Ok(channel)
+    }
+}
+
+impl World {
+    /// See [Note: abort] in `comm`.
+    fn forget_graphs(&self) {
+        if let Some(graphs) = &self.graphs {
+            graphs.forget();
+        }
     }
 }
 
@@ -144,8 +161,8 @@ impl Member for World {
             return Ok(Arc::new(Solo::new(self.device.clone(), axis, self.rank)));
         };
         let channel = engine.channel(self, ranks)?;
-        let group = Group::new(self.cuda.clone(), channel, axis, self.rank, axis as u64, self.meter.clone())?;
-        let group = Arc::new(group);
+        let graphs = self.graphs.clone();
+        let group = Group::new(self.cuda.clone(), graphs, channel, axis, self.rank, self.meter.clone())?;
         engine.watch.add(&group);
         Ok(group)
     }
@@ -159,6 +176,7 @@ impl Member for World {
     }
     /// On one host the others learn it at once; elsewhere they see this rank's connections end, or wait out their timeout.
     fn abort(&self) {
+        self.forget_graphs();
         if let Some(host) = &self.host {
             host.abort();
         }
@@ -173,6 +191,7 @@ impl Member for World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        self.forget_graphs();
         if std::thread::panicking() {
             self.abort();
         }

@@ -1,8 +1,10 @@
 //! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never decides when.
 use super::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
+use super::guest::{Asked, Guest};
 use crate::base::{Error, Result};
-use crate::device::{Buf, Gemm, View, ViewMut};
+use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Operands of a call, at most.
 const OPERANDS: usize = 32;
@@ -12,18 +14,38 @@ const OPERANDS: usize = 32;
 pub struct Calls {
     calls: Vec<Call>,
     operands: Vec<Operand>,
+    guests: usize,
     /// Of everything above.
     hash: u64,
 }
 
-#[derive(Clone, PartialEq, Debug)]
+#[derive(PartialEq)]
 enum Call {
     Launch(Kernel, Shape, Range<usize>),
     /// A, B and C.
     Gemm(Gemm, Range<usize>),
+    /// And two operands of what follows.
+    GemmThen(Gemm, Follows, Range<usize>),
     /// From, to.
     Copy(Range<usize>),
     Zero(Range<usize>),
+    Guest(Host, Asked, Range<usize>),
+}
+
+/// An [`Epilogue`] without its operands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Follows {
+    Sum,
+    Gelu,
+    GeluBackward,
+}
+
+/// Whose guest it is matters, not what it is like.
+struct Host(Arc<dyn Guest>);
+impl PartialEq for Host {
+    fn eq(&self, other: &Host) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
+    }
 }
 
 /// An [`Arg`] that holds what it names.
@@ -46,6 +68,22 @@ fn hold(view: View) -> Operand {
 fn hold_mut(view: &ViewMut, of: impl FnOnce(Buf) -> Operand) -> Operand {
     // SAFETY: as above.
     of(unsafe { view.as_view().alias() })
+}
+fn hold_arg(arg: &Arg) -> Operand {
+    match arg {
+        Arg::In(view) => hold(*view),
+        Arg::InOut(view) => hold_mut(view, Operand::InOut),
+        Arg::Out(view) => hold_mut(view, Operand::Out),
+        Arg::Null => Operand::Null,
+        Arg::U32(x) => Operand::U32(*x),
+        Arg::U64(x) => Operand::U64(*x),
+        Arg::F32(x) => Operand::F32(*x),
+        Arg::Map(Map { of, sizes, strides, tile, swizzle }) => {
+            // SAFETY: as in `hold`.
+            let of = unsafe { of.alias() };
+            Operand::Map { of, sizes: *sizes, strides: *strides, tile: *tile, swizzle: *swizzle }
+        }
+    }
 }
 /// The same memory, as the same elements.
 fn same(a: &Buf, b: &Buf) -> bool {
@@ -96,6 +134,9 @@ impl Operand {
             _ => unreachable!("what a copy or a product writes is held as such"),
         }
     }
+    fn maybe(&self) -> Option<View<'_>> {
+        if matches!(self, Operand::Null) { None } else { Some(self.view()) }
+    }
     fn arg(&mut self) -> Arg<'_> {
         match self {
             Operand::In(buf) => Arg::In(buf.view()),
@@ -133,7 +174,7 @@ impl Calls {
     pub fn clear(&mut self) {
         self.calls.clear();
         self.operands.clear();
-        self.hash = 0;
+        (self.guests, self.hash) = (0, 0);
     }
 
     pub fn launch(&mut self, kernel: Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
@@ -141,20 +182,7 @@ impl Calls {
             return Err(Error::op(kernel.entry, format!("{} arguments, at most {OPERANDS}", args.len())));
         }
         let place = self.place();
-        self.operands.extend(args.iter().map(|arg| match arg {
-            Arg::In(view) => hold(*view),
-            Arg::InOut(view) => hold_mut(view, Operand::InOut),
-            Arg::Out(view) => hold_mut(view, Operand::Out),
-            Arg::Null => Operand::Null,
-            Arg::U32(x) => Operand::U32(*x),
-            Arg::U64(x) => Operand::U64(*x),
-            Arg::F32(x) => Operand::F32(*x),
-            Arg::Map(Map { of, sizes, strides, tile, swizzle }) => {
-                // SAFETY: as in `hold`.
-                let of = unsafe { of.alias() };
-                Operand::Map { of, sizes: *sizes, strides: *strides, tile: *tile, swizzle: *swizzle }
-            }
-        }));
+        self.operands.extend(args.iter().map(hold_arg));
         let name = kernel.variant.as_ptr() as u64 ^ (kernel.entry.as_ptr() as u64).rotate_left(32);
         self.push(place, [name, u64::from(shape.grid[0])], |args| Call::Launch(kernel, shape, args));
         Ok(())
@@ -165,6 +193,20 @@ impl Calls {
         let words = [(shape.m as u64) << 32 | shape.n as u64, shape.k as u64];
         self.push(place, words, |args| Call::Gemm(*shape, args));
     }
+    pub fn gemm_then(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) {
+        let maybe = |view: &Option<View>| view.map_or(Operand::Null, hold);
+        let (follows, operands) = match then {
+            Epilogue::Sum { bias, residual } => (Follows::Sum, [maybe(bias), maybe(residual)]),
+            Epilogue::Gelu { bias, z } => (Follows::Gelu, [maybe(bias), hold_mut(z, Operand::Out)]),
+            Epilogue::GeluBackward { z, product } => {
+                (Follows::GeluBackward, [hold(*z), hold_mut(product, Operand::InOut)])
+            }
+        };
+        let place = self.place();
+        self.operands.extend([hold(a), hold(b), hold_mut(&c, Operand::InOut)].into_iter().chain(operands));
+        let words = [(shape.m as u64) << 32 | shape.n as u64, (shape.k as u64) << 2 | follows as u64];
+        self.push(place, words, |args| Call::GemmThen(*shape, follows, args));
+    }
     pub fn copy(&mut self, src: View, dst: ViewMut) {
         let place = self.place();
         self.operands.extend([hold(src), hold_mut(&dst, Operand::Out)]);
@@ -174,6 +216,29 @@ impl Calls {
         let place = self.place();
         self.operands.push(hold_mut(&x, Operand::Out));
         self.push(place, [2, 0], Call::Zero);
+    }
+    pub fn guest(&mut self, guest: &Arc<dyn Guest>, asked: Asked, operands: &[Arg]) {
+        let place = self.place();
+        self.operands.extend(operands.iter().map(hold_arg));
+        let [what, a, b] = asked.map(u64::from);
+        self.push(place, [what << 32 | a, b], |args| Call::Guest(Host(guest.clone()), asked, args));
+        self.guests += 1;
+    }
+    /// How many of the calls are of guests.
+    pub fn of_guests(&self) -> usize {
+        self.guests
+    }
+    /// Whose calls are among these: each once.
+    pub fn guests(&self) -> Vec<Arc<dyn Guest>> {
+        let mut guests: Vec<Arc<dyn Guest>> = Vec::new();
+        for call in &self.calls {
+            if let Call::Guest(guest, ..) = call
+                && !guests.iter().any(|known| Arc::ptr_eq(known, &guest.0))
+            {
+                guests.push(guest.0.clone());
+            }
+        }
+        guests
     }
 
     fn place(&self) -> usize {
@@ -192,22 +257,38 @@ impl Calls {
         for call in calls.iter() {
             match call {
                 Call::Launch(kernel, shape, range) => {
-                    let mut args: [Arg; OPERANDS] = std::array::from_fn(|_| Arg::Null);
-                    let count = range.len();
-                    args.iter_mut().zip(&mut operands[range.clone()]).for_each(|(arg, operand)| *arg = operand.arg());
-                    driver.launch(*kernel, *shape, &mut args[..count])?;
+                    with_args(&mut operands[range.clone()], |args| driver.launch(*kernel, *shape, args))?;
                 }
                 Call::Gemm(shape, range) => {
                     let [a, b, c] = &mut operands[range.clone()] else { unreachable!("three operands") };
                     driver.gemm(shape, a.view(), b.view(), c.view_mut())?;
+                }
+                Call::GemmThen(shape, follows, range) => {
+                    let [a, b, c, first, second] = &mut operands[range.clone()] else { unreachable!("five operands") };
+                    let then = match follows {
+                        Follows::Sum => Epilogue::Sum { bias: first.maybe(), residual: second.maybe() },
+                        Follows::Gelu => Epilogue::Gelu { bias: first.maybe(), z: second.view_mut() },
+                        Follows::GeluBackward => Epilogue::GeluBackward { z: first.view(), product: second.view_mut() },
+                    };
+                    driver.gemm_then(shape, a.view(), b.view(), c.view_mut(), then)?;
                 }
                 Call::Copy(range) => {
                     let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
                     driver.copy(src.view(), dst.view_mut())?;
                 }
                 Call::Zero(range) => driver.zero(operands[range.start].view_mut())?,
+                Call::Guest(guest, asked, range) => {
+                    with_args(&mut operands[range.clone()], |args| guest.0.enqueue(*asked, args))?;
+                }
             }
         }
         Ok(())
     }
+}
+
+fn with_args(operands: &mut [Operand], call: impl FnOnce(&mut [Arg]) -> Result<()>) -> Result<()> {
+    let mut args: [Arg; OPERANDS] = std::array::from_fn(|_| Arg::Null);
+    let count = operands.len();
+    args.iter_mut().zip(operands).for_each(|(arg, operand)| *arg = operand.arg());
+    call(&mut args[..count])
 }

@@ -47,9 +47,13 @@ pub trait Driver: Send + Sync {
     fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()>;
     /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
-    /// See [`crate::device::Device::gemm_then`]. False where no product of this shape does it in one pass: nothing has been done then.
-    fn gemm_then(&self, _: &Gemm, _: View, _: View, _: ViewMut, _: &Epilogue) -> Result<bool> {
+    /// Whether [`Driver::gemm_then`] does this product, with what follows it, in one pass. Nothing is enqueued.
+    fn fuses(&self, _: &Gemm, _: View, _: View, _: &ViewMut, _: &Epilogue) -> Result<bool> {
         Ok(false)
+    }
+    /// See [`crate::device::Device::gemm_then`]. Asked for only where the driver [fuses](Driver::fuses).
+    fn gemm_then(&self, _: &Gemm, _: View, _: View, _: ViewMut, _: Epilogue) -> Result<()> {
+        Err(Error::op("gemm_then", format!("{}: not in one pass", self.name())))
     }
     /// Until everything that was enqueued is done.
     fn synchronize(&self) -> Result<()>;
@@ -77,8 +81,9 @@ pub trait Driver: Send + Sync {
 
 /// Calls that a driver was given to keep, and what it made of them. Numbers among their operands are those of then.
 pub struct Graph {
-    pub calls: Calls,
+    /// Goes first: what it points to is the calls'.
     pub made: Box<dyn Any + Send>,
+    pub calls: Calls,
 }
 
 /// Names an entry of a variant in [`super::kernels`].

@@ -1,12 +1,14 @@
 //! A driver in front of a driver, which hands it a step in pieces: as graphs, where a piece is one that was asked for before. Never
 //! changes what is done, nor its order.
 //!
-//! [Note: pieces] Calls are kept back up to the next point where somebody else is party to the order: an upload, a download, a
-//! collective (they are told to [`Graphs::cut`] by `crate::comm::cuts`). What has gathered since the last such point is a *piece*.
+//! [Note: pieces] Calls are kept back up to the next point where somebody else is party to the order: an upload, a download, and a
+//! collective that cannot be kept back itself. What has gathered since the last such point is a *piece*.
 //!
 //! ```text
 //! upload | embed block .. | gather ... wait | block .. | ... | reduce-scatter | adamw adamw | all-reduce wait | download
 //!          piece                              piece                             piece
+//! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download      [Note: joint pieces]
+//!          piece
 //! ```
 //!
 //! A piece that was never seen is run call by call; so matrix products choose their algorithms. The second time it is captured, and
@@ -15,13 +17,28 @@
 //! model does from step to step, and an operand that is given again holds its memory: no graph can outlive what it points to. The
 //! price of a piece that changes, a shape or a number among the arguments, is that it is run call by call. What does change from
 //! step to step lies in memory ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
+//!
+//! [Note: joint pieces] NCCL's collectives are calls of a piece ([`Guest`]) in steps of static shapes ([`Graphs::join_in`]), so that a
+//! micro-batch is one graph. NCCL asks that a collective be captured on all of its ranks or on none, and that a graph of it be launched
+//! by all of them (User Guide, "Using NCCL with CUDA Graphs"). Nobody is asked for that: ranks run the same schedule, so where shapes
+//! are static a piece is new, known or changed on all of them at once. Which shapes are static follows from the settings
+//! alone, which the ranks have compared. What each decided is hashed ([`Graphs::decided`]) and compared before each step: ranks that
+//! ever differ are told so, by name. Elsewhere, and with groups in shared memory, where a wait is the host's own, collectives end
+//! pieces.
+//!
+//! [Note: static shapes] Rows cut out of a stream are of one length. Packed sequences lack less than 3 % of theirs
+//! (tests/data/packing.rs): they are filled up with documents without loss, for as much more work. Rows of lengths of their own that are
+//! not packed may lack most of it, and are given call by call. By arithmetic: a launch takes the host some 5 us, so 1,500 of them 8 ms,
+//! which a GPU with 100 ms of work in the step does not notice; a third more rows would be 33 ms.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, Shape};
+use super::guest::{Asked, Guest};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -30,6 +47,8 @@ use std::time::Instant;
 const MOST: usize = 4096;
 /// Pieces that were seen once and are remembered, at most.
 const SEEN: usize = 1 << 16;
+/// Joint pieces at most: first and later micro-batches, the end of a step, those after an evaluation.
+const JOINT: usize = 64;
 
 pub struct Graphs {
     pieces: Mutex<Pieces>,
@@ -40,17 +59,36 @@ pub struct Graphs {
 struct Pieces {
     /// What was asked for since the last cut.
     queue: Calls,
-    known: HashMap<u64, Known>,
-    graphs: usize,
+    own: Known,
+    joint: Known,
+    /// Guests are kept back.
+    joins: bool,
+    /// Nothing is: points in time are marked between calls.
+    marks: bool,
+    /// Of what became of joint pieces.
+    decided: u64,
     tally: Given,
     /// Of a piece that nobody was there to be told of: the next call's.
     failed: Option<Error>,
 }
 
-enum Known {
+/// Pieces by their hash. What is remembered of joint ones follows from them alone.
+#[derive(Default)]
+struct Known {
+    pieces: HashMap<u64, Piece>,
+    graphs: usize,
+}
+enum Piece {
     Once,
-    /// With the piece in which it was used last.
+    /// With the call at which it was used last.
     Graph(Graph, u64),
+}
+
+/// What is to be done with a piece.
+enum Next<'a> {
+    Single,
+    Capture,
+    Replay(&'a mut Graph),
 }
 
 /// How often this driver was called, and how often it called.
@@ -84,6 +122,35 @@ impl Graphs {
     pub fn given(&self) -> Given {
         self.lock().tally
     }
+    /// From now on shapes are the same in each step and on each rank, or they no longer are: see [Note: joint pieces].
+    pub fn join_in(&self, joins: bool) -> Result<()> {
+        let mut pieces = self.lock();
+        if std::mem::replace(&mut pieces.joins, joins) && !joins {
+            return pieces.flush(&*self.driver);
+        }
+        Ok(())
+    }
+    /// Keeps this call of a guest back; or false, and then everything that was asked for is with the driver, and the guest's turn is now.
+    pub fn guest(&self, guest: &Arc<dyn Guest>, asked: Asked, operands: &[Arg]) -> Result<bool> {
+        let mut pieces = self.lock();
+        pieces.failed.take().map_or(Ok(()), Err)?;
+        if !pieces.joins || pieces.marks {
+            return pieces.flush(&*self.driver).map(|()| false);
+        }
+        pieces.tally.asked += 1;
+        pieces.queue.guest(guest, asked, operands);
+        Ok(true)
+    }
+    /// A hash of what became of each joint piece so far: the same on all ranks, or the run is lost.
+    pub fn decided(&self) -> u64 {
+        self.lock().decided
+    }
+    /// Lets go of all graphs: before what they were captured from ends (NCCL waits for them when a communicator is destroyed).
+    pub fn forget(&self) {
+        let mut pieces = self.lock();
+        pieces.queue.clear();
+        (pieces.own, pieces.joint, pieces.joins) = (Known::default(), Known::default(), false);
+    }
     /// Everything that was asked for is with the driver when this returns. What goes wrong is the next call's error.
     pub fn cut(&self) {
         let mut pieces = self.lock();
@@ -99,7 +166,8 @@ impl Graphs {
         let mut pieces = self.lock();
         pieces.failed.take().map_or(Ok(()), Err)?;
         pieces.tally.asked += 1;
-        ask(&mut pieces.queue)
+        ask(&mut pieces.queue)?;
+        if pieces.marks { pieces.flush(&*self.driver) } else { Ok(()) }
     }
     fn flush(&self) -> Result<()> {
         let mut pieces = self.lock();
@@ -116,51 +184,90 @@ impl Pieces {
     }
 
     fn give(&mut self, driver: &dyn Driver) -> Result<()> {
-        let (hash, now) = (self.queue.hash(), self.tally.asked);
-        // A graph of one call saves nothing.
-        if self.queue.len() > 1 {
-            match self.known.get_mut(&hash) {
-                Some(Known::Graph(graph, used)) if graph.calls == self.queue => {
-                    *used = now;
-                    self.tally.graphs += 1;
-                    return driver.replay(graph);
-                }
-                Some(Known::Graph(..)) => {} // other calls of the same hash
-                Some(Known::Once) => {
-                    if self.room(now) {
-                        return self.capture(driver, hash, now);
-                    }
-                }
-                None => {
-                    if self.known.len() - self.graphs >= SEEN {
-                        self.known.retain(|_, known| matches!(known, Known::Graph(..)));
-                    }
-                    self.known.insert(hash, Known::Once);
-                }
+        let (now, guests) = (self.tally.asked, self.queue.of_guests());
+        let next = match guests {
+            0 => self.own.next(&self.queue, now),
+            _ => self.joint.next_of_all(&self.queue, now),
+        };
+        if guests > 0 {
+            let word = guests as u64 * 3 + next.number();
+            self.decided = (self.decided ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        }
+        match next {
+            Next::Single => {
+                self.tally.single += self.queue.len() as u64;
+                self.queue.run(driver)
+            }
+            Next::Replay(graph) => {
+                self.tally.graphs += 1;
+                driver.replay(graph)
+            }
+            Next::Capture => {
+                let hash = self.queue.hash();
+                let mut graph = driver.capture(std::mem::take(&mut self.queue))?;
+                self.tally.captured += 1;
+                self.tally.graphs += 1;
+                let done = driver.replay(&mut graph);
+                if guests > 0 { &mut self.joint } else { &mut self.own }.keep(hash, graph, now);
+                done
             }
         }
-        self.tally.single += self.queue.len() as u64;
-        self.queue.run(driver)
     }
+}
 
-    fn capture(&mut self, driver: &dyn Driver, hash: u64, now: u64) -> Result<()> {
-        let mut graph = driver.capture(std::mem::take(&mut self.queue))?;
-        self.tally.captured += 1;
-        self.tally.graphs += 1;
-        let done = driver.replay(&mut graph);
-        self.known.insert(hash, Known::Graph(graph, now));
-        self.graphs += 1;
-        done
+impl Next<'_> {
+    fn number(&self) -> u64 {
+        match self {
+            Next::Single => 0,
+            Next::Capture => 1,
+            Next::Replay(_) => 2,
+        }
     }
+}
 
-    /// Whether there is room for a graph, once those are gone that were not used for long.
-    fn room(&mut self, now: u64) -> bool {
+impl Known {
+    fn next(&mut self, calls: &Calls, now: u64) -> Next<'_> {
+        if !self.pieces.contains_key(&calls.hash()) && self.pieces.len() - self.graphs >= SEEN {
+            self.pieces.retain(|_, known| matches!(known, Piece::Graph(..)));
+        }
         if self.graphs == MOST {
             let long = 64 * MOST as u64; // calls: many steps of as many graphs
-            self.known.retain(|_, known| !matches!(known, Known::Graph(_, used) if *used + long < now));
-            self.graphs = self.known.values().filter(|known| matches!(known, Known::Graph(..))).count();
+            self.pieces.retain(|_, known| !matches!(known, Piece::Graph(_, used) if *used + long < now));
+            self.graphs = self.pieces.values().filter(|known| matches!(known, Piece::Graph(..))).count();
         }
-        self.graphs < MOST
+        self.found(calls, now, MOST)
+    }
+    /// Of a joint piece: nothing is forgotten, at no rank's own time.
+    fn next_of_all(&mut self, calls: &Calls, now: u64) -> Next<'_> {
+        match self.pieces.len() < SEEN || self.pieces.contains_key(&calls.hash()) {
+            true => self.found(calls, now, JOINT),
+            false => Next::Single,
+        }
+    }
+    fn found(&mut self, calls: &Calls, now: u64, most: usize) -> Next<'_> {
+        // A graph of one call saves nothing.
+        if calls.len() < 2 {
+            return Next::Single;
+        }
+        let room = self.graphs < most;
+        match self.pieces.entry(calls.hash()) {
+            Entry::Vacant(new) => {
+                new.insert(Piece::Once);
+                Next::Single
+            }
+            Entry::Occupied(known) => match known.into_mut() {
+                Piece::Once if room => Next::Capture,
+                Piece::Graph(graph, used) if graph.calls == *calls => {
+                    *used = now;
+                    Next::Replay(graph)
+                }
+                _ => Next::Single, // other calls of the same hash, or no room
+            },
+        }
+    }
+    fn keep(&mut self, hash: u64, graph: Graph, now: u64) {
+        self.pieces.insert(hash, Piece::Graph(graph, now));
+        self.graphs += 1;
     }
 }
 
@@ -209,24 +316,29 @@ impl Driver for Graphs {
             Ok(())
         })
     }
-    /// Whether there is such a product only the driver knows: so it is asked at once, and the piece ends before it.
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) -> Result<bool> {
-        self.flush()?;
-        self.driver.gemm_then(shape, a, b, c, then)
+    fn fuses(&self, shape: &Gemm, a: View, b: View, c: &ViewMut, then: &Epilogue) -> Result<bool> {
+        self.driver.fuses(shape, a, b, c, then)
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        self.ask(|calls| {
+            calls.gemm_then(shape, a, b, c, &then);
+            Ok(())
+        })
     }
     fn synchronize(&self) -> Result<()> {
         self.flush()?;
         self.driver.synchronize()
     }
+    /// Until they end, calls are given one by one: a replay has no parts to time.
     fn begin_marks(&self) -> Result<()> {
         self.flush()?;
+        self.lock().marks = true;
         self.driver.begin_marks()
     }
     fn end_marks(&self) {
-        self.cut();
+        self.lock().marks = false;
         self.driver.end_marks();
     }
-    /// Of what was asked for: while marks are made, they end pieces.
     fn mark(&self) -> Result<Mark> {
         self.flush()?;
         self.driver.mark()

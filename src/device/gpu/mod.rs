@@ -11,6 +11,7 @@ pub mod driver;
 mod element;
 mod embed;
 pub mod graphs;
+pub mod guest;
 pub mod kernels;
 mod loss;
 mod norm;
@@ -181,10 +182,13 @@ impl Device for GpuDevice {
             false => self.driver.gemm(shape, a, b, c),
         }
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, mut c: ViewMut, then: Epilogue) -> Result<()> {
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
         then.check(shape, &a, &b, &c)?;
-        match shape.m == 0 || shape.n == 0 || self.driver.gemm_then(shape, a, b, c.reborrow(), &then)? {
-            true => Ok(()),
+        if shape.m == 0 || shape.n == 0 {
+            return Ok(());
+        }
+        match self.driver.fuses(shape, a, b, &c, &then)? {
+            true => self.driver.gemm_then(shape, a, b, c, then),
             false => epilogue::in_passes(self, shape, a, b, c, then),
         }
     }

@@ -180,6 +180,24 @@ fn set(state: &mut State, to: u64, value: u8, bytes: usize, stream: u64) -> Resu
         End::Pageable(_) => Err(Code::INVALID_VALUE),
     }
 }
+/// On any memory that a device reaches, words at their alignment.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, words: usize, stream: u64) -> c_int {
+    bound(|state| {
+        let (bytes, value) = (words * size_of::<u32>(), value.to_ne_bytes());
+        match end(state, to, bytes)? {
+            End::Known(to) if to.is_multiple_of(4) => state.enqueue(
+                stream,
+                at_once(move |memory| {
+                    let to = memory.write(to, bytes)?;
+                    to.iter_mut().zip(value.iter().cycle()).for_each(|(to, from)| *to = *from);
+                    Ok(())
+                }),
+            ),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    })
+}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> c_int {
     bound(|state| set(state, to, value, bytes, stream))

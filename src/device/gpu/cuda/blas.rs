@@ -5,7 +5,7 @@
 //! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for it one of n rows,
 //! which is what its epilogues add.
 use crate::base::{DType, Error, Result};
-use crate::device::{Epilogue, Gemm, View};
+use crate::device::{Epilogue, Gemm, View, ViewMut};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::collections::HashMap;
@@ -46,6 +46,13 @@ pub(super) struct Operands {
     pub inputs: DType,
     pub output: DType,
     pub then: Then,
+}
+
+impl Operands {
+    pub(super) fn of(a: View, b: View, c: &ViewMut, then: Then) -> Operands {
+        let (at, out) = (|view: View| view.address() as CUdeviceptr, c.as_view());
+        Operands { a: at(a), b: at(b), c: at(out), inputs: a.dtype(), output: out.dtype(), then }
+    }
 }
 
 /// What follows a product, as cuBLASLt names it; where its operands are, 0 for none.
@@ -114,11 +121,11 @@ impl Blas {
         Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
     }
 
-    /// Enqueues `C (+)= op(A) op(B)` and what follows it. `k` is not 0. False, and nothing is enqueued, where no algorithm does both.
-    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<bool> {
+    /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what follows as well.
+    fn product(&mut self, shape: &Gemm, at: &Operands) -> Result<Option<&mut Product>> {
         let Then { follows, bias, z, residual } = at.then;
         if !at.then.fits(shape) {
-            return Ok(false);
+            return Ok(None);
         }
         let aligned = [at.a, at.b, at.c, bias, z, residual].map(alignment);
         let key = Key { shape: *shape, inputs: at.inputs, output: at.output, aligned, follows };
@@ -129,7 +136,20 @@ impl Blas {
                 chosen => Some(chosen?),
             }),
         };
-        let Some(product) = product else { return Ok(false) };
+        Ok(product.as_mut())
+    }
+
+    /// Whether one call does it. `k` is not 0.
+    pub(super) fn fuses(&mut self, shape: &Gemm, at: &Operands) -> Result<bool> {
+        Ok(self.product(shape, at)?.is_some())
+    }
+
+    /// Enqueues `C (+)= op(A) op(B)` and what follows it, where it fuses that. `k` is not 0.
+    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<()> {
+        let (handle, workspace, residual) = (self.handle, self.workspace, at.then.residual);
+        let Some(product) = self.product(shape, at)? else {
+            return Err(Error::op("gemm", format!("cuBLASLt: no algorithm does {shape:?} and what follows it")));
+        };
         product.point(&at.then)?;
         // What is added: C itself, or the residual in its place.
         let added = if residual == 0 { at.c } else { residual };
@@ -140,7 +160,7 @@ impl Blas {
         // long as `self`; alpha and beta are read by the call (host pointer mode); the scale type is f32.
         let done = unsafe {
             result::matmul(
-                self.handle,
+                handle,
                 product.operation,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
@@ -153,13 +173,12 @@ impl Blas {
                 at.c as *mut c_void,
                 out,
                 &product.algorithm,
-                self.workspace as *mut c_void,
+                workspace as *mut c_void,
                 WORKSPACE,
                 stream.cast(),
             )
         };
-        done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))?;
-        Ok(true)
+        done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))
     }
 }
 

@@ -47,6 +47,7 @@ use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use std::ffi::CStr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -75,6 +76,8 @@ pub struct Cuda {
     arch: u32,
     multiprocessors: u32,
     recent: launch::Recent,
+    /// Graphs that were launched.
+    replays: AtomicU64,
     /// Set by whoever broke off work in flight: what the GPU computed since is not to be used.
     broken: OnceLock<String>,
     marks: marks::Marks,
@@ -121,6 +124,7 @@ impl Cuda {
             arch: gpu.arch,
             multiprocessors,
             recent: launch::Recent::default(),
+            replays: AtomicU64::new(0),
             broken: OnceLock::new(),
             marks: marks::Marks::default(),
         })
@@ -223,12 +227,10 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 impl Cuda {
-    /// Enqueues a product. `k` is not 0. False where cuBLASLt cannot follow it with `then`.
-    fn product(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: blas::Then) -> Result<bool> {
+    /// Enqueues a product. `k` is not 0.
+    fn product(&self, shape: &Gemm, operands: &blas::Operands) -> Result<()> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
-        let (inputs, output) = (a.dtype(), c.dtype());
-        let operands = blas::Operands { a: address(a), b: address(b), c: address(c.as_view()), inputs, output, then };
-        lock(&self.blas).gemm(shape, &operands, self.compute.cu_stream())
+        lock(&self.blas).gemm(shape, operands, self.compute.cu_stream())
     }
 }
 
@@ -313,11 +315,15 @@ impl Driver for Cuda {
                 (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
             };
         }
-        self.product(shape, a, b, c, blas::Then::default()).map(|_| ())
+        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) -> Result<bool> {
+    fn fuses(&self, shape: &Gemm, a: View, b: View, c: &ViewMut, then: &Epilogue) -> Result<bool> {
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         // An empty sum is no product.
-        if shape.k == 0 { Ok(false) } else { self.product(shape, a, b, c, blas::Then::of(then)) }
+        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(a, b, c, blas::Then::of(then)))?)
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::of(&then)))
     }
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;

@@ -1,0 +1,168 @@
+//! What a group asks of NCCL, as a value: so that it can be kept back, compared and captured with the device's own calls. Never
+//! checks operands: who asks has.
+use super::group::Group;
+use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS, Stream};
+use crate::base::{DType, Error, Result};
+use crate::comm::Reduce;
+use crate::device::gpu::Arg;
+use crate::device::gpu::guest::Asked;
+use std::ffi::{c_int, c_void};
+
+/// With its operands: what is sent, or what is both; then what is received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Work {
+    Gather,
+    /// To add, or to widen, the sum is made in the input and taken from there.
+    Scatter {
+        add: bool,
+    },
+    Reduce(Reduce),
+    Broadcast {
+        root: u32,
+    },
+    SendRecv {
+        to: u32,
+        from: u32,
+    },
+    /// No operands: compute waits for the operation that is the `back`th, counted from the last one that was started before.
+    Wait {
+        back: u32,
+    },
+}
+
+impl Work {
+    pub fn asked(self) -> Asked {
+        match self {
+            Work::Gather => [0, 0, 0],
+            Work::Scatter { add } => [1, u32::from(add), 0],
+            Work::Reduce(Reduce::Sum) => [2, 0, 0],
+            Work::Reduce(Reduce::Max) => [2, 1, 0],
+            Work::Broadcast { root } => [3, root, 0],
+            Work::SendRecv { to, from } => [4, to, from],
+            Work::Wait { back } => [5, back, 0],
+        }
+    }
+    pub fn of(asked: Asked) -> Result<Work> {
+        Ok(match asked {
+            [0, ..] => Work::Gather,
+            [1, add, _] => Work::Scatter { add: add != 0 },
+            [2, 0, _] => Work::Reduce(Reduce::Sum),
+            [2, ..] => Work::Reduce(Reduce::Max),
+            [3, root, _] => Work::Broadcast { root },
+            [4, to, from] => Work::SendRecv { to, from },
+            [5, back, _] => Work::Wait { back },
+            other => return Err(Error::op("collective", format!("{other:?} is nothing that NCCL is asked"))),
+        })
+    }
+}
+
+/// `ncclDataType_t`.
+fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::U8 => 1,
+        DType::I32 => 2,
+        DType::U32 => 3,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::Bf16 => 9,
+    }
+}
+fn reduction(op: Reduce) -> c_int {
+    match op {
+        Reduce::Sum => library::SUM,
+        Reduce::Max => library::MAX,
+    }
+}
+
+/// An operand's address, elements and type.
+type At = (*mut c_void, usize, DType);
+
+fn at(arg: &Arg) -> At {
+    match arg {
+        Arg::In(view) => (view.as_ptr().cast_mut().cast(), view.len(), view.dtype()),
+        Arg::InOut(view) | Arg::Out(view) => {
+            let view = view.as_view();
+            (view.as_ptr().cast_mut().cast(), view.len(), view.dtype())
+        }
+        _ => (std::ptr::null_mut(), 0, DType::U8),
+    }
+}
+
+impl Group {
+    /// NCCL's calls for it, enqueued in `stream`.
+    pub(super) fn call_nccl(&self, work: Work, operands: &[Arg], nccl: &Nccl, comm: Handle, stream: Stream) -> c_int {
+        let (first, count, dtype) = operands.first().map_or((std::ptr::null_mut(), 0, DType::U8), at);
+        let (second, count2, dtype2) = operands.get(1).map_or((first, count, dtype), at);
+        let kind = data_type(dtype);
+        // SAFETY: the group's calls have checked that both operands hold what the work says, of which one rank's part is `count2` of
+        // a scatter and `count` of a gather; they are kept until it is over, by the ring or by the graph.
+        unsafe {
+            match work {
+                Work::Gather => (nccl.all_gather)(first, second, count, kind, comm, stream),
+                Work::Scatter { add } => {
+                    let to = if add || dtype2 != dtype { self.part(first, count2, dtype) } else { second };
+                    (nccl.reduce_scatter)(first, to, count2, kind, library::SUM, comm, stream)
+                }
+                Work::Reduce(op) => (nccl.all_reduce)(first, first, count, kind, reduction(op), comm, stream),
+                Work::Broadcast { root } => (nccl.broadcast)(first, first, count, kind, root as c_int, comm, stream),
+                Work::SendRecv { to, from } => {
+                    // Grouped, so that neither waits for the other.
+                    let codes = [
+                        (nccl.group_start)(),
+                        (nccl.send)(first, count, kind, to as c_int, comm, stream),
+                        (nccl.recv)(second, count2, kind, from as c_int, comm, stream),
+                        (nccl.group_end)(),
+                    ];
+                    // The group's end says whether all of it is under way; an error of a part comes first.
+                    let wrong = codes.into_iter().find(|&code| !matches!(code, SUCCESS | IN_PROGRESS));
+                    wrong.unwrap_or(codes[3])
+                }
+                Work::Wait { .. } => SUCCESS,
+            }
+        }
+    }
+    /// Where this rank's part of a full buffer begins.
+    fn part(&self, full: *mut c_void, count: usize, dtype: DType) -> *mut c_void {
+        full.wrapping_byte_add(self.index * count * dtype.size())
+    }
+    /// What NCCL does not do: the sum is in this rank's part of the input, to be added or widened.
+    pub(super) fn after_nccl(&self, work: Work, operands: &mut [Arg]) -> Result<()> {
+        let (Work::Scatter { add }, [Arg::InOut(full), Arg::InOut(shard)]) = (work, operands) else { return Ok(()) };
+        if !add && shard.dtype() == full.dtype() {
+            return Ok(());
+        }
+        let own = self.index * shard.len()..(self.index + 1) * shard.len();
+        self.cuda.take_on(&self.channel.stream, full.as_view().slice(own), shard.reborrow(), add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against nccl.h.
+    #[test]
+    fn dtypes_have_the_numbers_of_nccl() {
+        let dtypes = [DType::U8, DType::I32, DType::U32, DType::F16, DType::F32, DType::F64, DType::Bf16];
+        assert_eq!(dtypes.map(data_type), [1, 2, 3, 6, 7, 8, 9]);
+        assert_eq!([reduction(Reduce::Sum), reduction(Reduce::Max)], [0, 2]);
+    }
+
+    #[test]
+    fn words_say_the_same_work_again() {
+        use Work::*;
+        let all = [
+            Gather,
+            Scatter { add: false },
+            Scatter { add: true },
+            Reduce(super::Reduce::Sum),
+            Reduce(super::Reduce::Max),
+        ];
+        let rest = [Broadcast { root: 3 }, SendRecv { to: 2, from: 1 }, Wait { back: 7 }];
+        for work in all.into_iter().chain(rest) {
+            assert_eq!(Work::of(work.asked()).unwrap(), work);
+        }
+        assert!(Work::of([9, 0, 0]).is_err());
+    }
+}
