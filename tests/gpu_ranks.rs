@@ -121,6 +121,26 @@ fn the_order_of_streams_changes_no_bit() {
     assert_eq!(run(3, "--compile"), first, "with graphs");
 }
 
+/// The test above can fail: streams without one of their waits for each other give other bits.
+#[test]
+fn a_wait_that_is_forgotten_shows() {
+    let run = |machine: &str| {
+        let args = format!("--device cuda {SHARED} --precision bf16 --max-steps 1 --no-eval --metrics-path");
+        let dir = Dir::new();
+        let ended = Run(command(FSDP, machine, &args).arg(dir.arg("metrics.jsonl")).spawn().unwrap()).end();
+        let planted = ended.stderr.contains("is forgotten");
+        (planted, losses(&dir.path("metrics.jsonl")))
+    };
+    let (_, right) = run("seed=2");
+    // Not all are missed in a first step: some order what is ordered by others too.
+    let shown = [1, 10, 12].into_iter().filter(|wait| {
+        let (planted, bits) = run(&format!("seed=2,forget_wait={wait}"));
+        assert!(planted, "there is no wait {wait}");
+        bits != right
+    });
+    assert!(shown.count() > 1);
+}
+
 /// Under its own launcher the others are told; the rank's name is in what is said, long before any timeout.
 #[test]
 fn a_rank_that_is_killed_ends_the_others_by_name() {
@@ -153,7 +173,7 @@ fn alone(machine: &str, rank: usize, port: u16, args: &str) -> Command {
 fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
     for (machine, sockets, says) in [
         ("seed=1,gpus=2", false, ["no answer within 3s", "from among ranks 1"]),
-        ("seed=1,gpus=2", true, ["NCCL: remote process exited", "rank 0"]),
+        ("seed=1,gpus=2", true, ["NCCL: remote process exited", "among ranks 1"]),
     ] {
         let dir = Dir::new();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100);

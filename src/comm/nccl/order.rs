@@ -317,18 +317,24 @@ impl Group {
 
     /// For the watching thread: an operation that NCCL has given up on, or that has run for longer than `timeout`.
     pub(super) fn trouble(&self, timeout: Duration) -> Option<String> {
-        if let Some(what) = self.channel.comm.trouble() {
-            return Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string());
-        }
         let mut ring = self.ring.try_lock().ok()?; // a call in progress has its own deadline
-        let late = late_given(&mut ring, timeout).or_else(|| late_captured(&mut ring, timeout));
+        let given_up = self.channel.comm.trouble();
+        let within = if given_up.is_some() { Duration::ZERO } else { timeout };
+        let late = late_given(&mut ring, within).or_else(|| late_captured(&mut ring, within));
         late.map(|Late { name, tag, graph }| {
-            let peers: Vec<String> =
-                self.channel.ranks.iter().filter(|&&r| r != self.world_rank).map(|r| r.to_string()).collect();
-            let within = graph.map_or(String::new(), |graph| format!(", in replay of graph {graph}"));
-            let what = format!("no answer within {timeout:?} from among ranks {}{within}", peers.join(", "));
-            self.call(name, tag).error(what).to_string()
+            let what = given_up.map_or(format!("no answer within {timeout:?} from"), |what| format!("{what},"));
+            let replay = graph.map_or(String::new(), |graph| format!(", in replay of graph {graph}"));
+            self.call(name, tag).error(format!("{what} among ranks {}{replay}", self.peers())).to_string()
         })
+    }
+    /// An error of NCCL's, whatever is under way.
+    pub(super) fn given_up(&self) -> Option<String> {
+        let what = format!("{}, among ranks {}", self.channel.comm.trouble()?, self.peers());
+        Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string())
+    }
+    fn peers(&self) -> String {
+        let others = self.channel.ranks.iter().filter(|&&rank| rank != self.world_rank);
+        others.map(usize::to_string).collect::<Vec<String>>().join(", ")
     }
 }
 

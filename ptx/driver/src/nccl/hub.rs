@@ -201,3 +201,81 @@ impl State {
 fn wrong(comm: u64, seq: u64, code: i32, why: String) -> Frame {
     Frame::new(Kind::Wrong, comm, seq, [code as u64, 0, 0, 0, 0], why.into_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::Link;
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    const F32: u64 = 7;
+
+    fn world(gpus: [u64; 2], host: &str) -> [Arc<Link>; 2] {
+        let key = [7; KEY];
+        let port = open(key).unwrap();
+        [0, 1].map(|rank| Link::open(port, key, rank, 2, gpus[rank], host).unwrap())
+    }
+    fn until<T>(mut asked: impl FnMut() -> Option<T>) -> T {
+        let started = Instant::now();
+        loop {
+            if let Some(answer) = asked() {
+                return answer;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn answers(links: &[Arc<Link>; 2], seq: u64) -> [(Kind, String); 2] {
+        [0, 1].map(|rank| {
+            let frame = until(|| links[rank].answer(0, seq));
+            (frame.kind, String::from_utf8_lossy(&frame.body).into_owned())
+        })
+    }
+    fn part(seq: u64, words: [u64; 5], elements: usize) -> Frame {
+        Frame::new(Kind::Part, 0, seq, words, vec![0; 4 * elements])
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_told_how() {
+        let links = world([0, 1], "");
+        assert_eq!(answers(&links, 0).map(|(kind, _)| kind), [Kind::Ready; 2]);
+        links[0].send(&part(1, [0, F32, 0, 0, 8], 8)).unwrap();
+        links[1].send(&part(1, [0, F32, 0, 0, 8], 8)).unwrap();
+        assert_eq!(answers(&links, 1).map(|(kind, _)| kind), [Kind::Done; 2]);
+        for (other, says) in [
+            ([0, F32, 0, 0, 9], "rank 1 calls AllGather of 9 elements"),
+            ([2, F32, 0, 0, 8], "rank 1 calls AllReduce of 8 elements"),
+            ([0, F32, 0x200, 0, 8], "root 0, target registered; rank 0 AllGather of 8"),
+        ] {
+            let seq = 2 + other[4] + other[0] + other[2];
+            links[0].send(&part(seq, [0, F32, 0, 0, 8], 8)).unwrap();
+            links[1].send(&part(seq, other, other[4] as usize)).unwrap();
+            for (kind, text) in answers(&links, seq) {
+                assert!(kind == Kind::Wrong && text.contains(says), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_leaves_is_lost_to_the_others_and_one_that_has_ended_is_not() {
+        let [first, second] = world([0, 1], "");
+        until(|| first.answer(0, 0));
+        drop(second);
+        assert_eq!(until(|| first.lost()), 1);
+        let links = world([0, 1], "");
+        answers(&links, 0);
+        links.iter().for_each(|link| link.send(&Frame::new(Kind::End, 0, 1, [0; 5], vec![])).unwrap());
+        answers(&links, 1);
+        let [first, second] = links;
+        drop(second);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(first.lost(), None);
+    }
+
+    #[test]
+    fn two_ranks_of_a_host_on_one_gpu_are_refused() {
+        for (kind, text) in answers(&world([0, 0], "here"), 0) {
+            assert!(kind == Kind::Wrong && text.contains("Duplicate GPU detected: ranks 0 and 1"), "{text}");
+        }
+    }
+}

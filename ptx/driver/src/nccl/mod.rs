@@ -3,7 +3,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `api` | the functions of nccl.h |
+//! | `api` | the functions of nccl.h: communicators, memory |
+//! | `calls` | the functions of nccl.h: collectives, messages, groups |
 //! | `comm` | a communicator |
 //! | `work` | operations as streams do them |
 //! | `link` | a rank's connection to its world's hub |
@@ -17,6 +18,8 @@
 //! otherwise nothing: what waits for it waits until its communicator is aborted.
 #[allow(non_snake_case)] // the names are NVIDIA's
 mod api;
+#[allow(non_snake_case)]
+mod calls;
 mod comm;
 mod hub;
 mod link;

@@ -1,0 +1,258 @@
+//! The collectives and messages of nccl.h, and groups of them: arguments are checked, then they are in their streams. Never moves data: `work`
+//! does.
+use super::api::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR, code, find};
+use super::comm::{Comm, complain, lock};
+use super::sums::{self, Operation};
+use super::work::{Call, Together, What};
+use crate::{Node, capturing, enqueue, node};
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// How long a call that does not block may take before its work is in the stream.
+const LATE: Duration = Duration::from_micros(300);
+
+thread_local! {
+    /// Groups that are open on this thread, and what was asked for in them.
+    static GROUP: RefCell<(usize, Vec<(Call, u64)>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> c_int {
+    GROUP.with_borrow_mut(|(depth, _)| *depth += 1);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_int {
+    let calls = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
+        0 => None,
+        1 => {
+            *depth = 0;
+            Some(std::mem::take(calls))
+        }
+        _ => {
+            *depth -= 1;
+            Some(Vec::new())
+        }
+    });
+    match calls {
+        Some(calls) => start(calls),
+        None => {
+            complain("ncclGroupEnd: not in a group call.");
+            INVALID_USAGE
+        }
+    }
+}
+
+/// One call, now or at its group's end.
+fn ask(call: Result<(Call, u64), c_int>) -> c_int {
+    code(call.map(|asked| {
+        let single = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
+            0 => Some(vec![asked]),
+            _ => {
+                calls.push(asked);
+                None
+            }
+        });
+        single.map_or(SUCCESS, start)
+    }))
+}
+
+/// Into their streams: those of one communicator and stream together.
+fn start(mut calls: Vec<(Call, u64)>) -> c_int {
+    let mut result = SUCCESS;
+    while let Some((first, stream)) = calls.first().cloned() {
+        let of = |(call, on): &(Call, u64)| Arc::ptr_eq(&call.comm, &first.comm) && *on == stream;
+        let (together, rest): (Vec<_>, Vec<_>) = calls.into_iter().partition(of);
+        calls = rest;
+        let together: Vec<Call> = together.into_iter().map(|(call, _)| call).collect();
+        match give(&first.comm, together, stream) {
+            SUCCESS => {}
+            code => result = code,
+        }
+    }
+    result
+}
+
+/// While a stream captures, what becomes of the calls is the graph's.
+struct Held(Arc<Comm>);
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.nodes.fetch_sub(1, SeqCst);
+    }
+}
+
+fn give(comm: &Arc<Comm>, calls: Vec<Call>, stream: u64) -> c_int {
+    let captured = capturing(stream).unwrap_or(false);
+    let held = captured.then(|| {
+        comm.nodes.fetch_add(1, SeqCst);
+        Held(comm.clone())
+    });
+    let work: Node = node(move || {
+        let _held = &held;
+        let mut together = Together::new(&calls);
+        Box::new(move |memory| together.step(memory))
+    });
+    let late = move |_: &Arc<Comm>| {
+        enqueue(stream, work.clone())
+            .map_err(|e| (UNHANDLED_CUDA_ERROR, format!("the stream takes no work: CUDA error {}", e.0)))
+    };
+    match comm.blocking || captured {
+        true => match late(comm) {
+            Ok(()) => SUCCESS,
+            Err((code, why)) => {
+                comm.fail(code, &why);
+                code
+            }
+        },
+        // As the real one: by a thread of its own, while the caller has the stream already.
+        false => {
+            comm.beside(move |comm| {
+                std::thread::sleep(LATE);
+                late(comm)
+            });
+            IN_PROGRESS
+        }
+    }
+}
+
+/// What `ArgsCheck` refuses, and buffers that overlap in another way than in place.
+fn collective(
+    operation: Operation,
+    [source, target]: [u64; 2],
+    count: usize,
+    [dtype, reduction, root]: [c_int; 3],
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    ask((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        let Some(seat) = comm.seat() else { return Err(INVALID_USAGE) };
+        let wrong = |what: String| {
+            complain(&format!("{operation:?} : {what}"));
+            Err(INVALID_ARGUMENT)
+        };
+        let Some(width) = sums::size(dtype as u64) else { return wrong(format!("invalid type {dtype}")) };
+        if !(0..seat.size as c_int).contains(&root) {
+            return wrong(format!("invalid root {root} (root should be in the 0..{} range)", seat.size));
+        }
+        if !(0..5).contains(&reduction) {
+            return wrong(format!("invalid reduction operation {reduction}"));
+        }
+        let (given, got) = operation.elements(count, seat.size);
+        let (from, to) = (source..source + (given * width) as u64, target..target + (got * width) as u64);
+        let own = (seat.rank * count * width) as u64;
+        let in_place = match operation {
+            Operation::AllGather => source == target + own,
+            Operation::ReduceScatter => target == source + own,
+            _ => source == target,
+        };
+        if !in_place && from.start < to.end && to.start < from.end {
+            return wrong(format!("{from:x?} and {to:x?} overlap, and not in place"));
+        }
+        let known =
+            |at: u64| lock(&comm.registered).iter().any(|(_, start, len)| (*start..start + *len as u64).contains(&at));
+        let registered = u64::from(known(source)) << 8 | u64::from(known(target)) << 9;
+        let what = What::Collective { operation, reduction: reduction as u64 | registered, root: root as u64 };
+        let comm = comm.clone();
+        Ok((Call { comm, what, source, target, count, dtype: dtype as u64 }, stream as u64))
+    })())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllGather(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::AllGather, [source as u64, target as u64], count, [dtype, 0, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclReduceScatter(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    reduction: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::ReduceScatter, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllReduce(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    reduction: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::AllReduce, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclBroadcast(
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    root: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    collective(Operation::Broadcast, [source as u64, target as u64], count, [dtype, 0, root], comm, stream)
+}
+
+fn post(
+    sends: bool,
+    at: u64,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    handle: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    ask((|| {
+        let comm = find(handle)?;
+        comm.ready()?;
+        let Some(seat) = comm.seat() else { return Err(INVALID_USAGE) };
+        if sums::size(dtype as u64).is_none() || !(0..seat.size as c_int).contains(&peer) {
+            complain(&format!("{} : invalid type {dtype} or peer {peer}", if sends { "Send" } else { "Recv" }));
+            return Err(INVALID_ARGUMENT);
+        }
+        let peer = peer as usize;
+        let what = if sends { What::Send { to: peer } } else { What::Receive { from: peer } };
+        let comm = comm.clone();
+        Ok((Call { comm, what, source: at, target: at, count, dtype: dtype as u64 }, stream as u64))
+    })())
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclSend(
+    source: *const c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    post(true, source as u64, count, dtype, peer, comm, stream)
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRecv(
+    target: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    post(false, target as u64, count, dtype, peer, comm, stream)
+}
