@@ -44,8 +44,11 @@ impl Watch {
                 return; // the device is lost, and every call says so
             }
             while closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                let all = alive(&groups);
+                // Several groups may share what failed: first the one that waits for it.
                 let trouble = failed_rank(host.as_deref())
-                    .or_else(|| alive(&groups).iter().find_map(|group| group.trouble(timeout.get())));
+                    .or_else(|| all.iter().find_map(|group| group.trouble(timeout.get())))
+                    .or_else(|| all.iter().find_map(|group| group.given_up()));
                 if let Some(why) = trouble {
                     return end(&groups, &cuda, &why);
                 }
