@@ -3,12 +3,12 @@ use flatshard::base::dtype::Float;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::{CpuDevice, simd::Level};
-use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::cuda::{Cuda, Machine, Options, has_blas};
 use flatshard::device::gpu::sim::Sim;
+use flatshard::device::gpu::{Driver, GpuDevice};
 use flatshard::device::{Buf, Device};
 use half::{bf16, f16};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 /// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
 pub const FLOOR: f64 = 1.2e-7;
@@ -18,25 +18,28 @@ pub const GRADIENT: f64 = 3.0;
 
 /// Every vector width of the CPU, the simulated GPU, and a real one where there is one.
 pub fn devices() -> Vec<Box<dyn Device>> {
+    static SIM: LazyLock<Arc<Sim>> = LazyLock::new(Arc::default);
     let cpus = Level::all().map(|level| CpuDevice::with_level(Meter::default(), level).unwrap());
-    let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap();
-    let gpus = [sim].into_iter().chain(cuda().map(|cuda| GpuDevice::new(cuda, Meter::default()).unwrap()));
-    cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus.map(|gpu| Box::new(gpu) as Box<dyn Device>)).collect()
+    let gpus = [gpu(SIM.clone())].into_iter().chain(cuda().map(|cuda| gpu(cuda)));
+    cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus).collect()
 }
 /// Where attention has kernels of its own: on a simulated H100 too, which takes those of sm_90a.
 pub fn attention_devices() -> Vec<Box<dyn Device>> {
-    let hopper = GpuDevice::new(Arc::new(Sim::new().of_arch(90)), Meter::default()).unwrap();
-    devices().into_iter().chain([Box::new(hopper) as Box<dyn Device>]).collect()
+    static HOPPER: LazyLock<Arc<Sim>> = LazyLock::new(|| Arc::new(Sim::new().of_arch(90)));
+    devices().into_iter().chain([gpu(HOPPER.clone())]).collect()
 }
-/// The first GPU of this machine, where it has one that serves. Opened once: the driver compiles every kernel.
+/// A device with a meter of its own over a driver that all tests share: each kernel is parsed, or compiled, once.
+fn gpu(driver: Arc<dyn Driver>) -> Box<dyn Device> {
+    Box::new(GpuDevice::new(driver, Meter::default()).unwrap())
+}
+/// The first GPU of this machine, where it has one that serves.
 fn cuda() -> Option<Arc<Cuda>> {
-    static CUDA: OnceLock<Option<Arc<Cuda>>> = OnceLock::new();
-    let open = || {
+    static CUDA: LazyLock<Option<Arc<Cuda>>> = LazyLock::new(|| {
         let machine = Machine::probe().ok().filter(|machine| machine.choose(0, 1).is_ok() && has_blas())?;
         let options = Options { local_rank: 0, ranks_per_gpu: 1, tf32: false };
         Some(Arc::new(Cuda::open(&machine, &options, &Meter::default()).unwrap()))
-    };
-    CUDA.get_or_init(open).clone()
+    });
+    CUDA.clone()
 }
 pub fn is_cpu(dev: &dyn Device) -> bool {
     dev.name().starts_with("cpu")
