@@ -9,6 +9,7 @@ mod epilogue;
 mod harness;
 mod layers;
 mod loss;
+mod norms;
 mod optim;
 mod reference;
 mod ring;
