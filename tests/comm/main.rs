@@ -5,6 +5,8 @@ mod hosts;
 mod memory;
 mod mesh;
 mod processes;
+#[path = "../common/round.rs"]
+mod round;
 mod stress;
 mod values;
 

@@ -1,5 +1,6 @@
 //! What buffers of a group cost, what the meter says of it, and that the memory goes back.
 use super::*;
+use crate::round::Round;
 use flatshard::comm::shm::{Arena, Options, World};
 use flatshard::comm::{Axis, Reduce};
 use std::os::unix::fs::MetadataExt;
@@ -26,29 +27,11 @@ fn the_meter_counts_a_shared_buffer_once_per_host() {
 #[test]
 fn operations_allocate_nothing() {
     world(3, |mesh| {
-        let (g, n) = (&*mesh.fsdp, mesh.sizes.world());
-        let mut full = g.alloc(DType::F32, 64 * n, CommUse::Gathered, Category::Slots).unwrap();
-        let mut grads = g.alloc(DType::F32, 64 * n, CommUse::Reduced, Category::Slots).unwrap();
-        let (mut shard, mut values) = (plain(DType::F32, 64), plain(DType::F64, 5));
-        let (to, from) = ((g.rank() + 1) % n, (g.rank() + n - 1) % n);
-        let mut step = |i| {
-            let d = g.send_recv(Tag::new("shift", i), to, grads.view().slice(0..64), from, shard.view_mut()).unwrap();
-            g.wait(d).unwrap();
-            g.wait_sent(d).unwrap();
-            let a = g.all_gather(Tag::new("gather", i), shard.view(), full.view_mut()).unwrap();
-            let c = g.all_reduce(Tag::new("values", i), values.view_mut(), Reduce::Sum).unwrap();
-            g.wait(a).unwrap();
-            g.release(a).unwrap();
-            let b = g.reduce_scatter(Tag::new("reduce", i), grads.view_mut(), shard.view_mut(), true).unwrap();
-            g.wait(b).unwrap();
-            g.wait_sent(b).unwrap();
-            g.wait(c).unwrap();
-            g.barrier(T).unwrap();
-        };
-        step(0);
+        let mut round = Round::new(&*mesh.fsdp);
+        round.run(0);
         let before = allocations();
         // More operations than the ring holds.
-        (1..500).for_each(&mut step);
+        (1..500).for_each(|i| round.run(i));
         assert_eq!(allocations() - before, 0);
     });
 }
