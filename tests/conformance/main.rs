@@ -13,3 +13,19 @@ mod norms;
 mod optim;
 mod reference;
 mod ring;
+#[allow(dead_code)] // starts programs too
+#[path = "../common/simcuda.rs"]
+mod simcuda;
+
+use std::process::Command;
+
+/// The same once more by the code of `--device cuda`, on a driver that pretends the GPU: all but attention and rings, which take long there.
+#[test]
+fn the_driver_of_gpus_does_what_the_simulated_one_does() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["layers::", "loss::", "optim::", "epilogue::"]).env("LD_LIBRARY_PATH", simcuda::libraries());
+    let out = again.env("FLATSHARD_SIMCUDA", "arch=90,seed=2,trace=1").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("simulated CUDA: launch 100 of "), "nothing ran there: {said}");
+}
