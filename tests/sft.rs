@@ -198,6 +198,32 @@ fn rows_are_refused_dropped_and_skipped_by_the_binary() {
 }
 
 #[test]
+fn a_text_is_asked_for_as_rows_ask_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    let model = model.to_str().unwrap();
+    let run = |args: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_run_fsdp")).args(args).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    };
+    let tiny =
+        "--dataset synthetic --embed-dim 32 --num-layers 1 --num-heads 2 --vocab-size 320 --max-len 64 --max-steps 1";
+    run(&[&tiny.split(' ').collect::<Vec<_>>()[..], &["--save-hf", model]].concat());
+    let text = |prompt, more: &[&str]| {
+        let greedy = ["--pretrain", model, "--tokenizer", "bytes", "--temperature", "0", "--max-new-tokens", "9"];
+        run(&[&greedy[..], &["--generate", prompt], more].concat())
+    };
+    const TEMPLATE: &str =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}";
+    let chat = ["--tokenizer-chat-template", TEMPLATE, "--apply-chat-template"];
+    let plain = text("<user>Why?!", &[]);
+    assert_eq!(text("Why?", &chat), plain);
+    assert_eq!(text("Why?", &["--input-template", "<user>{}!"]), plain);
+    assert_ne!(text("Why?", &chat[..2]), plain, "a template that is not applied changes nothing");
+}
+
+#[test]
 fn flags_of_templates_are_checked_before_anything_starts() {
     let refused = |args: &[&str], parts: &[&str]| {
         let out = run(args);

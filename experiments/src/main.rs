@@ -1,5 +1,8 @@
 //! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp` and
 //! reads their metrics files; it never trains by itself.
+#[macro_use]
+mod say;
+
 mod analyze;
 mod catalogue;
 mod chaos;
@@ -58,7 +61,7 @@ pub enum Verdict {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(std::env::args().map(dashes));
+    let cli = Cli::parse_from(std::env::args_os().map(|arg| dashes(arg.to_string_lossy().into_owned())));
     let result: Result<Verdict> = match cli.verb {
         Verb::Run(args) => sets::main(&args),
         Verb::Analyze(args) => analyze::main(&args),

@@ -1,6 +1,7 @@
 //! What the flags say of rows of prompts and responses, and which of them go together. Never looks at a row.
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
+use serde_json::json;
 use std::sync::Arc;
 
 /// What the flags say of rows.
@@ -57,6 +58,19 @@ impl Format {
             _ => return Ok(()),
         };
         Err(Error::input(wrong))
+    }
+    /// What a row with this prompt begins with, up to where its response would; `None` where a text stands as it is.
+    pub fn asked(&self, prompt: &str) -> Result<Option<String>> {
+        match (&self.chat, &self.input_template) {
+            (Some(chat), _) if self.is_chat() => {
+                let message = minijinja::Value::from_serialize(json!({"role": "user", "content": prompt}));
+                chat.render(&[message], true)
+                    .map(Some)
+                    .map_err(|what| Error::input(format!("the chat template: {what}")))
+            }
+            (_, Some(template)) => Ok(Some(template.replacen("{}", prompt, 1))),
+            _ => Ok(None),
+        }
     }
     /// Rows are cut where they are made, so that their tokens depend on `max_len`.
     pub fn cuts(&self) -> bool {

@@ -2,6 +2,7 @@
 use super::config;
 use super::settings::Settings;
 use crate::base::{Error, Result};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::any::TypeId;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::str::FromStr;
 
 /// The whole command line.
 #[derive(Parser, Debug)]
-#[command(allow_negative_numbers = true, args_override_self = true, disable_help_subcommand = true)]
+#[command(version, allow_negative_numbers = true, args_override_self = true, disable_help_subcommand = true)]
 pub struct Cli {
     #[command(flatten)]
     pub files: Files,
@@ -33,7 +34,8 @@ pub struct Files {
     /// One of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; nothing is trained
+    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; with --apply-chat-template it is a
+    /// user's message, and --input-template stands around it. Nothing is trained
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Print the resolved settings and the plan (mesh, parameters, planned bytes of a rank), start nothing
@@ -47,7 +49,7 @@ pub struct Files {
 /// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.
 pub enum Parsed<C = Cli> {
     Run(Box<C>),
-    /// `--help`: this text, exit 0.
+    /// `--help` or `--version`: this text, exit 0.
     Help(String),
 }
 
@@ -70,7 +72,7 @@ pub fn parse<C: CommandFactory + FromArgMatches>(
     let argv = normalise(argv, &command)?;
     let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(argv)) {
         Ok(matches) => matches,
-        Err(e) if e.kind() == clap::error::ErrorKind::DisplayHelp => {
+        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             return Ok(Parsed::Help(show_switches(&e.to_string())));
         }
         Err(e) => {
@@ -176,7 +178,7 @@ fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) ->
         let off = name.strip_prefix("no-").filter(|x| find(x).is_some_and(is_switch));
         if let (Some(x), None) = (off, value) {
             out.push(format!("--{x}=false"));
-        } else if name == "help" || find(&name).is_some() {
+        } else if ["help", "version"].contains(&name.as_str()) || find(&name).is_some() {
             out.push(value.map_or(format!("--{name}"), |v| format!("--{name}={v}")));
         } else {
             let known =

@@ -249,7 +249,7 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOp
 }
 
 /// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks of.
-fn format(d: &Data, tokenizer: &Tokenizer) -> Result<Format> {
+pub fn format(d: &Data, tokenizer: &Tokenizer) -> Result<Format> {
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);
     let new = |text: &str| ChatTemplate::new(text, tokenizer.spellings());

@@ -77,8 +77,14 @@ impl Request {
         let spec = derive::spec(&mut s, &tokenizer)?;
         tokenizer.check_vocab(spec.vocab)?;
 
-        let mut tokens = tokenizer.around().0.to_vec();
-        tokenizer.encode(prompt, &mut tokens)?;
+        let mut tokens = Vec::new();
+        match derive::format(&s.data, &tokenizer)?.asked(prompt)? {
+            Some(asked) => tokenizer.encode(&asked, &mut tokens)?,
+            None => {
+                tokens.extend(tokenizer.around().0);
+                tokenizer.encode(prompt, &mut tokens)?;
+            }
+        }
         let room = spec.max_len.saturating_sub(tokens.len());
         if tokens.is_empty() {
             return Err(Error::input("--generate: the prompt is empty: give it at least one token"));

@@ -301,7 +301,10 @@ fn command(argv: &[String], candidate: &Candidate, cluster: &Cluster) -> String 
     let Cluster { gpus, per_node, .. } = cluster;
     let launch = match gpus.checked_div(*per_node) {
         Some(nodes) if nodes > 1 => {
-            format!("torchrun --nnodes {nodes} --nproc-per-node {per_node} --no-python run_fsdp")
+            format!(
+                "torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint HOST1:29500 \
+                 --no-python run_fsdp"
+            )
         }
         _ => format!("run_fsdp --nproc-per-node {gpus}"),
     };
