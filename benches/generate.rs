@@ -6,6 +6,7 @@ mod plain;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
+use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{Arch, Checkpointing, Decoder, Spec, WorkspaceOptions};
 use plain::{Docs, Plain, device, groups};
 use std::time::{Duration, Instant};
@@ -31,17 +32,15 @@ fn spec() -> Spec {
 }
 
 /// Of a text: everything again for each token, or what came before kept.
-fn time(dtype: DType, keeps: bool) -> Duration {
-    let (dev, (prompt, count)) = (device(), SHAPE);
-    let decoder = Decoder::new(spec()).unwrap();
-    let mut store = Plain::random(&dev, &decoder, dtype, 0.02);
+fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, keeps: bool) -> Duration {
+    let (prompt, count) = SHAPE;
     let options = WorkspaceOptions { tokens: prompt + count, dtype, checkpoint: Checkpointing::Off, train: false };
-    let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
-    decoder.remember(&dev, &mut ws, if keeps { prompt + count } else { 0 }).unwrap();
+    let mut ws = decoder.workspace(dev, &groups(), &options).unwrap();
+    decoder.remember(dev, &mut ws, if keeps { prompt + count } else { 0 }).unwrap();
     let mut logits = vec![0f32; spec().vocab];
-    let texts: Vec<Docs> = (prompt..prompt + count).map(|n| Docs::random(&dev, 5, spec().vocab, &[n], 0)).collect();
-    let last = Docs::random(&dev, 5, spec().vocab, &[1], 0);
-    let whole = Docs::random(&dev, 5, spec().vocab, &[prompt + count], 0);
+    let texts: Vec<Docs> = (prompt..prompt + count).map(|n| Docs::random(dev, 5, spec().vocab, &[n], 0)).collect();
+    let last = Docs::random(dev, 5, spec().vocab, &[1], 0);
+    let whole = Docs::random(dev, 5, spec().vocab, &[prompt + count], 0);
     let start = Instant::now();
     for (i, text) in texts.iter().enumerate() {
         let past = if keeps && i > 0 { prompt + i - 1 } else { 0 };
@@ -53,8 +52,8 @@ fn time(dtype: DType, keeps: bool) -> Duration {
         }
         let row = batch.tokens.len() - 1;
         match keeps {
-            true => decoder.go_on(&dev, &mut store, &batch, &mut ws, past, &mut logits).unwrap(),
-            false => decoder.next_token_logits(&dev, &mut store, &batch, &mut ws, row, &mut logits).unwrap(),
+            true => decoder.go_on(dev, store, &batch, &mut ws, past, &mut logits).unwrap(),
+            false => decoder.next_token_logits(dev, store, &batch, &mut ws, row, &mut logits).unwrap(),
         }
     }
     start.elapsed()
@@ -64,10 +63,13 @@ fn generate(c: &mut Criterion) {
     let mut group = c.benchmark_group("generate");
     group.throughput(Throughput::Elements(SHAPE.1 as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
+    let dev = device();
     for dtype in [DType::F32, DType::Bf16] {
+        let decoder = Decoder::new(spec()).unwrap();
+        let mut store = Plain::random(&dev, &decoder, dtype, 0.02);
         for (name, keeps) in [("whole prefix", false), ("kept", true)] {
             group.bench_function(BenchmarkId::new(name, dtype), |b| {
-                b.iter_custom(|texts| (0..texts).map(|_| time(dtype, keeps)).sum())
+                b.iter_custom(|texts| (0..texts).map(|_| time(&dev, &decoder, &mut store, dtype, keeps)).sum())
             });
         }
     }

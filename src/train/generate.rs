@@ -7,7 +7,7 @@ use super::carrier::Carrier;
 use super::derive::{self, set};
 use super::device::{self, Seat};
 use super::launch::{self, Launch};
-use super::settings::{Settings, ShardingName, StrategyName};
+use super::settings::{DeviceName, Settings, ShardingName, StrategyName};
 use super::{batch, bytes, effect, memory, mesh, restart, tensor};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
@@ -103,7 +103,8 @@ impl Request {
             let EngineOptions { spec, strategy, cuts, .. } = engine;
             let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
             let planned = bytes::planned_writing(&options, &mesh, device, nproc)?;
-            Ok((options, planned.iter().map(|p| p.1).sum()))
+            let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
+            Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
         };
         let (lean, planned) = options(&s)?;
         let kept = options(&gathered_once(&s)).map(|kept| Some(kept).filter(|kept| kept.1 > planned))?;
@@ -144,7 +145,15 @@ impl Request {
         let write = || {
             let options = match &self.kept {
                 Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,
-                _ => &self.lean,
+                Some((_, planned)) => {
+                    if mesh.rank() == 0 {
+                        let gib = *planned as f64 / (1u64 << 30) as f64;
+                        let what = "weights are gathered for each token: to keep them takes";
+                        let _ = writeln!(std::io::stderr(), "{what} {gib:.2} GiB a rank, more than is free");
+                    }
+                    &self.lean
+                }
+                None => &self.lean,
             };
             let mut generator = Generator::new(device.clone(), &mesh, options)?;
             let layouts = generator.decoder().layouts().to_vec();
