@@ -88,6 +88,7 @@ fn attention(c: &mut Criterion) {
             let zeroed = |dtype, len| dev.alloc(dtype, len, Category::Other).expect("memory");
             let (mut o, mut lse, mut delta) =
                 (zeroed(dtype, t * 768), zeroed(DType::F32, 12 * t), zeroed(DType::F32, 12 * t));
+            let mut sums = zeroed(DType::F32, dev.attention_sums(&shape, dtype, t));
             let (mut dqkv, mut cu) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2));
             dev.upload(bytemuck::cast_slice(&[0, t as u32]), cu.view_mut()).expect("equal lengths");
             let product = (t * (t + 1) * 768) as u64;
@@ -95,9 +96,9 @@ fn attention(c: &mut Criterion) {
                 dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).expect("it fits")
             });
             timed(&mut group, format!("backward {t}"), Throughput::Elements(5 * product), || {
-                let (delta, dqkv) = (delta.view_mut(), dqkv.view_mut());
+                let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
                 let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
-                dev.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, dqkv).expect("it fits")
+                dev.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, sums, dqkv).expect("it fits")
             });
         }
         group.finish();

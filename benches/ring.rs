@@ -56,17 +56,21 @@ fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<Ring
     let mut buffers = Ring::plan(a, [true, false], RANKS, kind, &options).allocate(&*dev, &groups).unwrap();
     buffers.look(&*dev, &*group, a, [0], documents.view(), dealt.view()).unwrap();
     let around = Around { dev: &*dev, group: &*group, ring: kind, shape: a, layer: 0 };
+    let mut sums = dev.alloc(DType::F32, dev.attention_sums(a, DType::Bf16, len), Category::Other).unwrap();
     let mut once = || {
         let Rows { qkv, dqkv, o, lse, delta } = &mut rows;
         if ring.is_some() {
             around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
             let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
-            around.backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o, delta, dqkv).unwrap();
+            around
+                .backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o, [delta, sums.view_mut()], dqkv)
+                .unwrap();
         } else {
             let cu = documents.view();
             dev.attention(a, cu, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
             let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
-            dev.attention_backward(a, cu, qkv.view(), o.view(), lse.view(), d_o, delta, dqkv).unwrap();
+            let sums = sums.view_mut();
+            dev.attention_backward(a, cu, qkv.view(), o.view(), lse.view(), d_o, delta, sums, dqkv).unwrap();
         }
     };
     once();

@@ -148,12 +148,14 @@ fn attention(b: &mut Bench, head_dim: usize, len: usize) -> Result<()> {
     let (qkv, d_o) = (b.random(DType::Bf16, tokens * shape.row())?, b.random(DType::Bf16, tokens * heads * head_dim)?);
     let (mut o, mut dqkv) = (b.alloc(DType::Bf16, d_o.len())?, b.alloc(DType::Bf16, qkv.len())?);
     let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
+    let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
     b.flops(format!("attention forward causal {head_dim} x {len}"), flops, || {
         device.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())
     })?;
     b.flops(format!("attention backward causal {head_dim} x {len}"), 2.5 * flops, || {
-        let (cu, qkv, o, lse) = (cu.view(), qkv.view(), o.view(), lse.view());
-        device.attention_backward(&shape, cu, qkv, o, lse, d_o.view(), delta.view_mut(), dqkv.view_mut())
+        let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
+        let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
+        device.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, sums, dqkv)
     })
 }

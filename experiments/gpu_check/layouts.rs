@@ -231,6 +231,7 @@ fn both(dev: &dyn Device, shape: &Attention, documents: &[u32], dtype: DType) ->
     dev.upload(bytemuck::cast_slice(documents), cu.view_mut())?;
     let (mut o, mut dqkv) = (alloc(dtype, tokens * out)?, alloc(dtype, tokens * row)?);
     let (mut lse, mut delta) = (alloc(DType::F32, shape.heads * tokens)?, alloc(DType::F32, shape.heads * tokens)?);
+    let mut sums = alloc(DType::F32, dev.attention_sums(shape, dtype, tokens))?;
     dev.attention(shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())?;
     dev.attention_backward(
         shape,
@@ -240,6 +241,7 @@ fn both(dev: &dyn Device, shape: &Attention, documents: &[u32], dtype: DType) ->
         lse.view(),
         d_o.view(),
         delta.view_mut(),
+        sums.view_mut(),
         dqkv.view_mut(),
     )?;
     Ok([floats(dev, &o)?, floats(dev, &dqkv)?])

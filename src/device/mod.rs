@@ -162,7 +162,12 @@ pub trait Device: Send + Sync {
     /// where there is one, no T x T matrix.
     /// `qkv` (N, (heads + 2 kv_heads) * head_dim), `o` (N, heads * head_dim), `lse` (heads, N) f32. Assigns.
     fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()>;
-    /// Assigns `dqkv`. `delta` (heads, N) f32 is scratch.
+    /// Numbers (f32) of scratch, `sums`, that the backward passes below take for up to so many queries of `dtype`: where kernels add
+    /// up gradients of queries in memory. Elsewhere none.
+    fn attention_sums(&self, _shape: &Attention, _dtype: DType, _queries: usize) -> usize {
+        0
+    }
+    /// Assigns `dqkv`. `delta` (heads, N) f32 is scratch, and `sums`: [`Device::attention_sums`] or more.
     #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
@@ -173,6 +178,7 @@ pub trait Device: Send + Sync {
         lse: View,
         d_o: View,
         delta: ViewMut,
+        sums: ViewMut,
         dqkv: ViewMut,
     ) -> Result<()>;
 
@@ -205,7 +211,7 @@ pub trait Device: Send + Sync {
     /// `delta` (heads, N) f32 = row sums of d_o * o, both (N, heads * head_dim). Assigns.
     fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()>;
     /// The backward pass over one block, from the `lse` of all passes merged: adds to `dq` (Nq, heads * head_dim) f32 and to
-    /// `dkv` (Nk, 2 kv_heads * head_dim) f32, which travels with its block.
+    /// `dkv` (Nk, 2 kv_heads * head_dim) f32, which travels with its block. `sums` as in [`Device::attention_backward`].
     #[allow(clippy::too_many_arguments)]
     fn attention_pass_backward(
         &self,
@@ -217,6 +223,7 @@ pub trait Device: Send + Sync {
         lse: View,
         delta: View,
         d_o: View,
+        sums: ViewMut,
         dq: ViewMut,
         dkv: ViewMut,
     ) -> Result<()>;

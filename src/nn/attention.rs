@@ -187,10 +187,10 @@ impl AttentionBranch {
 
         let qkv = self.turned(cx, w, &saved.qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
-        let (d_o, documents) = (scratch.d_o.rows(n), cx.batch.cu_seqlens);
+        let (d_o, documents, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
         match cx.around(&self.shape) {
-            None => dev.attention_backward(&self.shape, documents, qkv, o, lse, d_o, delta, dqkv)?,
-            Some(around) => around.backward(&mut scratch.ring, qkv, o, lse, d_o, delta, dqkv)?,
+            None => dev.attention_backward(&self.shape, documents, qkv, o, lse, d_o, delta, sums, dqkv)?,
+            Some(around) => around.backward(&mut scratch.ring, qkv, o, lse, d_o, [delta, sums], dqkv)?,
         }
         match &self.turn {
             Turn::None => {}

@@ -87,6 +87,10 @@ impl Decoder {
     pub fn gathered_apart(&self, options: &WorkspaceOptions) -> usize {
         Workspace::plan(&self.spec, &self.split, self.rank, options).gathered_apart()
     }
+    /// Bytes beyond those of [`Decoder::planned`] that a GPU's kernels take, at most.
+    pub fn summed(&self, options: &WorkspaceOptions) -> usize {
+        Workspace::plan(&self.spec, &self.split, self.rank, options).summed()
+    }
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;

@@ -165,7 +165,7 @@ impl Around<'_> {
         o: View,
         lse: View,
         d_o: View,
-        mut delta: ViewMut,
+        [mut delta, mut sums]: [ViewMut; 2],
         mut dqkv: ViewMut,
     ) -> Result<()> {
         let (dev, shape) = (self.dev, self.shape);
@@ -182,9 +182,9 @@ impl Around<'_> {
             blocks.fetch(hop)?;
             let [of_queries, of_keys] = [&sees[0], &sees[1]].map(|of| of.band(&self.block(hop, n)));
             let (keys, dkv) = (blocks.at_hand(hop), grads.at_hand(hop)?);
-            let delta = delta.as_view();
+            let (delta, sums) = (delta.as_view(), sums.reborrow());
             let dq = sum.rows_mut(n);
-            dev.attention_pass_backward(shape, of_queries, of_keys, qkv, keys, lse, delta, d_o, dq, dkv)?;
+            dev.attention_pass_backward(shape, of_queries, of_keys, qkv, keys, lse, delta, d_o, sums, dq, dkv)?;
             grads.pass_on()?;
             blocks.arrive(hop)?;
         }

@@ -10,7 +10,7 @@ use super::ring::Ring;
 use super::spec::{Arch, Spec};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::{Attention, Buf, Device, View, ViewMut, VocabPart};
+use crate::device::{Attention, Buf, Device, View, ViewMut, VocabPart, gpu};
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +34,8 @@ pub struct Shape {
     width: usize,
     /// Of what a group communicates: which group, how, and how many ranks it has.
     through: Option<(Axis, CommUse, usize)>,
+    /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers it takes.
+    sums: Option<Attention>,
 }
 
 pub struct Tensor {
@@ -43,7 +45,7 @@ pub struct Tensor {
 
 impl Shape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> Shape {
-        Shape { category, dtype, rows, width, through: None }
+        Shape { category, dtype, rows, width, through: None, sums: None }
     }
     /// The group of `axis`, which has so many ranks, communicates it.
     pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> Shape {
@@ -53,12 +55,20 @@ impl Shape {
         let bytes = self.rows * self.width * self.dtype.size();
         self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
     }
+    /// Bytes that a GPU adds for its kernels, at most.
+    fn summed(&self) -> usize {
+        self.sums.map_or(0, |heads| DType::F32.size() * gpu::attention_sums(&heads, self.dtype, self.rows))
+    }
     /// Bytes that are there beyond [`Shape::bytes`] where each rank has its own.
     fn apart(&self) -> usize {
         Shape { through: None, ..*self }.bytes() - self.bytes()
     }
     pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let _for = dev.meter().purpose(name);
+        if let Some(heads) = &self.sums {
+            let len = dev.attention_sums(heads, self.dtype, self.rows);
+            return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
+        }
         let (len, width) = (self.rows * self.width, self.width);
         let buf = match self.through {
             Some((axis, usage, _)) if len > 0 => {
@@ -78,6 +88,9 @@ impl Tensor {
     }
     pub fn rows_mut(&mut self, n: usize) -> ViewMut<'_> {
         self.buf.view_mut().slice(0..n * self.width)
+    }
+    pub fn all_mut(&mut self) -> ViewMut<'_> {
+        self.buf.view_mut()
     }
     pub fn band(&self, rows: &Range<usize>) -> View<'_> {
         self.buf.view().slice(rows.start * self.width..rows.end * self.width)
@@ -186,6 +199,8 @@ table! {
         d_o,
         /// (heads, N) f32
         delta,
+        /// f32, as many as the device asks for: see [`Device::attention_sums`].
+        sums,
         /// (N, (heads + 2 kv_heads) head_dim)
         dqkv,
         /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
@@ -322,6 +337,7 @@ impl Workspace<Shape, ()> {
                 dh: back_stays(spec.dim),
                 d_o: back(inner),
                 delta: Shape { dtype: DType::F32, ..back(spec.heads) },
+                sums: Shape { sums: Some(heads), ..back(0) },
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(spec.ff),
@@ -363,9 +379,15 @@ impl Workspace<Shape, ()> {
     }
 
     pub(super) fn gathered_apart(&self) -> usize {
+        self.total(Shape::apart)
+    }
+    pub(super) fn summed(&self) -> usize {
+        self.total(Shape::summed)
+    }
+    fn total(&self, of: impl Fn(&Shape) -> usize) -> usize {
         let mut bytes = 0;
         let mut count = |_, shape: &Shape| {
-            bytes += shape.apart();
+            bytes += of(shape);
             Ok(())
         };
         self.map((), &mut count).ok(); // counting cannot fail

@@ -60,6 +60,11 @@ impl EngineOptions {
         let (at, decoder) = (mesh.coords(0), self.decoder(mesh, &mesh.coords(0))?);
         Ok(decoder.gathered_apart(&self.workspace(&self.split(mesh, &at))))
     }
+    /// Bytes of scratch beyond [`Engine::planned`] that attention takes on a GPU, at most: what architectures ask for differs.
+    pub fn summed(&self, mesh: &MeshSizes) -> Result<usize> {
+        let (at, decoder) = (mesh.coords(0), self.decoder(mesh, &mesh.coords(0))?);
+        Ok(decoder.summed(&self.workspace(&self.split(mesh, &at))))
+    }
     fn split(&self, mesh: &MeshSizes, at: &Coords) -> Split {
         Split {
             tp: Slice { index: at.tp, of: mesh.tp },

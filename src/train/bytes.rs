@@ -23,6 +23,10 @@ pub fn planned(
         bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
     }
     planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
+    if device == DeviceName::Cuda {
+        let sums = engine.summed(mesh)?;
+        planned.iter_mut().filter(|p| p.0 == Category::Scratch).for_each(|p| p.1 += sums);
+    }
     let apart = [engine.strategy.gathered_apart(layouts, mesh), engine.gathered_apart(mesh)?];
     add_apart(&mut planned, mesh, device, per_host, apart);
     Ok(planned)

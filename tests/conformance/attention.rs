@@ -1,7 +1,7 @@
 //! Rotary positions and attention.
 use crate::harness::*;
 use crate::reference::{self, Heads};
-use flatshard::base::DType;
+use flatshard::base::{Category, DType};
 use flatshard::device::{Attention, QkNormRope, RmsNorm, Rope};
 
 #[test]
@@ -183,8 +183,10 @@ fn attention_backward() {
             reference::attention_backward::<f32>(a, &cu, [&qkv, &o, &lse, &d_o]),
             &|dev, bufs| {
                 let [cu, qkv, o, lse, d_o, delta, dqkv] = bufs else { unreachable!() };
-                let (delta, dqkv) = (delta.view_mut(), dqkv.view_mut());
-                dev.attention_backward(&shape, cu.view(), qkv.view(), o.view(), lse.view(), d_o.view(), delta, dqkv)
+                let mut sums = dev.alloc(DType::F32, dev.attention_sums(&shape, qkv.dtype(), n), Category::Other)?;
+                let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
+                let (qkv, o, lse, d_o) = (qkv.view(), o.view(), lse.view(), d_o.view());
+                dev.attention_backward(&shape, cu.view(), qkv, o, lse, d_o, delta, sums, dqkv)
             },
         );
     }

@@ -142,6 +142,7 @@ impl Case<'_> {
             let mut delta = self.f32s(a.heads * n)?;
             self.dev.attention_delta(a, o.view(), d_o.view(), delta.view_mut())?;
             let mut dq = self.f32s(n * width)?;
+            let mut sums = self.f32s(self.dev.attention_sums(a, rank.qkv.dtype(), n))?;
             for (block, dkv) in self.ranks.iter().zip(&mut d_blocks) {
                 let [of_queries, of_keys] = self.ranges(rank, block)?;
                 self.dev.attention_pass_backward(
@@ -153,6 +154,7 @@ impl Case<'_> {
                     lse.view(),
                     delta.view(),
                     d_o.view(),
+                    sums.view_mut(),
                     dq.view_mut(),
                     dkv.view_mut(),
                 )?;

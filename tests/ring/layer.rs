@@ -87,8 +87,9 @@ impl Case<'_> {
         let (mut o, mut lse) = (alloc(self.dtype, d_o.len()), alloc(DType::F32, a.heads * n));
         dev.attention(&a, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
         let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n), alloc(self.dtype, qkv.len()));
-        let (d, dq) = (delta.view_mut(), dqkv.view_mut());
-        dev.attention_backward(&a, cu.view(), qkv.view(), o.view(), lse.view(), d_o.view(), d, dq).unwrap();
+        let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n));
+        let (d, s, dq) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
+        dev.attention_backward(&a, cu.view(), qkv.view(), o.view(), lse.view(), d_o.view(), d, s, dq).unwrap();
         Made { o: download(&dev, &o), dqkv: download(&dev, &dqkv) }
     }
     /// Around a ring of `world` ranks.
@@ -119,12 +120,13 @@ impl Case<'_> {
             let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
             let (mut o, mut lse) = (alloc(self.dtype, d_o.len())?, alloc(DType::F32, a.heads * n)?);
             let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n)?, alloc(self.dtype, qkv.len())?);
+            let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n))?;
             let around = Around { dev: &*dev, group: &*group, ring, shape: &a, layer: 3 };
             // Twice: what one layer leaves must not show in the next.
             for _ in 0..2 {
                 around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut())?;
-                let (d, dq) = (delta.view_mut(), dqkv.view_mut());
-                around.backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o.view(), d, dq)?;
+                let (scratch, dq) = ([delta.view_mut(), sums.view_mut()], dqkv.view_mut());
+                around.backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o.view(), scratch, dq)?;
             }
             Ok((mine().collect::<Vec<usize>>(), download(&*dev, &o), download(&*dev, &dqkv)))
         });

@@ -176,11 +176,12 @@ impl<W: Watch> Device for Watched<W> {
         lse: View,
         d_o: View,
         delta: ViewMut,
+        sums: ViewMut,
         dqkv: ViewMut,
     ) -> Result<()> {
         let bytes = qkv.bytes() + 2 * o.bytes() + d_o.bytes() + lse.bytes() + 2 * delta.bytes() + dqkv.bytes();
         let op = self.attention_op("attention_backward", s, &cu_seqlens, &qkv, bytes);
-        self.watch.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, dqkv))
+        self.watch.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv))
     }
     fn attention_ranges(
         &self,
@@ -221,12 +222,14 @@ impl<W: Watch> Device for Watched<W> {
         lse: View,
         delta: View,
         d_o: View,
+        sums: ViewMut,
         dq: ViewMut,
         dkv: ViewMut,
     ) -> Result<()> {
         let bytes = qkv.bytes() + kv.bytes() + d_o.bytes() + 2 * (dq.bytes() + dkv.bytes());
         let op = Op::attention("attention_pass_backward", s, qkv.dtype(), self.pairs(&of_queries), bytes);
-        self.watch.op(op, |dev| dev.attention_pass_backward(s, of_queries, of_keys, qkv, kv, lse, delta, d_o, dq, dkv))
+        self.watch
+            .op(op, |dev| dev.attention_pass_backward(s, of_queries, of_keys, qkv, kv, lse, delta, d_o, sums, dq, dkv))
     }
 
     fn adamw(

@@ -1,6 +1,9 @@
 //! Bulk copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited for in
 //! groups. As late as the hardware may: what is on its way to shared memory lands when the scheduler says, what leaves is
 //! read and written at the wait. Never executes anything else.
+//!
+//! A copy that adds is a read and a write of what it adds to, though the hardware would take two at a time: sums of f32 depend
+//! on their order, so two that nothing orders are a race here.
 use super::clock::Agent;
 use super::decode::{Address, Source, Space};
 use super::decode_hopper::Hopper;
@@ -28,6 +31,8 @@ pub struct Leaving {
     pieces: Vec<(usize, Option<u64>, usize)>,
     /// Once it has been read.
     data: Option<Vec<Vec<u8>>>,
+    /// f32 are added to what is there.
+    add: bool,
     pub pc: usize,
 }
 
@@ -36,6 +41,13 @@ pub struct Leaving {
 pub struct Bulk {
     pub open: Vec<Leaving>,
     pub groups: VecDeque<Vec<Leaving>>,
+}
+
+fn add(to: &mut [u8], data: &[u8]) {
+    let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+    for (to, data) in to.as_chunks_mut().0.iter_mut().zip(data.as_chunks().0) {
+        *to = (number(to) + number(data)).to_le_bytes();
+    }
 }
 
 impl Bulk {
@@ -63,17 +75,17 @@ impl Machine<'_, '_> {
                     let place = |p: Piece| (p.global, map.swizzle.apply(to + p.at as u64), p.bytes);
                     self.depart(cta, warp, lane, pieces.into_iter().map(place).collect(), barrier, at)?;
                 }
-                Hopper::BulkStore { to, from, bytes } => {
+                Hopper::BulkStore { to, from, bytes, add } => {
                     let [to, from] = [*to, *from].map(|a| self.address(warp, a, lane, at));
                     let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
                     let pieces = self.plain(from, to, bytes, at)?;
-                    self.leave(cta, warp, lane, pieces.map(|i| (from + i, Some(to + i), 16)).collect(), at)?;
+                    self.leave(cta, warp, lane, pieces.map(|i| (from + i, Some(to + i), 16)).collect(), *add, at)?;
                 }
                 Hopper::TensorStore { map, at: corner, from } => {
                     let from = self.address(warp, *from, lane, at);
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, from, at)?;
                     let place = |p: Piece| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
-                    self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), at)?;
+                    self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), false, at)?;
                 }
                 Hopper::BulkCommit => {
                     let bulk = warp.bulk.entry(lane).or_default();
@@ -182,9 +194,10 @@ impl Machine<'_, '_> {
         warp: &mut Warp,
         lane: usize,
         pieces: Vec<(u64, Option<u64>, usize)>,
+        add: bool,
         at: At,
     ) -> Step {
-        let mut leaving = Leaving { pieces: vec![], data: None, pc: at.pc };
+        let mut leaving = Leaving { pieces: vec![], data: None, add, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (shared, global, bytes) in pieces {
             let (name, base, offset) = self.find_shared(shared, bytes, at)?;
@@ -193,6 +206,9 @@ impl Machine<'_, '_> {
             self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, bytes, at);
             if let Some(address) = global {
                 let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy: Proxy::Async };
+                if add {
+                    self.touch(cta, warp, lane, Touch { access: Access::Read, ..touch }, at)?;
+                }
                 self.touch(cta, warp, lane, touch, at)?;
                 let (index, start) = self.find_global(address, bytes, at)?;
                 self.memory.allocations[index].shadow.depart(start, bytes);
@@ -232,7 +248,10 @@ impl Machine<'_, '_> {
         for ((_, to, bytes), data) in leaving.pieces.iter().zip(leaving.data.iter().flatten()) {
             let Some(Ok((index, start))) = to.map(|to| self.memory.find(to, *bytes)) else { continue };
             if let Ok(to) = self.bytes(index, Access::Write, start..start + bytes, at) {
-                to.copy_from_slice(data);
+                match leaving.add {
+                    true => add(to, data),
+                    false => to.copy_from_slice(data),
+                }
             }
             self.memory.allocations[index].shadow.land(start, *bytes, by);
         }

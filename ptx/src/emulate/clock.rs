@@ -39,14 +39,27 @@ impl Agent {
     }
 }
 
-/// The latest known time of every thread and agent of a CTA, and of threads of other CTAs where something told of them.
+/// The latest known time of every thread and agent of a CTA.
 #[derive(Clone, Debug, Default)]
-pub struct View {
-    cta: u32,
+struct Clocks {
     seen: Vec<u32>,
     /// What a proxy fence has made visible to the asynchronous proxy.
     shown: Vec<u32>,
-    others: Vec<(u32, Vec<u32>)>,
+}
+
+impl Clocks {
+    fn join(&mut self, other: &Clocks) {
+        highest(&mut self.seen, &other.seen);
+        highest(&mut self.shown, &other.shown);
+    }
+}
+
+/// What is known of one's own CTA, and of others where something told of them.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    cta: u32,
+    own: Clocks,
+    others: Vec<(u32, Clocks)>,
 }
 
 fn highest(to: &mut Vec<u32>, from: &[u32]) {
@@ -62,47 +75,53 @@ fn reaches(clocks: &[u32], e: &Epoch) -> bool {
 
 impl View {
     pub fn new(cta: u32, warps: usize) -> View {
-        View { cta, seen: vec![0; (warps + 1) * LANES], shown: vec![0; (warps + 1) * LANES], others: vec![] }
+        let clocks = vec![0; (warps + 1) * LANES];
+        View { cta, own: Clocks { seen: clocks.clone(), shown: clocks }, others: vec![] }
     }
     pub fn join(&mut self, other: &View) {
-        if other.cta == self.cta {
-            highest(&mut self.seen, &other.seen);
-            highest(&mut self.shown, &other.shown);
-        } else {
-            self.of(other.cta, &other.seen);
-        }
+        self.learn(other.cta, &other.own);
         for (cta, clocks) in &other.others {
-            self.of(*cta, clocks);
+            self.learn(*cta, clocks);
         }
     }
-    fn of(&mut self, cta: u32, clocks: &[u32]) {
+    fn learn(&mut self, cta: u32, clocks: &Clocks) {
         if cta == self.cta {
-            return highest(&mut self.seen, clocks);
+            return self.own.join(clocks);
         }
         match self.others.iter_mut().find(|(other, _)| *other == cta) {
-            Some((_, known)) => highest(known, clocks),
-            None => self.others.push((cta, clocks.to_vec())),
+            Some((_, known)) => known.join(clocks),
+            None => self.others.push((cta, clocks.clone())),
         }
+    }
+    fn of(&self, e: &Epoch) -> Option<&Clocks> {
+        if e.cta == self.cta {
+            return Some(&self.own);
+        }
+        self.others.iter().find(|(cta, _)| *cta == e.cta).map(|(_, clocks)| clocks)
     }
     /// An event is known from now on.
     pub fn note(&mut self, e: &Epoch) {
         for lane in lanes(e.lanes) {
-            let known = &mut self.seen[e.warp as usize * LANES + lane];
+            let known = &mut self.own.seen[e.warp as usize * LANES + lane];
             *known = e.clock.max(*known);
         }
     }
     pub fn knows(&self, e: &Epoch) -> bool {
-        if e.cta == self.cta {
-            return reaches(&self.seen, e);
-        }
-        self.others.iter().any(|(cta, clocks)| *cta == e.cta && reaches(clocks, e))
+        self.of(e).is_some_and(|clocks| reaches(&clocks.seen, e))
     }
-    /// Known when a proxy fence was passed. Other CTAs are not held to it.
+    /// Known when a proxy fence was passed.
     pub fn shows(&self, e: &Epoch) -> bool {
-        if e.cta == self.cta { reaches(&self.shown, e) } else { self.knows(e) }
+        self.of(e).is_some_and(|clocks| reaches(&clocks.shown, e))
     }
+    /// What a thread of this CTA wrote up to that time is visible to the asynchronous proxy.
+    pub fn show_own(&mut self, warp: usize, lane: usize, clock: u32) {
+        let known = &mut self.own.shown[warp * LANES + lane];
+        *known = clock.max(*known);
+    }
+    /// A proxy fence is passed.
     pub fn show(&mut self) {
-        highest(&mut self.shown, &self.seen);
+        let others = self.others.iter_mut().map(|(_, clocks)| clocks);
+        others.chain([&mut self.own]).for_each(|clocks| highest(&mut clocks.shown, &clocks.seen));
     }
 }
 

@@ -214,7 +214,7 @@ pub fn decode(mnemonic: &str, operands: &[Operand]) -> Result<Op> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
     let decoded = match parts[0] {
         "mbarrier" | "wgmma" | "setmaxnreg" => hopper(&parts, operands)?.map(Op::Hopper),
-        "cp" if parts.get(2) == Some(&"bulk") => hopper(&parts, operands)?.map(Op::Hopper),
+        "cp" if parts[1..].iter().take(3).any(|part| *part == "bulk") => hopper(&parts, operands)?.map(Op::Hopper),
         "barrier" if parts.get(1) == Some(&"cluster") => hopper(&parts, operands)?.map(Op::Hopper),
         "ld" | "st" | "atom" | "red" | "cp" => memory(&parts, operands)?,
         "ldmatrix" | "mma" => matrix(&parts, operands)?,

@@ -35,10 +35,12 @@ pub enum Hopper {
         bytes: Source,
         barrier: Address,
     },
+    /// With `add`, f32 that are added to those that are there.
     BulkStore {
         to: Address,
         from: Address,
         bytes: Source,
+        add: bool,
     },
     TensorLoad {
         to: Address,
@@ -147,6 +149,11 @@ fn bulk(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
         let at: Vec<Source> = at.iter().map(source).collect::<Result<_>>()?;
         Ok((dimensions == format!("{}d", at.len())).then_some((source(map)?, at)))
     };
+    if let ["cp", "reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"] = parts {
+        let [to, from, bytes] = operands else { return Ok(None) };
+        let (to, from, bytes) = (address(to)?, address(from)?, source(bytes)?);
+        return Ok(Some(Hopper::BulkStore { to, from, bytes, add: true }));
+    }
     Ok(Some(match (&parts[3..], operands) {
         (["commit_group"], []) => Hopper::BulkCommit,
         (["wait_group"], [left]) => Hopper::BulkWait { left: number(left)?, read: false },
@@ -158,7 +165,7 @@ fn bulk(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
             barrier: address(barrier)?,
         },
         (["global", "shared::cta", "bulk_group"], [to, from, bytes]) => {
-            Hopper::BulkStore { to: address(to)?, from: address(from)?, bytes: source(bytes)? }
+            Hopper::BulkStore { to: address(to)?, from: address(from)?, bytes: source(bytes)?, add: false }
         }
         (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", DONE], [to, from, barrier])
         | (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", "tile", DONE], [to, from, barrier]) => {

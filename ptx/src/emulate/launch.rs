@@ -82,6 +82,9 @@ impl Launch<'_> {
             block: self.block,
             report: Report::default(),
             counts: Counts::default(),
+            executed: 0,
+            past: HashMap::new(),
+            writes: 0,
             releases: HashMap::new(),
         };
         if let Some(open) = machine.shared.iter_mut().find(|f| f.bytes == 0) {
@@ -165,7 +168,7 @@ impl Launch<'_> {
             if !cta.flights.is_empty() && self.schedule != 0 && draw.below(LANDING) == 0 {
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
             }
-            wake(cta, warps);
+            wake(cta, warps, machine.writes);
             let ready: Vec<usize> = warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
             if ready.is_empty() && !cta.flights.is_empty() {
                 // As late as can be: nobody can go on without it.
@@ -173,14 +176,19 @@ impl Launch<'_> {
                 continue;
             }
             if ready.is_empty() {
-                return Err(self.deadlock(machine, resident));
+                // It looks out for what another CTA has to do.
+                if looking(warps) && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
+                    residents.rotate_left(1);
+                    continue;
+                }
+                return Err(self.deadlock(machine, &residents[turn]));
             }
             let (next, fuel) = match self.schedule {
                 0 => (ready[0], 4096),
                 _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
             };
             machine.run(cta, &mut warps[next], fuel)?;
-            if machine.counts.instructions > MOST {
+            if machine.executed > MOST {
                 return Err(self.blame(machine, Kind::Endless, format!("more than {MOST} warp instructions")));
             }
             if warps[next].state == State::Done {
@@ -202,7 +210,9 @@ impl Launch<'_> {
             State::Waiting { barrier, pc, .. } => {
                 Some(format!("warp {} at barrier {barrier} ({})", w.id, self.kernel.place(pc)))
             }
-            State::Polling { pc } => Some(format!("warp {} waiting ({})", w.id, self.kernel.place(pc))),
+            State::Polling { pc } | State::Looking { pc, .. } => {
+                Some(format!("warp {} waiting ({})", w.id, self.kernel.place(pc)))
+            }
             _ => None,
         });
         let mbarriers = resident.cta.mbarriers.iter().map(|(offset, barrier)| {
@@ -216,11 +226,30 @@ impl Launch<'_> {
     }
 }
 
-/// A phase has completed, or registers are free: whoever waits looks again.
-fn wake(cta: &mut Cta, warps: &mut [Warp]) {
-    if std::mem::take(&mut cta.progress) > 0 {
-        for warp in warps.iter_mut().filter(|w| matches!(w.state, State::Polling { .. })) {
-            warp.state = State::Ready;
+/// A phase has completed, registers are free, or global memory has been written: whoever waits looks again.
+fn wake(cta: &mut Cta, warps: &mut [Warp], written: u64) {
+    let progress = std::mem::take(&mut cta.progress) > 0;
+    for warp in warps {
+        match warp.state {
+            State::Polling { .. } if progress => warp.state = State::Ready,
+            State::Looking { writes, .. } if writes != written => warp.state = State::Ready,
+            _ => {}
         }
+    }
+}
+
+fn looking(warps: &[Warp]) -> bool {
+    warps.iter().any(|w| matches!(w.state, State::Looking { .. }))
+}
+
+impl Resident {
+    fn goes_on(&self, written: u64) -> bool {
+        let can = |warp: &Warp| match warp.state {
+            State::Ready => true,
+            State::Polling { .. } => self.cta.progress > 0,
+            State::Looking { writes, .. } => writes != written,
+            _ => false,
+        };
+        !self.cta.flights.is_empty() || self.warps.iter().any(can)
     }
 }

@@ -8,6 +8,7 @@ use super::mbarrier::Mbarrier;
 use super::memory::Memory;
 use super::report::{Counts, Finding, Kind, Report, Thread};
 use super::shadow::Shadow;
+use super::spin::Past;
 use super::sync_ops::Arrival;
 use super::warp::{Group, LANES, State, Warp, lanes};
 use std::collections::{BTreeMap, HashMap};
@@ -49,6 +50,12 @@ pub struct Machine<'a, 'm> {
     pub block: [u32; 3],
     pub report: Report,
     pub counts: Counts,
+    /// Warp instructions executed, loops that wait included.
+    pub executed: u64,
+    /// What strong writes of global memory replaced, and when, by address.
+    pub past: HashMap<u64, Past>,
+    /// Writes of global memory so far.
+    pub writes: u64,
     /// What releases have told, by address, and CTA where the scope was that.
     pub releases: HashMap<(u64, Option<u32>), View>,
 }
@@ -140,6 +147,8 @@ impl Machine<'_, '_> {
                     continue;
                 }
                 self.counts.instructions += 1;
+                self.executed += 1;
+                warp.looks_on(&self.kernel.instructions[group.pc].op);
                 self.execute(cta, warp, index, active, at)?;
                 self.check_flying(warp, at);
                 return Ok(());

@@ -96,7 +96,8 @@ impl Machine<'_, '_> {
     /// Whether a bulk copy of this lane may count on the mbarrier: its initialisation must have passed a fence.
     pub(super) fn check_shown(&mut self, cta: &Cta, warp: &Warp, lane: usize, barrier: usize, at: At) {
         let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
-        if !barrier.shown && !warp.views.of(lane).shows(&barrier.init) {
+        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
+        if !barrier.shown && !who.shows(&barrier.init) {
             let place = self.kernel.place(barrier.init.pc as usize);
             let what =
                 format!("counts on an mbarrier whose initialisation at {place} has passed no fence.mbarrier_init");
@@ -302,11 +303,10 @@ impl Machine<'_, '_> {
                 warp.order.passed = Some((active, warp.release(active, cta.id)));
             }
             Fence::Proxy => {
-                let (live, view) = (warp.live(), warp.release(active, cta.id));
-                warp.views.change(active, live, |known| {
-                    known.join(&view);
-                    known.show();
-                });
+                lanes(active).for_each(|lane| warp.fenced[lane] = warp.time);
+                warp.time += 1;
+                let live = warp.live();
+                warp.views.change(active, live, View::show);
             }
             Fence::MbarrierInit => {
                 let own = |e: &Epoch| e.warp as usize == warp.id && e.lanes & !active == 0;

@@ -40,8 +40,10 @@ impl Machine<'_, '_> {
                 let access = if order.strong { Access::Atomic } else { Access::Read };
                 let total = bytes * to.len();
                 let addresses = self.addresses(warp, *address, active, at);
+                let moved = self.counts.global_sectors;
                 self.count(*space, &addresses, active, total);
-                let mut values = vec![[0; LANES]; to.len()];
+                let moved = self.counts.global_sectors - moved;
+                let (mut values, mut current) = (vec![[0; LANES]; to.len()], true);
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
@@ -49,8 +51,12 @@ impl Machine<'_, '_> {
                     for (values, element) in values.iter_mut().zip(data.chunks(*bytes)) {
                         values[lane] = little_endian(element);
                     }
-                    self.ordered(cta, warp, lane, *order, address, false);
+                    match self.missed(cta, warp, lane, *order, address, at) {
+                        Some(old) => (values[0][lane], current) = (old, false),
+                        None => self.ordered(cta, warp, lane, *order, address, false),
+                    }
                 }
+                self.looked(warp, active, *order, (&addresses, &values[0], moved), current, at);
                 for (to, values) in to.iter().zip(&values) {
                     if let Some(to) = to {
                         warp.set(*to, active, values);
@@ -65,12 +71,15 @@ impl Machine<'_, '_> {
                 let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
+                    let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy }.epoch();
                     self.ordered(cta, warp, lane, *order, address, true);
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
+                    let old = little_endian(&data[..*bytes]);
                     for (element, values) in data.chunks_mut(*bytes).zip(&values) {
                         element.copy_from_slice(&values[lane].to_le_bytes()[..*bytes]);
                     }
+                    self.replaced(*order, (*space, address), old, by);
                 }
             }
             Op::Atomic { order, space, bytes, function, to, address, from } => {
@@ -80,6 +89,7 @@ impl Machine<'_, '_> {
                 let mut old = [0; LANES];
                 for lane in lanes(active) {
                     let (address, bytes, access) = (addresses[lane], *bytes, Access::Atomic);
+                    let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic }.epoch();
                     self.ordered(cta, warp, lane, *order, address, true);
                     if to.is_some() {
                         self.ordered(cta, warp, lane, *order, address, false);
@@ -89,6 +99,7 @@ impl Machine<'_, '_> {
                     old[lane] = little_endian(data);
                     let new = function(old[lane], a[lane], b[lane]);
                     data.copy_from_slice(&new.to_le_bytes()[..bytes]);
+                    self.replaced(*order, (*space, address), old[lane], by);
                 }
                 if let Some(to) = to {
                     warp.set(*to, active, &old);
@@ -382,7 +393,7 @@ fn distinct(values: &mut [u64]) -> &[u64] {
 }
 
 /// Generic addresses tell their space.
-fn located(space: Space, address: u64) -> Space {
+pub(super) fn located(space: Space, address: u64) -> Space {
     match space {
         Space::Generic if address < SHARED_END => Space::Shared,
         Space::Generic => Space::Global,

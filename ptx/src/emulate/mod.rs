@@ -26,6 +26,7 @@ mod memory_ops;
 mod parse;
 mod report;
 mod shadow;
+mod spin;
 mod sync_ops;
 mod tensor;
 mod warp;

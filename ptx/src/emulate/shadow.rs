@@ -4,7 +4,7 @@
 //! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighbouring
 //! bytes of two lanes are no race, and tiles cost little.
 use super::clock::Epoch;
-use super::warp::Warp;
+use super::warp::{Warp, lanes};
 use std::ops::Range;
 
 const PAGE: usize = 256;
@@ -41,17 +41,23 @@ impl Who<'_> {
         Epoch { cta, clock: warp.time, pc: pc as u32, warp: warp.id as u16, lanes }
     }
     /// Whether `e` happened before this access, or is this thread's own.
-    fn follows(&self, e: &Epoch) -> bool {
+    pub fn follows(&self, e: &Epoch) -> bool {
         let own =
             e.cta == self.cta && e.warp as usize == self.warp.id && e.lanes == self.lanes && e.lanes.count_ones() == 1;
         own || self.warp.views.all(self.lanes, |view| view.knows(e))
+    }
+    /// Whether a proxy fence came after `e`, which happened before: of this thread, or of one that it knows of.
+    pub fn shows(&self, e: &Epoch) -> bool {
+        let mine = (e.cta, e.warp as usize) == (self.cta, self.warp.id) && e.lanes & !self.lanes == 0;
+        mine && lanes(e.lanes).all(|lane| e.clock <= self.warp.fenced[lane])
+            || self.warp.views.all(self.lanes, |view| view.shows(e))
     }
     /// The same of a write, which the proxy must see as well.
     fn sees(&self, e: &Epoch) -> Order {
         let foreign = self.proxy == Proxy::Async && (e.warp as usize) < self.warp.warps;
         match self.follows(e) {
             false => Order::None,
-            true if foreign && !self.warp.views.all(self.lanes, |view| view.shows(e)) => Order::Unshown,
+            true if foreign && !self.shows(e) => Order::Unshown,
             true => Order::Before,
         }
     }

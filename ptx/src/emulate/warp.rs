@@ -3,8 +3,9 @@
 use super::bulk::Bulk;
 use super::clock::{Epoch, View, Views};
 use super::kernel::Kernel;
+use super::spin::Spin;
 use super::wgmma::Flying;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub const LANES: usize = 32;
 
@@ -21,6 +22,11 @@ pub enum State {
     /// Nothing to do until an mbarrier's phase or registers become free: at that instruction.
     Polling {
         pc: usize,
+    },
+    /// Nothing to do until some global memory is written: it has read the same there again, when so many writes had been made.
+    Looking {
+        pc: usize,
+        writes: u64,
     },
     /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
     Waiting {
@@ -57,6 +63,8 @@ pub struct Warp {
     pub time: u32,
     pub views: Views,
     pub order: Fences,
+    /// When each lane passed its last proxy fence: what it wrote before, the asynchronous proxy sees.
+    pub fenced: [u32; LANES],
     /// What `barrier.cluster.arrive` has told, until the wait.
     pub cluster: Option<View>,
     pub state: State,
@@ -65,6 +73,10 @@ pub struct Warp {
     pub bulk: BTreeMap<usize, Bulk>,
     /// Waits that have failed once: see [Note: waiting] in mbarrier.rs.
     pub polled: Vec<(u64, u64, u32)>,
+    /// The last strong read, until something else than arithmetic follows; and the writes that strong reads have missed, by address and
+    /// lane. See [Note: looking] in spin.rs.
+    pub spin: Option<Spin>,
+    pub missed: HashMap<(u64, usize), Epoch>,
     pub flying: Flying,
     /// Registers a thread, as `setmaxnreg` left them.
     pub budget: u32,
@@ -103,11 +115,14 @@ impl Warp {
             time: 1,
             views: Views::Same(View::new(cta, warps)),
             order: Fences::default(),
+            fenced: [0; LANES],
             cluster: None,
             state: State::Ready,
             copies: Default::default(),
             bulk: BTreeMap::new(),
             polled: vec![],
+            spin: None,
+            missed: HashMap::new(),
             flying: Flying::new(kernel.registers.len()),
             budget: kernel.registers_a_thread(threads),
         }
@@ -120,6 +135,7 @@ impl Warp {
     pub fn release(&mut self, mask: u32, cta: u32) -> View {
         let mut view = self.views.joined(mask);
         view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask });
+        lanes(mask).for_each(|lane| view.show_own(self.id, lane, self.fenced[lane]));
         self.time += 1;
         view
     }

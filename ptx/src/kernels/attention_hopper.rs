@@ -4,9 +4,11 @@
 //! r is [`Tiles::rows`](Kernel::rows) for what a CTA keeps and [`Tiles::columns`] for what passes by.
 //!
 //! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
+//! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k and v. Its grid is of
+//! one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
 //! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
-//! dkv: `attention_dkv(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, shape)`; keeps k and v. The maps of lse and delta are of
-//! (heads * queries, 1, 1) numbers with boxes of ([`Tiles::columns`], 1, 1).
+//! dkv: `attention_dkv(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, shape)`; keeps k and v.
+//! The maps of lse and delta are of (heads * queries, 1, 1) numbers with boxes of ([`Tiles::columns`], 1, 1).
 //! The other parameters are as in `attention.rs`.
 use super::Variant;
 use super::attention::Kernel;
@@ -23,13 +25,48 @@ pub struct Tiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     pub forward: Tiles,
-    pub dq: Tiles,
-    /// All are launched: together they give the gradients of keys and values.
-    pub dkv: &'static [Tiles],
+    pub backward: Backward,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backward {
+    /// All gradients at once, those of queries as sums that are yet to be rounded.
+    Fused(Fused),
+    Apart {
+        dq: Tiles,
+        /// All are launched: together they give the gradients of keys and values.
+        dkv: &'static [Tiles],
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fused {
+    pub tiles: Tiles,
+    /// From sums to gradients: two CTAs a tile of queries and head.
+    pub finish: Kernel,
+    /// Numbers of a tile's sums.
+    pub sum: usize,
+}
+
+impl Fused {
+    /// Tiles of queries.
+    fn queries(&self, queries: usize) -> usize {
+        queries.div_ceil(self.tiles.columns as usize)
+    }
+    /// Numbers of 4 bytes that a launch over so many queries has to itself: turns, which are zeros before it ..
+    pub fn turns(&self, heads: usize, queries: usize) -> usize {
+        1 + heads * self.queries(queries)
+    }
+    /// .. and sums, on 16 bytes.
+    pub fn sums(&self, heads: usize, queries: usize) -> usize {
+        self.sum * heads * self.queries(queries)
+    }
 }
 
 const ROWS: u32 = 128;
 const STAGES: u32 = 4;
+/// Of a tile of the backward pass.
+const QUERIES: u32 = 64;
 
 /// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, what comes with the rows of each place, and
 /// what is lost where the array starts.
@@ -42,56 +79,83 @@ const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, 
 /// Bytes of a place's lse or delta.
 const NUMBERS: u32 = 256;
 
-/// The kernels of a head of up to `dim` elements: columns of a tile, as in the sources; `halves` where a launch has registers for the
-/// gradient of keys or of values alone.
-macro_rules! family {
-    (@variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal $(, $key:literal = $value:literal)*) => {
+/// Gradients of scores and sums behind the ring.
+const fn fused(variant: &Variant, finish: &Variant, dim: u32) -> Backward {
+    let Tiles { kernel, columns } = tiles(variant, "attention_backward", dim, [2, QUERIES, NUMBERS]);
+    let sum = QUERIES * dim.next_multiple_of(64);
+    let shared = kernel.shared + ROWS * QUERIES * 2 + 2 * 4 * sum;
+    let finish = Kernel { variant: finish.name, entry: "attention_sum", rows: 64, threads: 128, shared: 0 };
+    Backward::Fused(Fused { tiles: Tiles { kernel: Kernel { shared, ..kernel }, columns }, finish, sum: sum as usize })
+}
+
+macro_rules! variant {
+    ($stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal $(, $key:literal = $value:literal)*) => {
         Variant {
             name: concat!("attention_hopper_", $stem, "_", $dtype, "_", $dim),
             file: $file,
             given: &[("DTYPE", $number), ("HEAD_DIM", $dim) $(, ($key, $value))*],
         }
     };
-    ($family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $dq:literal, $dkv:literal) => {
-        const $variants: [Variant; 3] = [
-            family!(@variant "forward", "attention_hopper.ptx", $dtype, $number, $dim),
-            family!(@variant "dq", "attention_hopper_dq.ptx", $dtype, $number, $dim),
-            family!(@variant "dkv", "attention_hopper_dkv.ptx", $dtype, $number, $dim),
+}
+/// The kernels of a head of up to `dim` elements: columns of a tile, as in the sources.
+macro_rules! family {
+    ($family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $sum:expr) => {
+        const $variants: [Variant; 2] = [
+            variant!("forward", "attention_hopper.ptx", $dtype, $number, $dim),
+            variant!("backward", "attention_hopper_backward.ptx", $dtype, $number, $dim),
         ];
         const $family: Family = Family {
             forward: tiles(&$variants[0], "attention_forward", $dim, [1, $forward, 0]),
-            dq: tiles(&$variants[1], "attention_dq", $dim, [2, $dq, 0]),
-            dkv: &[tiles(&$variants[2], "attention_dkv", $dim, [2, $dkv, NUMBERS])],
-        };
-    };
-    (halves $family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $dq:literal,
-        [$dk:literal, $dv:literal]) => {
-        const $variants: [Variant; 4] = [
-            family!(@variant "forward", "attention_hopper.ptx", $dtype, $number, $dim),
-            family!(@variant "dq", "attention_hopper_dq.ptx", $dtype, $number, $dim),
-            family!(@variant "dk", "attention_hopper_dkv.ptx", $dtype, $number, $dim, "DV" = 0),
-            family!(@variant "dv", "attention_hopper_dkv.ptx", $dtype, $number, $dim, "DK" = 0),
-        ];
-        const $family: Family = Family {
-            forward: tiles(&$variants[0], "attention_forward", $dim, [1, $forward, 0]),
-            dq: tiles(&$variants[1], "attention_dq", $dim, [2, $dq, 0]),
-            dkv: &[
-                tiles(&$variants[2], "attention_dkv", $dim, [2, $dk, NUMBERS]),
-                tiles(&$variants[3], "attention_dkv", $dim, [1, $dv, NUMBERS]),
-            ],
+            backward: fused(&$variants[1], $sum, $dim),
         };
     };
 }
-family!(BF16_64, BF16_64_VARIANTS, "bf16", 1, 64, 128, 128, 64);
-family!(BF16_96, BF16_96_VARIANTS, "bf16", 1, 96, 128, 96, 64);
-family!(BF16_128, BF16_128_VARIANTS, "bf16", 1, 128, 128, 96, 48);
-family!(halves BF16_256, BF16_256_VARIANTS, "bf16", 1, 256, 80, 48, [48, 64]);
-family!(F16_64, F16_64_VARIANTS, "f16", 2, 64, 128, 128, 64);
-family!(F16_96, F16_96_VARIANTS, "f16", 2, 96, 128, 96, 64);
-family!(F16_128, F16_128_VARIANTS, "f16", 2, 128, 128, 96, 48);
-family!(halves F16_256, F16_256_VARIANTS, "f16", 2, 256, 80, 48, [48, 64]);
+/// Of the largest heads, for which a launch has registers for the gradient of keys or of values alone.
+macro_rules! large {
+    ($family:ident, $variants:ident, $dtype:literal, $number:literal) => {
+        const $variants: [Variant; 4] = [
+            variant!("forward", "attention_hopper.ptx", $dtype, $number, 256),
+            variant!("dq", "attention_hopper_dq.ptx", $dtype, $number, 256),
+            variant!("dk", "attention_hopper_dkv.ptx", $dtype, $number, 256),
+            variant!("dv", "attention_hopper_dkv.ptx", $dtype, $number, 256, "DK" = 0),
+        ];
+        const $family: Family = Family {
+            forward: tiles(&$variants[0], "attention_forward", 256, [1, 80, 0]),
+            backward: Backward::Apart {
+                dq: tiles(&$variants[1], "attention_dq", 256, [2, 48, 0]),
+                dkv: &[
+                    tiles(&$variants[2], "attention_dkv", 256, [2, 48, NUMBERS]),
+                    tiles(&$variants[3], "attention_dkv", 256, [1, 64, NUMBERS]),
+                ],
+            },
+        };
+    };
+}
+const SUMS: [Variant; 4] = [
+    Variant {
+        name: "attention_hopper_sum_bf16_32",
+        file: "attention_hopper_sum.ptx",
+        given: &[("DTYPE", 1), ("HALF", 32)],
+    },
+    Variant { name: "attention_hopper_sum_bf16_64", file: "attention_hopper_sum.ptx", given: &[("DTYPE", 1)] },
+    Variant {
+        name: "attention_hopper_sum_f16_32",
+        file: "attention_hopper_sum.ptx",
+        given: &[("DTYPE", 2), ("HALF", 32)],
+    },
+    Variant { name: "attention_hopper_sum_f16_64", file: "attention_hopper_sum.ptx", given: &[("DTYPE", 2)] },
+];
+family!(BF16_64, BF16_64_VARIANTS, "bf16", 1, 64, 128, &SUMS[0]);
+family!(BF16_96, BF16_96_VARIANTS, "bf16", 1, 96, 128, &SUMS[1]);
+family!(BF16_128, BF16_128_VARIANTS, "bf16", 1, 128, 128, &SUMS[1]);
+large!(BF16_256, BF16_256_VARIANTS, "bf16", 1);
+family!(F16_64, F16_64_VARIANTS, "f16", 2, 64, 128, &SUMS[2]);
+family!(F16_96, F16_96_VARIANTS, "f16", 2, 96, 128, &SUMS[3]);
+family!(F16_128, F16_128_VARIANTS, "f16", 2, 128, 128, &SUMS[3]);
+large!(F16_256, F16_256_VARIANTS, "f16", 2);
 
 const ALL: &[&[Variant]] = &[
+    &SUMS,
     &BF16_64_VARIANTS,
     &BF16_96_VARIANTS,
     &BF16_128_VARIANTS,

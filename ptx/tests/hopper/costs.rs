@@ -4,29 +4,21 @@ use crate::launch::Bench;
 use crate::reference::{Inputs, Shape, Sight};
 use flatshard_ptx::emulate::{Counts, Kind};
 use flatshard_ptx::kernels::attention::Kernel;
-use flatshard_ptx::kernels::attention_hopper::{Family, Tiles, sm_90a_family};
+use flatshard_ptx::kernels::attention_hopper::{Backward, Family, Fused, Tiles, sm_90a_family};
 use std::ops::Range;
 
 const BUDGET: &str = include_str!("budget.txt");
 const HEAD: &str = "variant shape instructions sectors floor conflicts multiply-adds";
 
-/// Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
-fn products(kernel: &Kernel) -> u64 {
-    let part = ["_dk_", "_dv_"].map(|part| kernel.variant.contains(part));
-    match (kernel.entry, part) {
-        ("attention_forward", _) | (_, [_, true]) => 2,
-        ("attention_dq", _) | (_, [true, _]) => 3,
-        _ => 4,
-    }
-}
-
 /// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows that their copies bring: whole tiles, up
-/// to the last row that there is.
-fn copied(ranges: &[Range<u32>], Tiles { kernel, columns }: &Tiles, last: usize) -> (u64, u64) {
-    let starts = ranges
-        .chunks(kernel.rows as usize)
-        .flat_map(|tile| (tile[0].start as usize..tile[tile.len() - 1].end as usize).step_by(*columns as usize));
-    starts.fold((0, 0), |(tiles, rows), start| (tiles + 1, rows + (last - start).min(*columns as usize) as u64))
+/// to the last row that there is. `whole`: tiles of columns start at a multiple of their size.
+fn copied(ranges: &[Range<u32>], Tiles { kernel, columns }: &Tiles, last: usize, whole: bool) -> (u64, u64) {
+    let columns = *columns as usize;
+    let starts = ranges.chunks(kernel.rows as usize).flat_map(|tile| {
+        let (start, end) = (tile[0].start as usize, tile[tile.len() - 1].end as usize);
+        (if whole { start / columns * columns } else { start }..end).step_by(columns)
+    });
+    starts.fold((0, 0), |(tiles, rows), start| (tiles + 1, rows + (last - start).min(columns) as u64))
 }
 
 /// A line of the budget for each launch.
@@ -37,38 +29,64 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
     let (queries, keys) = (shape.rows().0.len() as u64, shape.rows().1.len() as u64);
     let ones = vec![1.0; shape.heads * queries as usize];
     let run = |given| bench.run(&x, given, 0.0).unwrap_or_else(|report| panic!("{report}")).1;
-    let launched = [&family.forward, &family.dq].into_iter().chain(family.dkv);
-    let counts = run(None).into_iter().chain(run(Some([&ones, &ones])));
     let pass = matches!(shape.sight, Sight::Pass { .. });
-    let line = |(tiles, (variant, counts)): (&Tiles, (&str, Counts))| {
-        let kernel = &tiles.kernel;
+    let (heads, kv_heads) = (shape.heads as u64, shape.kv_heads as u64);
+    let dim = [64, 96, 128, 256].into_iter().find(|d| *d >= shape.head_dim as u64).unwrap();
+    let row = 2 * shape.head_dim as u64;
+    // A pass adds f32 gradients to what is there, and assigns f32 outputs.
+    let (out, gradient) = if pass { (2 * row, 4 * row) } else { (row, row) };
+    // Heads of queries go over a head of keys: all of them see each tile.
+    let seen = |tiles: &Tiles, of: usize, whole| {
+        let last = if of == 1 { queries } else { keys };
+        let (count, rows) = copied(&shape.tables()[of], tiles, last as usize, whole);
+        (heads * count * tiles.kernel.rows as u64 * tiles.columns as u64, count, rows)
+    };
+    // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes a row of each sum.
+    // Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
+    let forward = |tiles: &Tiles| {
+        let (pairs, _, rows) = seen(tiles, 0, false);
+        (2 * dim * pairs, heads * (queries * (row + out + 4) + 2 * row * rows))
+    };
+    let of_queries = |tiles: &Tiles| {
+        let (pairs, _, rows) = seen(tiles, 0, false);
+        (3 * dim * pairs, heads * (queries * (2 * row + gradient + 8) + 2 * row * rows))
+    };
+    let of_keys = |tiles: &Tiles| {
+        let (pairs, _, rows) = seen(tiles, 1, false);
+        match tiles.kernel.variant {
+            v if v.contains("_dk_") => (3 * dim * pairs, keys * (2 * row + gradient) + heads * (2 * row + 8) * rows),
+            _ => (2 * dim * pairs, keys * (row + gradient) + heads * (2 * row + 4) * rows),
+        }
+    };
+    let mut wanted = vec![(family.forward.kernel, forward(&family.forward))];
+    match &family.backward {
+        Backward::Apart { dq, dkv } => {
+            wanted.push((dq.kernel, of_queries(dq)));
+            wanted.extend(dkv.iter().map(|tiles| (tiles.kernel, of_keys(tiles))));
+        }
+        Backward::Fused(Fused { tiles, finish, sum }) => {
+            let (pairs, count, rows) = seen(tiles, 1, true);
+            // dQ in two whole halves; and each CTA takes the last tile's scores once more.
+            let ctas = kv_heads * keys.div_ceil(tiles.kernel.rows as u64);
+            let again = ctas * (tiles.kernel.rows * tiles.columns) as u64 * dim;
+            let sums = 4 * *sum as u64;
+            let bytes = keys * 2 * (row + gradient) + heads * ((2 * row + 8) * rows + sums * count);
+            wanted.push((tiles.kernel, ((4 * dim + dim.next_multiple_of(64)) * pairs + again, bytes)));
+            let tiles = queries.div_ceil(tiles.columns as u64);
+            wanted.push((*finish, (0, heads * (tiles * sums + queries * gradient))));
+        }
+    }
+    let counts = run(None).into_iter().chain(run(Some([&ones, &ones])));
+    let line = |((kernel, (products, bytes)), (variant, counts)): ((Kernel, (u64, u64)), (&str, Counts))| {
         assert_eq!(variant, kernel.variant);
-        let turned = kernel.entry == "attention_dkv";
-        let last = if turned { queries } else { keys };
-        let (count, rows) = copied(&shape.tables()[turned as usize], tiles, last as usize);
-        // Heads of queries go over a head of keys: all of them see each tile.
-        let (heads, products) = (shape.heads as u64, products(kernel));
-        let dim = [64, 96, 128, 256].into_iter().find(|d| *d >= shape.head_dim as u64).unwrap();
-        let tile = kernel.rows as u64 * tiles.columns as u64 * dim;
-        assert_eq!(counts.multiply_adds, heads * count * tile * products, "{variant}: tiles");
+        assert_eq!(counts.multiply_adds, products, "{variant}: tiles");
         assert_eq!(counts.bank_conflicts, 0, "{variant}");
-        let row = 2 * shape.head_dim as u64;
-        // A pass adds f32 gradients to what is there, and assigns f32 outputs.
-        let (out, gradient) = if pass { (2 * row, 4 * row) } else { (row, row) };
-        // Rows in and out once, two matrices of each tile's rows, 4 bytes a row of each sum: lse, delta.
-        let floor = match (kernel.entry, variant) {
-            ("attention_forward", _) => heads * (queries * (row + out + 4) + 2 * row * rows),
-            ("attention_dq", _) => heads * (queries * (2 * row + gradient + 8) + 2 * row * rows),
-            (_, v) if v.contains("_dk_") => keys * (2 * row + gradient) + heads * (2 * row + 8) * rows,
-            (_, v) if v.contains("_dv_") => keys * (row + gradient) + heads * (2 * row + 4) * rows,
-            _ => keys * 2 * (row + gradient) + heads * (2 * row + 8) * rows,
-        } / 32;
-        let sectors = counts.global_sectors;
+        let Counts { instructions, global_sectors: sectors, bank_conflicts: conflicts, .. } = counts;
+        let floor = bytes / 32;
         assert!(sectors as f64 <= 1.1 * floor as f64, "{variant}: {sectors} sectors, floor {floor}");
-        let (instructions, conflicts) = (counts.instructions, counts.bank_conflicts);
         format!("{variant} {label} {instructions} {sectors} {floor} {conflicts} {}", counts.multiply_adds)
     };
-    launched.zip(counts).map(line).collect()
+    wanted.into_iter().zip(counts).map(line).collect()
 }
 
 #[test]
@@ -103,10 +121,16 @@ fn shared_memory_is_what_the_kernel_uses() {
             assert!(shared <= 227 << 10, "{}: more than a CTA of sm_90 may have", tiles.kernel.variant);
             Tiles { kernel: Kernel { shared: shared - 1024 - idle - 72, ..tiles.kernel }, ..*tiles }
         };
-        let mut tight =
-            vec![Family { forward: less(&family.forward), ..family }, Family { dq: less(&family.dq), ..family }];
-        for tiles in family.dkv {
-            tight.push(Family { dkv: Box::leak(Box::new([less(tiles)])), ..family });
+        let mut tight = vec![Family { forward: less(&family.forward), ..family }];
+        let mut backward = |backward| tight.push(Family { backward, ..family });
+        match family.backward {
+            Backward::Fused(fused) => backward(Backward::Fused(Fused { tiles: less(&fused.tiles), ..fused })),
+            Backward::Apart { dq, dkv } => {
+                backward(Backward::Apart { dq: less(&dq), dkv });
+                for tiles in dkv {
+                    backward(Backward::Apart { dq, dkv: Box::leak(Box::new([less(tiles)])) });
+                }
+            }
         }
         let shape = Shape::packed(1, 1, head_dim, &[0, 130]);
         let (x, ones) = (Inputs::new(&shape), vec![1.0; 130]);

@@ -3,7 +3,7 @@ use crate::reference::{Inputs, Outputs, Shape, Sight};
 use flatshard_ptx::emulate::{Argument, Counts, Launch, Memory, Report, Swizzle, TensorMap, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::Kernel;
-use flatshard_ptx::kernels::attention_hopper::{BOX, Family, Tiles, sm_90a_family};
+use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Family, Fused, Tiles, sm_90a_family};
 use half::{bf16, f16};
 
 fn encode(dtype: &str, values: &[f64]) -> Vec<u8> {
@@ -20,6 +20,10 @@ fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
     } else {
         bytes.as_chunks().0.iter().map(half).collect()
     }
+}
+/// CTAs for so many rows.
+fn blocks(rows: usize, kernel: &Kernel) -> usize {
+    rows.div_ceil(kernel.rows as usize)
 }
 /// Where a fault is planted: the variant, and what becomes of its text.
 pub type Plant<'a> = Option<(&'a str, &'a dyn Fn(String) -> String)>;
@@ -39,15 +43,15 @@ impl<'a> Bench<'a> {
         let family = *sm_90a_family(dtype, shape.head_dim).unwrap();
         Bench { dtype, shape, family, schedule, plant: None }
     }
+    /// A grid of `grid` CTAs for each of so many heads.
     fn launch(
         &self,
-        tiles: &Tiles,
-        rows: usize,
-        heads: usize,
+        kernel: &Kernel,
+        (grid, heads): (usize, usize),
         arguments: &[Argument],
         memory: &mut Memory,
     ) -> Result<(&'static str, Counts), Report> {
-        let Kernel { variant, entry, rows: side, threads, shared } = tiles.kernel;
+        let Kernel { variant, entry, threads, shared, .. } = *kernel;
         let variant = Variant::by_name(variant).unwrap();
         let mut text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
         if let Some((_, change)) = self.plant.filter(|(name, _)| *name == variant.name) {
@@ -55,7 +59,7 @@ impl<'a> Bench<'a> {
         }
         let kernels = parse(variant.file, &text).unwrap_or_else(|e| panic!("{e}"));
         let kernel = kernels.iter().find(|k| k.name == entry).unwrap();
-        let grid = [(rows as u32).div_ceil(side), heads as u32, 1];
+        let grid = [grid as u32, heads as u32, 1];
         let (block, dynamic_shared) = ([threads, 1, 1], shared as usize);
         Launch { kernel, grid, block, dynamic_shared, arguments, schedule: self.schedule }
             .run(memory)
@@ -122,7 +126,7 @@ impl<'a> Bench<'a> {
             arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
             arguments.extend([o, lse].map(Argument::Pointer));
             arguments.extend(tail(0, 0));
-            costs.push(self.launch(&family.forward, nq, heads, &arguments, &mut memory)?);
+            costs.push(self.launch(&kernel, (blocks(nq, &kernel), heads), &arguments, &mut memory)?);
             let o = decode(out, memory.download(o).unwrap());
             let lse = decode("f32", memory.download(lse).unwrap());
             return Ok((Outputs { o, lse, ..Outputs::default() }, costs));
@@ -140,27 +144,48 @@ impl<'a> Bench<'a> {
         } else {
             (dq, dkv, dq_row, dkv_row) = (gradient("dq", nq * wq), gradient("dkv", nk * 2 * wk), wq, 2 * wk);
         }
-        let Tiles { kernel, columns } = family.dq;
-        let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
-        arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
-        arguments.push(map(d_o, heads, nq, wq, kernel.rows));
-        arguments.extend([numbers[0], numbers[1], dq].map(Argument::Pointer));
-        arguments.extend(tail(0, dq_row));
-        costs.push(self.launch(&family.dq, nq, heads, &arguments, &mut memory)?);
-        for tiles in family.dkv {
-            let Tiles { kernel, columns } = *tiles;
+        let of_keys = |Tiles { kernel, columns }: &Tiles| {
             let mut arguments: Vec<Argument> = [k, v].map(|at| map(at, kv_heads, nk, kv_row, kernel.rows)).to_vec();
-            arguments.extend([map(q, heads, nq, q_row, columns), map(d_o, heads, nq, wq, columns)]);
+            arguments.extend([map(q, heads, nq, q_row, *columns), map(d_o, heads, nq, wq, *columns)]);
             arguments.extend(numbers.map(|address| {
                 let (sizes, strides) =
                     (vec![(heads * nq) as u64, 1, 1], vec![(4 * heads * nq).next_multiple_of(16) as u64; 2]);
-                let tile = vec![columns, 1, 1];
+                let tile = vec![*columns, 1, 1];
                 let map = TensorMap { address, element: 4, sizes, strides, tile, swizzle: Swizzle::None };
                 Argument::TensorMap(map.encode().unwrap())
             }));
             arguments.push(Argument::Pointer(dkv));
-            arguments.extend(tail(1, dkv_row));
-            costs.push(self.launch(tiles, nk, kv_heads, &arguments, &mut memory)?);
+            arguments
+        };
+        match family.backward {
+            Backward::Fused(Fused { tiles, finish, sum }) => {
+                let fused = Fused { tiles, finish, sum };
+                let turns = memory.upload("turns", &vec![0; 4 * fused.turns(heads, nq)]);
+                let sums = memory.alloc("sums", 4 * fused.sums(heads, nq));
+                let mut arguments = of_keys(&tiles);
+                arguments.extend([sums, turns].map(Argument::Pointer));
+                arguments.extend(tail(1, dkv_row));
+                let grid = (blocks(nk, &tiles.kernel) * kv_heads, 1);
+                costs.push(self.launch(&tiles.kernel, grid, &arguments, &mut memory)?);
+                let mut arguments = [sums, turns, dq].map(Argument::Pointer).to_vec();
+                arguments.extend(tail(0, dq_row));
+                let grid = (2 * nq.div_ceil(tiles.columns as usize), heads);
+                costs.push(self.launch(&finish, grid, &arguments, &mut memory)?);
+            }
+            Backward::Apart { dq: Tiles { kernel, columns }, dkv: parts } => {
+                let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
+                arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
+                arguments.push(map(d_o, heads, nq, wq, kernel.rows));
+                arguments.extend([numbers[0], numbers[1], dq].map(Argument::Pointer));
+                arguments.extend(tail(0, dq_row));
+                costs.push(self.launch(&kernel, (blocks(nq, &kernel), heads), &arguments, &mut memory)?);
+                for tiles in parts {
+                    let mut arguments = of_keys(tiles);
+                    arguments.extend(tail(1, dkv_row));
+                    let grid = (blocks(nk, &tiles.kernel), kv_heads);
+                    costs.push(self.launch(&tiles.kernel, grid, &arguments, &mut memory)?);
+                }
+            }
         }
         let bytes = |at: u64| memory.download(at).map(|bytes| decode(out, bytes));
         let part = |x: &[f64], row: usize, at: usize, w: usize| {

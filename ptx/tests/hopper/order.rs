@@ -201,6 +201,52 @@ fn plain_bulk_copies_go_both_ways() {
     );
 }
 
+/// Each CTA adds four numbers to what is there when those before it have.
+const ADD: &str = "
+    setp.ne.u32 %p, %t, 0;
+    @%p bra END;
+    mov.b32 %r0, 0f3F800000;
+    st.shared.v4.b32 [s], {%r0, %r0, %r0, %r0};
+LOOK:
+    ld.acquire.gpu.global.u32 %r1, [%y+128];
+    setp.ne.u32 %p, %r1, %c;
+    @%p bra LOOK;
+    fence.proxy.async;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%y], [s], 16;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    add.u32 %r1, %c, 1;
+    st.release.gpu.global.u32 [%y+128], %r1;
+END:";
+
+#[test]
+fn copies_that_add_take_turns() {
+    let y = right(ADD, 3, 32);
+    assert_eq!((&y[..5], y[32]), (&[3f32.to_bits(), 3f32.to_bits(), 3f32.to_bits(), 3f32.to_bits(), 0][..], 3));
+    let without = |old: &str| {
+        assert!(ADD.contains(old), "{old}");
+        ADD.replace(old, "")
+    };
+    // Without turns, or with one that is not told, the order of the sum is anyone's.
+    wrong(Kind::Race, &without("@%p bra LOOK;"), 3, 32);
+    wrong(Kind::Race, &ADD.replace("acquire", "relaxed"), 3, 32);
+    wrong(Kind::Race, &ADD.replace("release", "relaxed"), 3, 32);
+    wrong(Kind::Proxy, &without("fence.proxy.async;"), 3, 32);
+    // Read is not written: the next one adds to what is on its way, or has come without a word.
+    for early in [ADD.replace("wait_group 0", "wait_group.read 0"), without("cp.async.bulk.wait_group 0;")] {
+        for schedule in SCHEDULES {
+            let report = run(&early, 3, 32, schedule).unwrap_err();
+            assert!(report.has(Kind::InFlight) || report.has(Kind::Race), "schedule {schedule}: {report}");
+        }
+    }
+    wrong(Kind::Misaligned, &ADD.replace("[s], 16", "[s+8], 16"), 3, 32);
+    wrong(Kind::OutOfBounds, &ADD.replace("[%y], [s]", "[%y+256], [s]"), 3, 32);
+    // Nobody hands on; and turns by number, where the first may have to wait for room that the others take.
+    wrong(Kind::Deadlock, &without("st.release.gpu.global.u32 [%y+128], %r1;"), 3, 32);
+    let stuck = |schedule| run(ADD, 6, 32, schedule).is_err_and(|report| report.has(Kind::Deadlock));
+    assert!(!stuck(0) && SCHEDULES.clone().any(stuck));
+}
+
 #[test]
 fn waits_by_phase() {
     let body = "setp.ne.u32 %p, %t, 0; @%p bra END; mbarrier.init.shared.b64 [bar], 1;

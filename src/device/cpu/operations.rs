@@ -232,6 +232,7 @@ impl Device for CpuDevice {
         lse: View,
         d_o: View,
         delta: ViewMut,
+        _: ViewMut,
         dqkv: ViewMut,
     ) -> Result<()> {
         const OP: &str = "attention_backward";
@@ -303,6 +304,7 @@ impl Device for CpuDevice {
         lse: View,
         delta: View,
         d_o: View,
+        _: ViewMut,
         dq: ViewMut,
         dkv: ViewMut,
     ) -> Result<()> {

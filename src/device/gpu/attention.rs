@@ -24,6 +24,11 @@ fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Re
     tiles.or_else(|| attention::plain_family(dtype.name(), a.head_dim)).ok_or_else(none)
 }
 
+/// Of an operand that may be empty.
+fn start(of: View) -> usize {
+    if of.is_empty() { 0 } else { of.address() }
+}
+
 /// The last arguments of every kernel: who sees whom, and how rows lie.
 struct Tail<'a> {
     bounds: View<'a>,
@@ -52,45 +57,70 @@ macro_rules! args {
 mod hopper;
 
 fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
-    let attention::Kernel { variant, entry, rows: tile, threads, shared } = *kernel;
-    let grid = [(rows as u32).div_ceil(tile), heads as u32, 1];
-    gpu.driver.launch(Kernel { variant, entry }, Shape { grid, block: [threads, 1, 1], shared }, args)
+    launch_grid(gpu, kernel, [(rows as u32).div_ceil(kernel.rows), heads as u32], args)
+}
+fn launch_grid(gpu: &GpuDevice, kernel: &attention::Kernel, [x, y]: [u32; 2], args: &mut [Arg]) -> Result<()> {
+    let attention::Kernel { variant, entry, threads, shared, .. } = *kernel;
+    gpu.driver.launch(Kernel { variant, entry }, Shape { grid: [x, y, 1], block: [threads, 1, 1], shared }, args)
 }
 
-/// Gradient of queries, of qkv, kv, d_o, lse, delta.
-fn launch_dq(
-    gpu: &GpuDevice,
-    (family, hopper): (&Family, Option<&hopper::Family>),
-    a: &Attention,
-    tail: &Tail,
-    given: [View; 5],
-    dq: ViewMut,
-) -> Result<()> {
-    if let Some(hopper) = hopper {
-        return hopper::dq(gpu, &hopper.dq, a, tail, given, dq);
-    }
-    let [q, kv, d_o, lse, delta] = given.map(Arg::In);
-    let args = args!(*tail, a; q, kv, d_o, lse, delta, Arg::InOut(dq));
-    launch(gpu, &family.dq, tail.queries, a.heads, args)
+/// Where gradients go: those of queries, keys and values to one row, or those of queries to rows of their own.
+enum Gradients<'a> {
+    /// Those of keys start at that element.
+    Fused(ViewMut<'a>, usize),
+    Apart([ViewMut<'a>; 2]),
 }
-/// Gradients of keys and values.
-fn launch_dkv(
+
+impl Gradients<'_> {
+    fn of_queries(&mut self) -> ViewMut<'_> {
+        match self {
+            Gradients::Fused(all, _) => all.reborrow(),
+            Gradients::Apart([dq, _]) => dq.reborrow(),
+        }
+    }
+    fn of_keys(&mut self) -> ViewMut<'_> {
+        match self {
+            Gradients::Fused(all, at) => {
+                let len = all.len();
+                all.reborrow().slice(*at..len)
+            }
+            Gradients::Apart([_, dkv]) => dkv.reborrow(),
+        }
+    }
+}
+
+/// All gradients, of qkv, kv, d_o, lse, delta; with what queries see, and what sees keys.
+fn gradients(
     gpu: &GpuDevice,
     (family, hopper): (&Family, Option<&hopper::Family>),
     a: &Attention,
-    tail: &Tail,
+    tails: [&Tail; 2],
     given: [View; 5],
-    mut dkv: ViewMut,
+    sums: ViewMut,
+    mut to: Gradients,
 ) -> Result<()> {
     if let Some(hopper) = hopper {
-        return hopper.dkv.iter().try_for_each(|tiles| hopper::dkv(gpu, tiles, a, tail, given, dkv.reborrow()));
+        return hopper::gradients(gpu, &hopper.backward, a, tails, given, sums, to);
     }
+    let [of_queries, of_keys] = tails;
+    let [q, kv, d_o, lse, delta] = given.map(Arg::In);
+    let args = args!(*of_queries, a; q, kv, d_o, lse, delta, Arg::InOut(to.of_queries()));
+    launch(gpu, &family.dq, of_queries.queries, a.heads, args)?;
     for kernel in family.dkv {
         let [q, kv, d_o, lse, delta] = given.map(Arg::In);
-        let args = args!(*tail, a; q, kv, d_o, lse, delta, Arg::InOut(dkv.reborrow()));
-        launch(gpu, kernel, tail.keys, a.kv_heads, args)?;
+        let args = args!(*of_keys, a; q, kv, d_o, lse, delta, Arg::InOut(to.of_keys()));
+        launch(gpu, kernel, of_keys.keys, a.kv_heads, args)?;
     }
     Ok(())
+}
+
+/// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of that architecture.
+pub fn sums_of(arch: u32, a: &Attention, dtype: DType, queries: usize) -> usize {
+    if arch == hopper::ARCH { sums(a, dtype, queries) } else { 0 }
+}
+/// The most that any GPU takes.
+pub fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
+    hopper::sums(a, dtype, queries)
 }
 
 fn delta_of(gpu: &GpuDevice, family: &Family, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
@@ -133,8 +163,8 @@ pub fn backward(
     a: &Attention,
     cu_seqlens: View,
     [qkv, o, lse, d_o]: [View; 4],
-    mut delta: ViewMut,
-    mut dqkv: ViewMut,
+    [mut delta, sums]: [ViewMut; 2],
+    dqkv: ViewMut,
 ) -> Result<()> {
     const OP: &str = "attention_backward";
     let (n, width, dtype) = (a.rows(OP, qkv.len())?, a.heads * a.head_dim, qkv.dtype());
@@ -152,10 +182,9 @@ pub fn backward(
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
     let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
-    let starts = [qkv, kv, d_o, lse, delta, dqkv.as_view()].map(|of| of.address());
+    let starts = [qkv, kv, d_o, lse, delta, sums.as_view(), dqkv.as_view()].map(start);
     let hopper = hopper::family(gpu, dtype, a, &starts);
-    launch_dq(gpu, (family, hopper), a, &tail, given, dqkv.reborrow())?;
-    launch_dkv(gpu, (family, hopper), a, &tail, given, dqkv.slice(width..qkv.len()))
+    gradients(gpu, (family, hopper), a, [&tail; 2], given, sums, Gradients::Fused(dqkv, width))
 }
 
 pub fn delta(gpu: &GpuDevice, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
@@ -198,8 +227,8 @@ pub fn pass_backward(
     a: &Attention,
     [of_queries, of_keys]: [View; 2],
     [qkv, kv, lse, delta, d_o]: [View; 5],
-    dq: ViewMut,
-    dkv: ViewMut,
+    sums: ViewMut,
+    [dq, dkv]: [ViewMut; 2],
 ) -> Result<()> {
     const OP: &str = "attention_pass_backward";
     let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
@@ -217,8 +246,9 @@ pub fn pass_backward(
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
     let given = [qkv, kv, d_o, lse, delta];
-    let hopper = hopper::family(gpu, qkv.dtype(), a, &given.map(|of| of.address()));
+    let starts = [qkv, kv, d_o, lse, delta, sums.as_view()].map(start);
+    let hopper = hopper::family(gpu, qkv.dtype(), a, &starts);
     let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
-    launch_dq(gpu, (family, hopper), a, &tail, given, dq)?;
-    launch_dkv(gpu, (family, hopper), a, &Tail { bounds: of_keys, out_row: kv_row, ..tail }, given, dkv)
+    let tails = [&tail, &Tail { bounds: of_keys, out_row: kv_row, ..tail }];
+    gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))
 }

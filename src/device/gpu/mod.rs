@@ -22,6 +22,7 @@ mod rows;
 pub mod sim;
 pub mod telemetry;
 
+pub use attention::sums as attention_sums;
 pub use driver::{Arg, Driver, Kernel, Shape};
 
 use super::{
@@ -264,6 +265,9 @@ impl Device for GpuDevice {
     fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
         attention::forward(self, shape, cu_seqlens, qkv, o, lse)
     }
+    fn attention_sums(&self, shape: &Attention, dtype: DType, queries: usize) -> usize {
+        attention::sums_of(self.driver.arch(), shape, dtype, queries)
+    }
     fn attention_backward(
         &self,
         shape: &Attention,
@@ -273,9 +277,10 @@ impl Device for GpuDevice {
         lse: View,
         d_o: View,
         delta: ViewMut,
+        sums: ViewMut,
         dqkv: ViewMut,
     ) -> Result<()> {
-        attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], delta, dqkv)
+        attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], [delta, sums], dqkv)
     }
     fn attention_ranges(
         &self,
@@ -315,10 +320,11 @@ impl Device for GpuDevice {
         lse: View,
         delta: View,
         d_o: View,
+        sums: ViewMut,
         dq: ViewMut,
         dkv: ViewMut,
     ) -> Result<()> {
-        attention::pass_backward(self, shape, [of_queries, of_keys], [qkv, kv, lse, delta, d_o], dq, dkv)
+        attention::pass_backward(self, shape, [of_queries, of_keys], [qkv, kv, lse, delta, d_o], sums, [dq, dkv])
     }
     fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
         ring::copy_columns(self, shape, src, dst)

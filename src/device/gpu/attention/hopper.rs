@@ -1,15 +1,15 @@
 //! Launches of the attention kernels for sm_90a, whose operands come by tensor maps. Which kernels keep what is told in
 //! `flatshard_ptx::kernels::attention_hopper`. Never checks operands: attention.rs has.
-use super::{Tail, VECTOR, launch};
-use crate::base::{DType, Result};
+use super::{Gradients, Tail, VECTOR, launch, launch_grid};
+use crate::base::{DType, Error, Result};
 use crate::device::gpu::GpuDevice;
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
 use crate::device::{Attention, View, ViewMut};
 pub(super) use flatshard_ptx::kernels::attention_hopper::Family;
-use flatshard_ptx::kernels::attention_hopper::{BOX, Tiles, sm_90a_family};
+use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, Tiles, sm_90a_family};
 
 /// The architecture that `.target sm_90a` is for, and no other.
-const ARCH: u32 = 90;
+pub(super) const ARCH: u32 = 90;
 
 /// The kernels for this call; none where the GPU is another, or the operands (their first bytes are given) do not fit.
 pub(super) fn family(gpu: &GpuDevice, dtype: DType, a: &Attention, starts: &[usize]) -> Option<&'static Family> {
@@ -31,7 +31,7 @@ fn keys_and_values<'a>(a: &Attention, kv: View<'a>, t: &Tail, side: u32) -> [Arg
 fn queries<'a>(a: &Attention, q: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
     map(a, q, a.heads, (t.queries, t.q_row), side)
 }
-fn gradients<'a>(a: &Attention, d_o: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
+fn gradients_of<'a>(a: &Attention, d_o: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
     map(a, d_o, a.heads, (t.queries, a.heads * a.head_dim), side)
 }
 
@@ -56,8 +56,68 @@ pub(super) fn forward(
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
+/// As the caller: of q, kv, d_o, lse, delta, with what queries see, and what sees keys.
+pub(super) fn gradients(
+    gpu: &GpuDevice,
+    backward: &Backward,
+    a: &Attention,
+    [of_queries, of_keys]: [&Tail; 2],
+    given: [View; 5],
+    sums: ViewMut,
+    mut to: Gradients,
+) -> Result<()> {
+    match backward {
+        Backward::Fused(fused) => all(gpu, fused, a, [of_queries, of_keys], given, sums, to),
+        Backward::Apart { dq: tiles, dkv: parts } => {
+            dq(gpu, tiles, a, of_queries, given, to.of_queries())?;
+            parts.iter().try_for_each(|tiles| dkv(gpu, tiles, a, of_keys, given, to.of_keys()))
+        }
+    }
+}
+
+/// Numbers of 4 bytes: sums, and turns behind them.
+pub(super) fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
+    match sm_90a_family(dtype.name(), a.head_dim).map(|family| &family.backward) {
+        Some(Backward::Fused(fused)) if queries > 0 => fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
+        _ => 0,
+    }
+}
+
+fn all(
+    gpu: &GpuDevice,
+    fused: &Fused,
+    a: &Attention,
+    [of_queries, t]: [&Tail; 2],
+    [q, kv, d_o, lse, delta]: [View; 5],
+    sums: ViewMut,
+    mut to: Gradients,
+) -> Result<()> {
+    const OP: &str = "attention_backward";
+    let Fused { tiles: Tiles { kernel, columns }, finish, .. } = *fused;
+    let [n, more] = [fused.sums(a.heads, t.queries), fused.turns(a.heads, t.queries)];
+    if sums.dtype() != DType::F32 || sums.len() < n + more {
+        let (dtype, len) = (sums.dtype(), sums.len());
+        let what =
+            format!("sums has {len} elements of {dtype}, {} of f32 are needed for {} queries", n + more, t.queries);
+        return Err(Error::op(OP, what));
+    }
+    let (mut sums, rest) = sums.split_at(n);
+    let mut turns = rest.slice(0..more);
+    gpu.driver.zero(turns.reborrow())?;
+    let [k, v] = keys_and_values(a, kv, t, kernel.rows);
+    let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
+    let (lse, delta) = (numbers(lse, columns), numbers(delta, columns));
+    let (dkv, added, drawn) = (to.of_keys(), sums.reborrow(), turns.reborrow());
+    let args = args!(*t, a; k, v, q, d_o, lse, delta, Arg::InOut(dkv), Arg::InOut(added), Arg::InOut(drawn));
+    launch_grid(gpu, &kernel, [(t.keys as u32).div_ceil(kernel.rows) * a.kv_heads as u32, 1], args)?;
+    let halves = 2 * (t.queries as u32).div_ceil(columns);
+    let (sums, turns, dq) = (Arg::In(sums.as_view()), Arg::In(turns.as_view()), Arg::InOut(to.of_queries()));
+    let args = args!(*of_queries, a; sums, turns, dq);
+    launch_grid(gpu, &finish, [halves, a.heads as u32], args)
+}
+
 /// Of q, kv, d_o, lse, delta.
-pub(super) fn dq(
+fn dq(
     gpu: &GpuDevice,
     tiles: &Tiles,
     a: &Attention,
@@ -67,13 +127,13 @@ pub(super) fn dq(
 ) -> Result<()> {
     let rows = tiles.kernel.rows;
     let ([k, v], q, d_o) =
-        (keys_and_values(a, kv, t, tiles.columns), queries(a, q, t, rows), gradients(a, d_o, t, rows));
+        (keys_and_values(a, kv, t, tiles.columns), queries(a, q, t, rows), gradients_of(a, d_o, t, rows));
     let args = args!(*t, a; q, k, v, d_o, Arg::In(lse), Arg::In(delta), Arg::InOut(dq));
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
 /// Of q, kv, d_o, lse, delta.
-pub(super) fn dkv(
+fn dkv(
     gpu: &GpuDevice,
     tiles: &Tiles,
     a: &Attention,
@@ -83,7 +143,7 @@ pub(super) fn dkv(
 ) -> Result<()> {
     let columns = tiles.columns;
     let [k, v] = keys_and_values(a, kv, t, tiles.kernel.rows);
-    let (q, d_o) = (queries(a, q, t, columns), gradients(a, d_o, t, columns));
+    let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
     let (lse, delta) = (numbers(lse, columns), numbers(delta, columns));
     let args = args!(*t, a; k, v, q, d_o, lse, delta, Arg::InOut(dkv));
     launch(gpu, &tiles.kernel, t.keys, a.kv_heads, args)

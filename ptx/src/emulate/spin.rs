@@ -1,0 +1,95 @@
+//! Loops that wait for another CTA, by reading global memory until it changes. Never reads memory itself.
+//!
+//! [Note: looking] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what a test sees
+//! of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier.rs): a strong read (relaxed, acquire) of a write
+//! that nothing has ordered before it misses that write the first time, as the memory model lets it; and a loop of arithmetic around one
+//! such read counts as if it went round once. A warp that has read the same twice sleeps until global memory is written.
+use super::clock::Epoch;
+use super::decode::{Op, Order, Space};
+use super::machine::{At, Cta, Machine};
+use super::memory_ops::located;
+use super::shadow::{Proxy, Who};
+use super::warp::{LANES, State, Warp, lanes};
+
+/// What a strong write replaced.
+pub struct Past {
+    by: Epoch,
+    value: u64,
+}
+
+/// A strong read.
+pub struct Spin {
+    pc: usize,
+    active: u32,
+    addresses: [u64; LANES],
+    values: [u64; LANES],
+    /// Executed since.
+    instructions: u64,
+}
+
+impl Warp {
+    /// The instruction that comes next: part of a loop that looks, or its end.
+    pub(super) fn looks_on(&mut self, op: &Op) {
+        match (op, &mut self.spin) {
+            (Op::Lane { .. } | Op::Branch(_) | Op::Load { order: Order { strong: true, .. }, .. }, Some(spin)) => {
+                spin.instructions += 1;
+            }
+            _ => self.spin = None,
+        }
+    }
+}
+
+impl Machine<'_, '_> {
+    /// Global memory has been written.
+    pub(super) fn replaced(&mut self, order: Order, (space, address): (Space, u64), value: u64, by: Epoch) {
+        if located(space, address) == Space::Global {
+            self.writes += 1;
+            if order.strong {
+                self.past.insert(address, Past { by, value });
+            }
+        }
+    }
+    /// What a lane reads instead of a write that it misses.
+    pub(super) fn missed(
+        &mut self,
+        cta: &Cta,
+        warp: &mut Warp,
+        lane: usize,
+        order: Order,
+        address: u64,
+        at: At,
+    ) -> Option<u64> {
+        let Past { by, value } = self.past.get(&address).filter(|_| order.strong)?;
+        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
+        if who.follows(by) || warp.missed.get(&(address, lane)) == Some(by) {
+            return None;
+        }
+        warp.missed.insert((address, lane), *by);
+        Some(*value)
+    }
+    /// A load has given these values, for so many sectors; `current`: no write was missed.
+    pub(super) fn looked(
+        &mut self,
+        warp: &mut Warp,
+        active: u32,
+        order: Order,
+        (addresses, values, sectors): (&[u64; LANES], &[u64; LANES], u64),
+        current: bool,
+        at: At,
+    ) {
+        if !order.strong || active == 0 {
+            return;
+        }
+        let new = Spin { pc: at.pc, active, addresses: *addresses, values: *values, instructions: 0 };
+        let alike = |a: &[u64; LANES], b: &[u64; LANES]| lanes(active).all(|lane| a[lane] == b[lane]);
+        let again = |last: &Spin| (last.pc, last.active) == (at.pc, active) && alike(&last.addresses, addresses);
+        if let Some(last) = warp.spin.replace(new).filter(again) {
+            self.counts.instructions -= last.instructions;
+            self.counts.global_sectors -= sectors;
+            // Lanes that are further on do not run before this one (see `Warp::groups`).
+            if current && alike(&last.values, values) {
+                warp.state = State::Looking { pc: at.pc, writes: self.writes };
+            }
+        }
+    }
+}
