@@ -71,7 +71,7 @@ fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
     let starts = meshes.map(|(ranks, tp)| {
         let (model, metrics) = (dir.arg("export-2"), dir.arg(&format!("from-{tp}.jsonl")));
         let mesh = ["--nproc-per-node", ranks, "--tp-size", tp, "--metrics-path", &metrics];
-        good(FSDP, &[&["--pretrain", &model, "--precision", "fp32", "--max-steps", "2"], &mesh[..]].concat());
+        run(&[&["--pretrain", &model, "--max-steps", "2"], &mesh[..]].concat());
         curve(&dir.path(&format!("from-{tp}.jsonl")))
     });
     starts.iter().for_each(|start| close(start, &starts[0], "from the exported model"));
@@ -105,7 +105,7 @@ fn the_plan_of_a_model_directory_is_followed_or_refused() {
     let config = dir.path("model").join("config.json");
     let mut map: serde_json::Map<String, Value> = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
     let from = ["--pretrain", &model, "--max-steps", "3", "--precision", "fp32", "--metrics-path"];
-    good(FSDP, &[&from[..], &[&alone, "--nproc-per-node", "1"]].concat());
+    run(&[&from[..], &[&alone, "--nproc-per-node", "1"]].concat());
     let over = ["--nproc-per-node", "2", "--tp-size", "2", "--use-hf-tp-plan"];
     // transformers' own, which leaves the embedding whole; one that leaves the feed-forward branches whole; one that is wrong.
     let attention = json!({
@@ -121,11 +121,11 @@ fn the_plan_of_a_model_directory_is_followed_or_refused() {
         let args = [&from[..], &[&cut], &over].concat();
         match refused {
             None => {
-                good(FSDP, &args);
+                run(&args);
                 close(&curve(&dir.path("cut.jsonl")), &curve(&dir.path("alone.jsonl")), &plan.to_string());
             }
             Some(why) => {
-                let ended = Run::start(FSDP, &args).end();
+                let ended = Run::start(FSDP, &[&SHAPE[..], &args].concat()).end();
                 assert!(ended.status.code() == Some(2) && ended.stderr.contains(why), "{}", ended.stderr);
             }
         }
