@@ -38,12 +38,15 @@ struct Ring {
     hash: u64,
 }
 
+/// Each as long as somebody holds it.
+type Groups = Vec<(Axis, Weak<dyn Collective>)>;
+
 /// One rank's recorder. Clones share the ring.
 #[derive(Clone)]
 pub struct Flight {
     ring: Arc<Mutex<Ring>>,
     /// That are recorded: asked what became of an operation.
-    groups: Arc<Mutex<Vec<(Axis, Weak<dyn Collective>)>>>,
+    groups: Arc<Mutex<Groups>>,
     origin: Instant,
 }
 

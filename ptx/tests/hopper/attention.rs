@@ -165,8 +165,9 @@ fn what_hands_the_sums_on_is_needed() {
     let (x, ones) = (Inputs::new(&shape), vec![1.0; 1000]);
     let drawn = "atom.global.add.u32 %t, [%turns], 1;";
     let change = |text: String| text.replacen(drawn, "mov.u32 %t, %ctaid.x;", 1);
-    let plant: Plant = Some(("attention_hopper_backward_bf16_64", &change));
-    assert!(Variant::by_name(plant.unwrap().0).unwrap().expand().unwrap().contains(drawn));
+    let variant = "attention_hopper_backward_bf16_64";
+    let plant: Plant = Some((variant, &change));
+    assert!(Variant::by_name(variant).unwrap().expand().unwrap().contains(drawn));
     let run = |schedule| Bench { plant, ..Bench::new("bf16", &shape, schedule) }.run(&x, Some([&ones, &ones]), 0.0);
     assert!((0..8).any(|schedule| run(schedule).is_err_and(|report| report.has(Kind::Deadlock))));
 }

@@ -77,7 +77,7 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         }
     }
     let counts = run(None).into_iter().chain(run(Some([&ones, &ones])));
-    let line = |((kernel, (products, bytes)), (variant, counts)): ((Kernel, (u64, u64)), (&str, Counts))| {
+    let line = |(variant, counts): (&str, Counts), kernel: Kernel, products: u64, bytes: u64| {
         assert_eq!(variant, kernel.variant);
         assert_eq!(counts.multiply_adds, products, "{variant}: tiles");
         assert_eq!(counts.bank_conflicts, 0, "{variant}");
@@ -86,7 +86,11 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         assert!(sectors as f64 <= 1.1 * floor as f64, "{variant}: {sectors} sectors, floor {floor}");
         format!("{variant} {label} {instructions} {sectors} {floor} {conflicts} {}", counts.multiply_adds)
     };
-    wanted.into_iter().zip(counts).map(line).collect()
+    wanted
+        .into_iter()
+        .zip(counts)
+        .map(|((kernel, (products, bytes)), counts)| line(counts, kernel, products, bytes))
+        .collect()
 }
 
 #[test]
