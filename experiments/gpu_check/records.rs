@@ -58,6 +58,19 @@ pub fn rate(path: &str) -> Result<Value> {
     }))
 }
 
+/// What a row of the benchmarks should reach on an H100: FlashAttention-3's rates, in TFLOP/s, and for what memory bounds 90 % of the
+/// copy that was measured beside it, in GB/s.
+fn goal(name: &str, row: &Value, bench: &Value) -> Option<f64> {
+    match name {
+        "attention forward causal 128 x 8192" => Some(600.0),
+        "attention backward causal 128 x 8192" => Some(550.0),
+        COPY => None,
+        _ => row["gb_per_s"].as_f64().and(bench[COPY]["gb_per_s"].as_f64()).map(|copy| 0.9 * copy),
+    }
+}
+/// The row that others are compared with.
+const COPY: &str = "copy bf16";
+
 /// What `bench`, `step_1b` and `peer` wrote into a directory, side by side.
 pub fn table(dir: &str) -> Result<String> {
     let read = |name: &str| -> Option<Value> {
@@ -69,23 +82,25 @@ pub fn table(dir: &str) -> Result<String> {
         let show = |key: &str, unit: &str| row[key].as_f64().map(|x| format!("{x:.0} {unit}"));
         show("tflops", "TFLOP/s").or_else(|| show("gb_per_s", "GB/s")).or_else(|| show("tokens_per_sec", "tokens/s"))
     };
-    let mut lines = vec![format!("{:<44} {:>16}  PyTorch", "on this GPU", "flatshard")];
-    let mut line = |name: &str, ours: &Value, theirs: Vec<String>| {
+    let mut lines = vec![format!("{:<44} {:>16} {:>16}  PyTorch", "on this GPU", "flatshard", "H100 goal")];
+    let mut line = |name: &str, ours: &Value, goal: Option<f64>, theirs: Vec<String>| {
         let ours = figure(ours).unwrap_or_else(|| "failed".into());
-        lines.push(format!("{name:<44} {ours:>16}  {}", theirs.join(", ")));
+        let goal = goal.map(|goal| format!("{goal:.0}")).unwrap_or_default();
+        lines.push(format!("{name:<44} {ours:>16} {goal:>16}  {}", theirs.join(", ")));
     };
     for (name, row) in bench.as_object().into_iter().flatten() {
         // PyTorch has several attentions: the name, then which.
         let alike = peer.as_object().into_iter().flatten().filter(|(other, _)| other.starts_with(name.as_str()));
         let theirs = alike.filter_map(|(other, row)| Some(format!("{}{}", figure(row)?, &other[name.len()..])));
-        line(name, row, theirs.collect());
+        line(name, row, goal(name, row, &bench), theirs.collect());
     }
     if let Some(step) = read("step_1b") {
         let variants = [("step 1b", "eager"), ("step 1b, torch.compile", "compiled")];
         let theirs = variants.iter().filter_map(|(key, how)| Some(format!("{} {how}", figure(&peer[*key])?)));
-        line("step of a 1B LLaMA, bf16", &step, theirs.collect());
+        let goal = peer["step 1b, torch.compile"]["tokens_per_sec"].as_f64().map(|theirs| 1.1 * theirs);
+        line("step of a 1B LLaMA, bf16", &step, goal, theirs.collect());
         if let Some(mfu) = step["mfu"].as_f64() {
-            lines.push(format!("{:<44} {:>15.1}%", "its MFU", mfu * 100.0));
+            lines.push(format!("{:<44} {:>15.1}% {:>15}%", "its MFU", mfu * 100.0, 50));
         }
     }
     if let Some(step) = read("step_1b_compile") {
@@ -125,15 +140,22 @@ mod tests {
         assert!(table(dir.path().to_str().unwrap()).is_err());
         write(
             "bench.json",
-            json!({"attention forward": {"tflops": 400.4}, "copy": {"gb_per_s": 3000.0}, "add": {"error": "x"}}),
+            json!({"attention forward": {"tflops": 400.4}, "copy bf16": {"gb_per_s": 3000.0}, "add": {"error": "x"}, "sum": {"gb_per_s": 2500.0},
+                   "attention backward causal 128 x 8192": {"tflops": 555.0}}),
         );
-        write("peer.json", json!({"attention forward (flash)": {"tflops": 350.0}, "step 1b": {"tokens_per_sec": 9.0}}));
+        write(
+            "peer.json",
+            json!({"attention forward (flash)": {"tflops": 350.0}, "step 1b": {"tokens_per_sec": 9.0},
+                   "step 1b, torch.compile": {"tokens_per_sec": 20.0}}),
+        );
         write("step_1b.json", json!({"tokens_per_sec": 10.0, "mfu": 0.5}));
         write("step_1b_compile.json", json!({"tokens_per_sec": 11.0}));
         let text = table(dir.path().to_str().unwrap()).unwrap();
         let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
         assert!(has(&["attention forward", "400 TFLOP/s", "350 TFLOP/s (flash)"]), "{text}");
         assert!(has(&["copy", "3000 GB/s"]) && has(&["add", "failed"]), "{text}");
+        assert!(has(&["sum", "2500 GB/s", "2700"]) && has(&["backward causal 128", "555 TFLOP/s", "550"]), "{text}");
+        assert!(has(&["1B LLaMA", " 22 "]), "{text}");
         assert!(has(&["--compile", "11 tokens/s"]), "{text}");
         assert!(has(&["1B LLaMA", "10 tokens/s", "9 tokens/s eager"]) && has(&["MFU", "50.0%"]), "{text}");
     }

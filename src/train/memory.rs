@@ -35,11 +35,15 @@ mod tests {
 
     #[test]
     fn held_grows_by_what_is_touched() {
-        let before = held().unwrap();
-        let touched = vec![1u8; 64 << 20];
-        let after = held().unwrap();
-        assert!(after >= before + (60 << 20), "{before} then {after}");
-        assert_eq!(touched.iter().map(|&x| x as usize).sum::<usize>(), 64 << 20);
+        // Other tests of this process free memory meanwhile: now and then, not each time.
+        let grows = |_| {
+            let before = held().unwrap();
+            let touched = std::hint::black_box(vec![1u8; 64 << 20]);
+            let after = held().unwrap();
+            drop(touched);
+            after >= before + (60 << 20)
+        };
+        assert!((0..20).any(grows));
         assert!(available().unwrap() > 0);
     }
 }
