@@ -128,7 +128,7 @@ else
 fi
 
 if [ -z "${QUICK:-}" ]; then
-    part bench 240 "$build/gpu_check" bench
+    part bench 300 "$build/gpu_check" bench
     one_billion="--embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16"
     export one_billion
     part step_1b 300 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'

@@ -15,7 +15,7 @@ const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --b
                     --no-sample --no-eval --device cuda --nproc-per-node 2";
 
 fn command(machine: &str, args: &str) -> Command {
-    let mut command = simcuda::run_fsdp(&format!("gpus=2,{machine}"));
+    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), &format!("gpus=2,{machine}"));
     command.args(TINY.split_whitespace()).args(args.split_whitespace());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -122,7 +122,7 @@ fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
     let start = |rank: &str| {
         let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
         // Without --nproc-per-node: some other launcher started it.
-        let mut command = simcuda::run_fsdp("gpus=2,seed=1");
+        let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=1");
         command
             .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))
             .args(args.split_whitespace());

@@ -19,17 +19,7 @@ const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
 const APART: &str = "--nproc-per-node 2";
 
 fn command(program: &str, machine: &str, args: &str) -> Command {
-    let mut command = simcuda::run_fsdp(machine);
-    if program == DDP {
-        let mut other = Command::new(DDP);
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => other.env(name, value),
-                None => other.env_remove(name),
-            };
-        }
-        command = other;
-    }
+    let mut command = simcuda::run(program, machine);
     command.args(TINY.split_whitespace()).args(args.split_whitespace());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -161,11 +151,43 @@ fn a_rank_that_is_killed_ends_the_others_by_name() {
 }
 
 /// One rank of a world that some other launcher started: what it learns it learns from NCCL.
-fn alone(machine: &str, rank: usize, port: u16, args: &str) -> Command {
-    let mut command = command(FSDP, machine, args);
+fn alone(mut command: Command, rank: usize, port: u16) -> Command {
     let ranks = [("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("MASTER_PORT", port.to_string())];
     command.envs(ranks).envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
     command
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100)
+}
+
+/// The simulated NCCL ends a collective to which one rank gives registered memory and another does not.
+#[test]
+fn memory_is_registered_on_all_ranks_or_on_none() {
+    for refused in [&[][..], &[1]] {
+        let port = free_port();
+        let start = |rank| {
+            let mut command = alone(simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2"), rank, port);
+            command.env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
+            if refused.contains(&rank) {
+                command.env("FLATSHARD_SIMNCCL", "unregistered");
+            }
+            Run(command.args(["ranks"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        };
+        for rank in [start(0), start(1)] {
+            let ended = rank.end();
+            assert!(ended.status.success() && !ended.stderr.contains("simulated"), "{refused:?}: {}", ended.stderr);
+        }
+    }
+}
+
+/// As with torchrun, which knows nothing of NCCL_HOSTID.
+#[test]
+fn ranks_of_another_launcher_share_a_gpu_only_by_names() {
+    let command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
+    let ended = Run(alone(command, 0, free_port()).spawn().unwrap()).end();
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
 }
 
 /// Where ranks read each other's memory, NCCL tells nothing: the timeout ends it. Over sockets it tells at once that somebody left, and not who.
@@ -176,10 +198,10 @@ fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
         ("seed=1,gpus=2", true, ["NCCL: remote process exited", "of 2 ("]),
     ] {
         let dir = Dir::new();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100);
+        let port = free_port();
         let start = |rank| {
             let args = "--device cuda --precision fp32 --max-steps 100000 --no-eval --comm-timeout 3 --metrics-path";
-            let mut command = alone(machine, rank, port, args);
+            let mut command = alone(command(FSDP, machine, args), rank, port);
             if sockets {
                 command.envs([("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")]);
             }

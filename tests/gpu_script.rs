@@ -1,7 +1,7 @@
 //! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is skipped is
 //! told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own programs, on a driver that
 //! pretends a GPU: a rehearsal.
-#[allow(dead_code)] // starts run_fsdp too
+#[allow(dead_code)] // starts programs too
 #[path = "common/simcuda.rs"]
 mod simcuda;
 

@@ -3,10 +3,13 @@
 use crate::Gpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
+use flatshard::device::gpu::Driver;
 use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 15;
+/// Behind the names of rows: what the kernels for older GPUs do on this one.
+const OLDER: &str = ", sm_80 kernels";
 
 struct Bench {
     gpu: Gpu,
@@ -80,8 +83,12 @@ pub fn run() -> Result<Value> {
     products(&mut bench)?;
     for head_dim in [64, 128, 256] {
         for len in [2048, 8192] {
-            attention(&mut bench, head_dim, len)?;
+            attention(&mut bench, head_dim, len, "")?;
         }
+    }
+    if bench.gpu.cuda.arch() > 80 {
+        bench.gpu = Gpu::as_old_as(80)?;
+        attention(&mut bench, 128, 8192, OLDER)?;
     }
     Ok(Value::Object(bench.rows))
 }
@@ -137,7 +144,7 @@ fn products(b: &mut Bench) -> Result<()> {
 }
 
 /// Causal, 16k tokens in sequences of `len`: 2 S² D H multiply-adds forward, 2.5 times that backward.
-fn attention(b: &mut Bench, head_dim: usize, len: usize) -> Result<()> {
+fn attention(b: &mut Bench, head_dim: usize, len: usize, whose: &str) -> Result<()> {
     let device = b.gpu.device.clone();
     let (tokens, heads) = (16_384, 2048 / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
@@ -150,10 +157,10 @@ fn attention(b: &mut Bench, head_dim: usize, len: usize) -> Result<()> {
     let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
     let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
-    b.flops(format!("attention forward causal {head_dim} x {len}"), flops, || {
+    b.flops(format!("attention forward causal {head_dim} x {len}{whose}"), flops, || {
         device.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())
     })?;
-    b.flops(format!("attention backward causal {head_dim} x {len}"), 2.5 * flops, || {
+    b.flops(format!("attention backward causal {head_dim} x {len}{whose}"), 2.5 * flops, || {
         let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
         let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
         device.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, sums, dqkv)

@@ -24,9 +24,18 @@ struct Gpu {
 
 impl Gpu {
     fn open(local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
+        Gpu::of(&Machine::probe()?, local_rank, ranks_per_gpu)
+    }
+    /// With the kernels of GPUs that are older than this one may be.
+    fn as_old_as(arch: u32) -> Result<Gpu> {
+        let mut machine = Machine::probe()?;
+        machine.gpus.iter_mut().for_each(|gpu| gpu.arch = gpu.arch.min(arch));
+        Gpu::of(&machine, 0, 1)
+    }
+    fn of(machine: &Machine, local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
         let options = Options { local_rank, ranks_per_gpu, tf32: false };
         let meter = Meter::default();
-        let cuda = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
+        let cuda = Arc::new(Cuda::open(machine, &options, &meter)?);
         Ok(Gpu { device: Arc::new(GpuDevice::new(cuda.clone(), meter)?), cuda })
     }
 }

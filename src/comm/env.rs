@@ -218,6 +218,11 @@ impl Vars<'_> {
     }
 }
 
+/// Whether NCCL was given a name for this rank's host, so that ranks may share a GPU.
+pub fn names_nccl_host() -> bool {
+    var_os("NCCL_HOSTID").is_some()
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -3,11 +3,9 @@
 use super::carrier::Carrier;
 use super::plan::Plan;
 use super::settings::DeviceName;
-#[cfg(not(feature = "mpi"))]
-use crate::base::Error;
-use crate::base::{Meter, Result};
+use crate::base::{Error, Meter, Result};
 use crate::comm::cuts::Cutting;
-use crate::comm::env::RankEnv;
+use crate::comm::env::{RankEnv, names_nccl_host};
 use crate::comm::hosts::{self, wire::Wire};
 use crate::comm::{Member, nccl, shm};
 use crate::device::Device;
@@ -104,6 +102,12 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
         }
         DeviceName::Cuda => {
             let (local_rank, ranks_per_gpu) = (env.local_rank, wanted.ranks_per_gpu);
+            if ranks_per_gpu > 1 && env.local_world > 1 && !names_nccl_host() {
+                return Err(Error::input(format!(
+                    "--ranks-per-gpu {ranks_per_gpu}: NCCL lets ranks share a GPU where each has a NCCL_HOSTID of its own; start them with \
+                     --nproc-per-node, which sets it, or set it for each rank"
+                )));
+            }
             let options = cuda::Options { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
             // Of the ranks that share a GPU, those that came before have what they need.

@@ -17,6 +17,7 @@ mod generate;
 mod knobs;
 pub mod launch;
 mod limits;
+mod load;
 pub mod memory;
 mod merge;
 mod mesh;

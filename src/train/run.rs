@@ -3,6 +3,7 @@
 use super::agree::{Agreement, Vote};
 use super::device::{self, Seat};
 use super::launch;
+use super::load::{self, Loaded};
 use super::merge;
 use super::plan::Plan;
 use super::resume::Resume;
@@ -14,7 +15,7 @@ use super::verify::Verify;
 use super::watch::{self, Log, StepDone, Watch};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
-use crate::ckpt::{Checkpointer, Companions, TrainerState};
+use crate::ckpt::{Checkpointer, TrainerState};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
@@ -26,7 +27,6 @@ use crate::strategy::{Engine, Sampling, Step};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -154,56 +154,16 @@ impl<'a> Trainer<'a> {
         log: &'a Log,
     ) -> Result<Trainer<'a>> {
         let mut engine = Engine::new(device.clone(), mesh, &plan.engine)?;
-        let layouts = engine.decoder().layouts().to_vec();
-        let moments = plan.engine.rule.state();
-        let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
-        let mut checkpointer = Checkpointer::with_files_of(max, device.clone(), mesh, spec, &layouts, moments)?;
-        let source = plan.resume.as_ref().map(|r| &r.dir).or(plan.settings.model.pretrain.as_ref());
-        if mesh.rank() == 0 {
-            let (source, tokenizer) = (source.map(PathBuf::as_path), plan.tokenizer.files());
-            let ends = (plan.tokenizer.bos(), plan.tokenizer.eos());
-            let mut companions = Companions::of(spec, source, tokenizer.first().map(PathBuf::as_path))?.with_ends(ends);
-            if let Some(lora) = &plan.engine.tuning.lora {
-                companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref());
-            }
-            checkpointer.accompany(companions);
-        }
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
 
-        let (mut done, mut samples, mut trained_tokens) = (0, 0, 0);
-        let loading = Instant::now();
         tracer.phase(0, "load");
-        let adapted = plan.engine.tuning.lora.is_some();
-        if let Some(dir) = plan.settings.model.pretrain.as_ref().filter(|_| adapted || plan.resume.is_none()) {
-            checkpointer.load_model(dir, engine.state().0)?;
-        }
-        let mut resumed = plan.resume.clone();
-        while let Some(resume) = &resumed {
-            let (store, optimizer) = engine.state();
-            match checkpointer.load(&resume.dir, store, optimizer) {
-                Err(Error::Damaged(what)) => {
-                    let older = resume.clone().fall_back(what, &plan.engine, engine.decoder())?;
-                    resumed = Some(older);
-                }
-                loaded => {
-                    loaded?;
-                    break;
-                }
-            }
-        }
-        if let Some(Resume { dir, state, damaged, .. }) = &resumed {
-            if mesh.rank() == 0 && !damaged.is_empty() {
-                damaged.iter().for_each(|what| log.warn(format_args!("warning: damaged checkpoint: {what}")));
-                log.warn(format_args!("warning: going on from {}, after step {}", dir.display(), state.step));
-            }
-            (done, samples, trained_tokens) = (state.step, state.samples_consumed, state.trained_tokens);
-            if let (Some(scaler), Some(state)) = (engine.scaler(), &state.scaler) {
-                scaler.resume(state)?;
-            }
-            loader.seek(samples);
-        }
-        let load_seconds = source.map(|_| loading.elapsed().as_secs_f64());
+        let Loaded { mut checkpointer, resumed, seconds: load_seconds } =
+            load::load(plan, device.clone(), mesh, &mut engine, log)?;
+        let state = resumed.as_ref().map(|Resume { state, .. }| state);
+        let (done, samples, trained_tokens) =
+            state.map_or((0, 0, 0), |s| (s.step, s.samples_consumed, s.trained_tokens));
+        loader.seek(samples);
         tracer.attach(&mut engine, &mut checkpointer)?;
 
         let watch = Watch::new(plan, log, device.clone(), gpu, mesh, done)?;

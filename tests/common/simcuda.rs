@@ -24,9 +24,9 @@ pub fn libraries() -> &'static Path {
     made.path()
 }
 
-/// `run_fsdp` on that driver: `machine` as of ptx/driver/src/settings.rs, "seed=3,arch=90".
-pub fn run_fsdp(machine: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+/// A program on that driver: `machine` as of ptx/driver/src/settings.rs, "seed=3,arch=90".
+pub fn run(program: &str, machine: &str) -> Command {
+    let mut command = Command::new(program);
     for variable in
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"]
     {

@@ -13,7 +13,7 @@ use crate::device::gpu::graphs::Graphs;
 use crate::device::{Buf, View, ViewMut};
 use cudarc::driver::{CudaStream, DriverError};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A communicator and its stream: shared by the axes whose groups are the same ranks.
 pub(super) struct Channel {
@@ -47,7 +47,7 @@ pub(super) struct Group {
     /// Itself.
     pub(super) own: Weak<Group>,
     pub(super) ring: Mutex<Ring>,
-    /// f32 (1): what a barrier sums.
+    /// f32 (1): what a barrier takes the greatest of.
     token: Mutex<Buf>,
 }
 
@@ -87,6 +87,24 @@ impl Group {
         self.cuda.failed(&self.name, e)
     }
 
+    fn token(&self) -> MutexGuard<'_, Buf> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The greatest of all tokens; the host waits for it.
+    fn meet(&self, tag: Tag, token: &mut Buf) -> Result<()> {
+        let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
+        self.order(ticket)?;
+        self.settle(tag)
+    }
+    /// Whether it is so on all ranks of the group. The host waits.
+    fn all(&self, mine: bool) -> Result<bool> {
+        let (mut token, mut not) = (self.token(), if mine { 0f32 } else { 1.0 });
+        self.cuda.upload(bytemuck::bytes_of(&not), token.view_mut())?;
+        self.meet(Tag::new("registration", 0), &mut token)?;
+        self.cuda.download(&mut [(token.view(), bytemuck::bytes_of_mut(&mut not))])?;
+        Ok(not == 0.0)
+    }
+
     pub(super) fn abort(&self, why: &str) {
         self.channel.comm.abort(why);
     }
@@ -109,7 +127,7 @@ impl Collective for Group {
     }
     fn alloc(&self, dtype: DType, len: usize, _: CommUse, category: Category) -> Result<Buf> {
         let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
-        slot::alloc(&self.cuda, &self.channel.comm, dtype, len, category, lease)
+        slot::alloc(&self.cuda, &self.channel.comm, dtype, len, category, lease, |mine| self.all(mine))
     }
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
         let call = self.call("all_gather", tag);
@@ -146,10 +164,7 @@ impl Collective for Group {
         self.start(call, received, work, &mut [Arg::In(send), Arg::InOut(recv)])
     }
     fn barrier(&self, tag: Tag) -> Result<()> {
-        let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
-        self.order(ticket)?;
-        self.settle(tag)
+        self.meet(tag, &mut self.token())
     }
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.order(ticket)

@@ -1,5 +1,6 @@
 //! Memory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it moves data
-//! without staging copies. Never fails where that is refused: then it is memory like any other.
+//! without staging copies. Never fails where that is refused: then it is memory like any other, on all ranks. (NCCL leaves undefined
+//! what a collective does to which some ranks give registered memory and others give none.)
 use super::comm::Comm;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -30,16 +31,22 @@ enum Memory {
 unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it any more
-        let handle = self.handle;
+impl Slot {
+    fn deregister(&mut self) {
+        let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
         if !handle.is_null() {
             self.comm.with(|comm, nccl| {
                 // SAFETY: registered with this communicator, deregistered once.
                 nccl.deregister.map(|deregister| unsafe { deregister(comm, handle) })
             });
         }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it any more
+        self.deregister();
         if let (Memory::Nccl(memory, _), Some(free), true) = (&self.memory, self.comm.nccl.mem_free, bound) {
             // SAFETY: from ncclMemAlloc, freed once; the context is current.
             let _ = unsafe { free(memory.as_ptr().cast()) };
@@ -47,7 +54,8 @@ impl Drop for Slot {
     }
 }
 
-/// Zeroed, on the GPU, registered where NCCL does that.
+/// Zeroed, on the GPU, registered where NCCL does that for every rank: `all` says whether something is so on all of them. Ranks of the
+/// group ask for the same buffers in the same order.
 pub(super) fn alloc(
     cuda: &Arc<Cuda>,
     comm: &Arc<Comm>,
@@ -55,6 +63,7 @@ pub(super) fn alloc(
     len: usize,
     category: Category,
     lease: Lease,
+    all: impl FnOnce(bool) -> Result<bool>,
 ) -> Result<Buf> {
     let bytes = len * dtype.size();
     if bytes < LEAST {
@@ -69,7 +78,10 @@ pub(super) fn alloc(
             (pointer, Memory::Device(buf))
         }
     };
-    let slot = Slot { handle: register(comm, pointer, bytes), memory, comm: comm.clone(), cuda: cuda.clone() };
+    let mut slot = Slot { handle: register(comm, pointer, bytes), memory, comm: comm.clone(), cuda: cuda.clone() };
+    if comm.nccl.register.is_some() && !all(!slot.handle.is_null())? {
+        slot.deregister();
+    }
     // SAFETY: the memory holds `bytes`, aligned to a page or to 256 bytes, for as long as its owner, the slot, lives.
     let mut buf = unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, Arc::new(slot)) };
     cuda.zero(buf.view_mut())?;

@@ -335,6 +335,11 @@ pub unsafe extern "C" fn ncclCommRegister(
         if at.is_null() || bytes == 0 {
             return Err(INVALID_ARGUMENT);
         }
+        if variable("FLATSHARD_SIMNCCL").as_deref() == Some("unregistered") {
+            // SAFETY: the caller's handle.
+            unsafe { *out = std::ptr::null_mut() };
+            return Ok(SUCCESS);
+        }
         let registration = 0x20_0000 + 64 * NEXT.fetch_add(1, SeqCst);
         lock(&comm.registered).push((registration, at as u64, bytes));
         // SAFETY: the caller's handle.

@@ -15,7 +15,8 @@
 //! Stricter than the real one where that is undefined: ranks that call different collectives, sizes that differ, memory registered on one
 //! rank and not on another, buffers that overlap otherwise than in place, handles that are gone. Each is said on standard error, and is
 //! the communicator's error. A rank that dies is an error where ranks talk over sockets (NCCL_P2P_DISABLE and NCCL_SHM_DISABLE), and
-//! otherwise nothing: what waits for it waits until its communicator is aborted.
+//! otherwise nothing: what waits for it waits until its communicator is aborted. With FLATSHARD_SIMNCCL=unregistered this rank registers no
+//! memory, and says so as the real one does: by no handle.
 #[allow(non_snake_case)] // the names are NVIDIA's
 mod api;
 #[allow(non_snake_case)]
