@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// CTAs that are resident at a time, as on a multiprocessor.
 const RESIDENT: usize = 4;
-/// Warp instructions of one launch: far more than a test should take, a second or two.
+/// Warp instructions without a CTA that ends: far more than those at work should take together, a second or two.
 const MOST: u64 = 1 << 24;
 /// One copy in flight lands every so many turns, where the schedule is drawn.
 const LANDING: usize = 4;
@@ -153,7 +153,7 @@ impl Launch<'_> {
                 queue.swap(i, draw.below(i + 1));
             }
         }
-        let mut residents: Vec<Resident> = vec![];
+        let (mut residents, mut ended_at): (Vec<Resident>, u64) = (vec![], 0);
         loop {
             while residents.len() < RESIDENT {
                 let Some(id) = queue.pop() else { break };
@@ -188,14 +188,16 @@ impl Launch<'_> {
                 _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
             };
             machine.run(cta, &mut warps[next], fuel)?;
-            if machine.executed > MOST {
-                return Err(self.blame(machine, Kind::Endless, format!("more than {MOST} warp instructions")));
+            if machine.executed - ended_at > MOST {
+                let what = format!("no CTA ended within {MOST} warp instructions");
+                return Err(self.blame(machine, Kind::Endless, what));
             }
             if warps[next].state == State::Done {
                 machine.finish_bulk(cta, &mut warps[next]);
             }
             release(cta, warps);
             if warps.iter().all(|w| w.state == State::Done) {
+                ended_at = machine.executed;
                 machine.finish_flights(cta);
                 machine.finish_wgmma(cta, warps);
                 residents.swap_remove(turn);
