@@ -143,13 +143,18 @@ pub extern "C" fn cublasLtMatmulDescDestroy(handle: *mut c_void) -> c_int {
     destroy(handle, |object| matches!(object, Object::Operation(_)))
 }
 
+/// An attribute of `size` bytes, where that is what the caller has; none of these is longer than a word.
+///
 /// # Safety
 /// `from` holds `bytes` bytes.
-unsafe fn word(from: *const c_void, bytes: usize) -> u64 {
+unsafe fn value(size: usize, from: *const c_void, bytes: usize) -> Option<u64> {
+    if bytes != size || from.is_null() {
+        return None;
+    }
     let mut word = [0; 8];
-    // SAFETY: four or eight bytes, as the caller said and the table below demands.
-    word[..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) });
-    u64::from_le_bytes(word)
+    // SAFETY: as many bytes as the caller said.
+    word[..size].copy_from_slice(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) });
+    Some(u64::from_le_bytes(word))
 }
 
 /// # Safety
@@ -166,11 +171,8 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         8 | 10..=12 => 8,
         _ => return INVALID_VALUE,
     };
-    if bytes != size || from.is_null() {
-        return INVALID_VALUE;
-    }
-    // SAFETY: the attribute's own size.
-    let value = unsafe { word(from, bytes) };
+    // SAFETY: as above.
+    let Some(value) = (unsafe { value(size, from, bytes) }) else { return INVALID_VALUE };
     change(handle, |object| {
         let Object::Operation(operation) = object else { return INVALID_VALUE };
         match attribute {
@@ -232,11 +234,8 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
         0 | 3 | 5..=9 => 4,
         _ => return INVALID_VALUE,
     };
-    if bytes != size || from.is_null() {
-        return INVALID_VALUE;
-    }
-    // SAFETY: the attribute's own size.
-    let value = unsafe { word(from, bytes) };
+    // SAFETY: as above.
+    let Some(value) = (unsafe { value(size, from, bytes) }) else { return INVALID_VALUE };
     change(handle, |object| {
         let Object::Preference(preference) = object else { return INVALID_VALUE };
         match attribute {
