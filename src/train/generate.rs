@@ -9,11 +9,11 @@ use super::device::{self, Seat};
 use super::launch::{self, Launch};
 use super::settings::{DeviceName, Settings, ShardingName, StrategyName};
 use super::{batch, bytes, effect, memory, mesh, restart, tensor};
-use crate::base::{Category, DType, Error, Meter, Result};
+use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
+use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Mesh, MeshSizes};
-use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::Tokenizer;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
@@ -180,14 +180,8 @@ impl Request {
             Some(gpu) => gpu.require(planned, self.wanted.ranks_per_gpu).is_ok(),
             None => memory::available().is_none_or(|bytes| planned * self.nproc <= bytes),
         };
-        let mut lacking = [f32::from(!fits)];
-        let mut sum = mesh.world.alloc(DType::F32, 1, CommUse::Reduced, Category::Other)?;
-        dev.upload(bytemuck::cast_slice(&lacking), sum.view_mut())?;
-        let ticket = mesh.world.all_reduce(Tag::new("room for weights", 0), sum.view_mut(), Reduce::Sum)?;
-        mesh.world.wait(ticket)?;
-        dev.download(sum.view(), bytemuck::cast_slice_mut(&mut lacking))?;
-        mesh.world.wait_sent(ticket)?;
-        Ok(lacking == [0.0])
+        let mut said = Exchange::new(dev, mesh.world.clone(), "room for weights", 1)?;
+        Ok(said.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
     }
 }
 
