@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Prepares what scripts/gpu_check.sh runs on a machine with a GPU and without a toolchain: release binaries, stripped and
-# packed, in target/gpu_check.tar.gz (some 17 MiB, 118 unpacked). Carry that file and scripts/ there.
+# packed, in gpu_check.tar.gz of cargo's target directory (some 17 MiB, 118 unpacked). Carry that file and scripts/ there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=target/gpu_check
+target=$(scripts/target.sh)
+out=$target/gpu_check
 mkdir -p "$out"
 cargo build --release --bin run_fsdp --bin gpu_check
 test_binary() {
     cargo test --release --no-run --test "$1" --message-format json |
         grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4
 }
-cp target/release/run_fsdp target/release/gpu_check "$out"
+cp "$target/release/run_fsdp" "$target/release/gpu_check" "$out"
 cp "$(test_binary conformance)" "$out/conformance"
 strip "$out"/*
-tar -czf "$out.tar.gz" -C target gpu_check
+tar -czf "$out.tar.gz" -C "$target" gpu_check
 du -h "$out.tar.gz"

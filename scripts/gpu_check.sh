@@ -8,9 +8,10 @@
 # SMALL="FLAGS" is the model of the parity parts. On the driver that pretends a GPU (ptx/driver) it is a rehearsal, and says so.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=${BUILD:-$root/target/gpu_check}
+target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # there need be no cargo to ask
+build=${BUILD:-$target/gpu_check}
 [ ! -e "$build.tar.gz" ] || tar -xzf "$build.tar.gz" -C "$(dirname "$build")" || exit 2
-out=${1:-$root/target/gpu_check_out}
+out=${1:-$target/gpu_check_out}
 mkdir -p "$out"
 rm -f "$out"/*.json "$out"/*.jsonl "$out"/*.log "$out/parts"
 cd "$out"

@@ -15,7 +15,7 @@ source "$here/hosts/lab.sh"
 source "$here/hosts/slurm.sh"
 source "$here/hosts/parts.sh"
 
-binary=$here/../target/release/run_fsdp
+binary=
 parts=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -27,13 +27,14 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun mpi-mpirun mpi-srun killed cable)
+[ -n "$binary" ] || binary=$("$here/target.sh")/release/run_fsdp
 [ -x "$binary" ] || { echo "no $binary: cargo build --release, or --binary FILE" >&2; exit 2; }
 binary=$(realpath "$binary")
 torchrun=${TORCHRUN:-$(command -v torchrun || true)}
 
 if [ -z "${LAB:-}" ]; then
     why=$(lab_missing)
-    [ -z "$why" ] || { echo "hosts: all skipped: $why"; exit 0; }
+    [ -z "$why" ] || { echo "hosts_check: SKIPPED, $why"; exit 0; }
     LAB=$(mktemp -d)
     export LAB
     # The lab ends with its first process, which `unshare` kills when it ends itself.

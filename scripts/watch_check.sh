@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Real runs, read back by TensorBoard and Weights & Biases themselves (scripts/watch_check.py). Both come from PyPI, once, into a
-# virtual environment under target/; W&B runs offline. RUN_FSDP names the binary where it is not to be built here.
+# virtual environment under cargo's target directory; W&B runs offline. RUN_FSDP names the binary where it is not to be built here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=${WATCH_VENV:-target/watch-venv}
+target=$(scripts/target.sh)
+venv=${WATCH_VENV:-$target/watch-venv}
 skip() {
     echo "watch_check: SKIPPED, $1: event files were not read by TensorBoard, nor W&B's by W&B"
     exit 0
@@ -15,7 +16,7 @@ if ! [ -x "$venv/bin/wandb" ]; then
 fi
 if [ -z "${RUN_FSDP:-}" ]; then
     cargo build --quiet --release --bin run_fsdp
-    RUN_FSDP=${CARGO_TARGET_DIR:-target}/release/run_fsdp
+    RUN_FSDP=$target/release/run_fsdp
 fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -5,7 +5,7 @@ mod runs;
 
 use runs::*;
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Rank `rank` of two, each on a host of its own.
 fn rank(rank: usize, job: &str, addr: &str, port: u16, args: &[&str]) -> Run {
@@ -19,16 +19,6 @@ fn rank(rank: usize, job: &str, addr: &str, port: u16, args: &[&str]) -> Run {
     };
     Run(command.env("MASTER_PORT", port.to_string()).spawn().unwrap())
 }
-/// A port whose successors are likely free: the system just gave it out, and it is still held, as by torchrun's agent.
-fn agent() -> (TcpListener, u16) {
-    loop {
-        let agent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = agent.local_addr().unwrap().port();
-        if port < u16::MAX - 100 {
-            return (agent, port);
-        }
-    }
-}
 #[track_caller]
 fn ends(run: Run, status: i32, says: &[&str]) {
     let ended = run.end();
@@ -39,7 +29,8 @@ fn ends(run: Run, status: i32, says: &[&str]) {
 
 #[test]
 fn an_address_that_is_none_ends_all_ranks_with_status_2() {
-    let (_agent, port) = agent();
+    let agent = Agent::new();
+    let port = agent.port;
     let cases = [
         ("", "MASTER_ADDR is not set, and the 2 ranks are on several hosts"),
         ("no..such..host", "MASTER_ADDR=no..such..host is no name"),
@@ -56,20 +47,20 @@ fn an_address_that_is_none_ends_all_ranks_with_status_2() {
 
 #[test]
 fn ranks_that_meet_nobody_say_where_they_looked_and_for_whom() {
-    let (_agent, port) = agent();
-    let since = Instant::now();
+    let agent = Agent::new();
+    let port = agent.port;
     // Neither knows of the other: the first waits where the second does not knock.
     let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
     ends(first, 1, &["rank 1 of 2 did not come to the rendezvous of hosts at 127.0.0.1", "MASTER_PORT"]);
     let second = rank(1, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
     let ports = format!("ports {} to {}", port + 1, port + 16);
     ends(second, 1, &["rank 1 on host1", "needs rank 0 of 2", "127.0.0.1", &ports, "was rank 0 started"]);
-    assert!(since.elapsed() < LIMIT / 2);
 }
 
 #[test]
 fn ranks_of_another_job_are_turned_away_and_disturb_nobody() {
-    let (_agent, port) = agent();
+    let agent = Agent::new();
+    let port = agent.port;
     let other = rank(1, "another job", "127.0.0.1", port, &["--init-timeout", "3"]);
     std::thread::sleep(Duration::from_millis(100)); // it knocks before there is a rank 0
     let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "30"]);
@@ -101,8 +92,8 @@ fn no_free_port_is_bad_input() {
 #[test]
 fn a_world_that_the_mesh_does_not_fit_is_refused_before_ranks_meet() {
     // Rank 0 alone: it does not wait for the other.
-    let since = Instant::now();
-    let (_agent, port) = agent();
+    let agent = Agent::new();
+    let port = agent.port;
     for (flags, says) in [
         (["--tp-size", "3"], "3"),
         (["--ring-attn-size", "4"], "4"),
@@ -111,5 +102,4 @@ fn a_world_that_the_mesh_does_not_fit_is_refused_before_ranks_meet() {
     ] {
         ends(rank(0, "job", "127.0.0.1", port, &flags), 2, &[says, "2"]);
     }
-    assert!(since.elapsed() < LIMIT / 2);
 }

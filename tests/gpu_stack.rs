@@ -6,7 +6,6 @@ mod simcuda;
 
 use serde_json::Value;
 use std::process::Output;
-use std::time::{Duration, Instant};
 
 const TINY: &str = "--dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
                     --max-len 32 --batch-size 1 --max-steps 2 --warmup-steps 1 --no-eval --no-sample";
@@ -86,7 +85,6 @@ fn a_trace_holds_spans_of_both_streams() {
 
 #[track_caller]
 fn fails(machine: &str, args: &str, status: i32, parts: &[&str]) {
-    let start = Instant::now();
     let (out, _) = run(machine, &format!("--device cuda {args}"));
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(status), "{machine}: {said}");
@@ -94,7 +92,7 @@ fn fails(machine: &str, args: &str, status: i32, parts: &[&str]) {
     for part in parts {
         assert!(said.contains(part), "{machine}: no {part:?} in: {said}");
     }
-    assert!(start.elapsed() < Duration::from_secs(200), "{machine}: ranks have waited for a timeout");
+    assert!(!said.contains("no answer within"), "{machine}: ranks have waited for a timeout: {said}");
 }
 
 #[test]

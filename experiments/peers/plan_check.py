@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-EXPERIMENTS = os.path.join(HERE, "..", "..", "target", "release", "experiments")
+EXPERIMENTS = os.path.join(HERE, "..", "..", os.environ.get("CARGO_TARGET_DIR", "target"), "release", "experiments")
 
 KEPT = "--activation-checkpoint off"
 # Precision, flags.

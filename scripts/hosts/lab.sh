@@ -14,7 +14,9 @@ lab_missing() {
         command -v "$tool" > /dev/null || { echo "no $tool (Debian: util-linux, iproute2, mount)"; return; }
     done
     # shellcheck disable=SC2086
-    why=$(unshare $LAB_USER --mount --net --uts --ipc --pid --fork --mount-proc true 2>&1) || echo "no right to make namespaces: $why"
+    why=$(unshare $LAB_USER --mount --net --uts --ipc --pid --fork --mount-proc true 2>&1) || { echo "no right to make namespaces: $why"; return; }
+    # shellcheck disable=SC2086
+    why=$(unshare $LAB_USER --net ip link add eth0 type veth peer name eth1 2>&1) || echo "no veth pair: $why"
 }
 
 # Runs "$@" as the first process of a lab. Needs $LAB, an empty directory that the caller removes.

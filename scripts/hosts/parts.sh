@@ -33,7 +33,7 @@ numbers() {
 # Why a part cannot run here, or nothing.
 missing() {
     case $1 in
-        torchrun) [ -n "$torchrun" ] || echo "no torchrun in PATH or TORCHRUN (pip install torch)" ;;
+        torchrun) [ -n "$torchrun" ] || echo "no torchrun in PATH or TORCHRUN (Debian: python3-torch; pip install torch)" ;;
         mpirun | mpi-mpirun) command -v mpirun > /dev/null || echo "no mpirun (Debian: openmpi-bin)" ;;
         srun | mpi-srun) slurm_missing ;;
     esac
@@ -57,11 +57,11 @@ start_plain() { # by hand, with torchrun's variables
     cat "$LAB/$part"/log.*
     return $status
 }
-start_torchrun() {
+start_torchrun() { # flags in the spelling that old ones know too
     local n pids=()
     for n in 0 1; do
-        on "node$((n + 1))" "${limit[@]}" "$torchrun" --nnodes 2 --nproc-per-node 2 --node-rank "$n" --rdzv-backend c10d \
-            --rdzv-endpoint "node1:$port" --rdzv-id check --no-python "$@" &
+        on "node$((n + 1))" "${limit[@]}" "$torchrun" --nnodes 2 --nproc_per_node 2 --node_rank "$n" --rdzv_backend c10d \
+            --rdzv_endpoint "node1:$port" --rdzv_id check --no_python "$@" &
         pids+=($!)
     done
     wait "${pids[0]}" && wait "${pids[1]}"

@@ -1,6 +1,7 @@
 //! Misuse, missing ranks and failing ranks: each ends in an error that says what is wrong, never in a hang.
 use super::*;
 use flatshard::comm::Reduce;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 #[test]
@@ -139,7 +140,7 @@ fn a_pair_that_does_not_fit_is_found() {
 
 #[test]
 fn a_timeout_names_who_is_missing_and_what_it_did_last() {
-    let errors = impatient(4, 300, |mesh| {
+    let errors = impatient(4, 1_000, |mesh| {
         let g = &*mesh.fsdp;
         g.barrier(Tag::new("epoch", 8)).unwrap();
         if mesh.rank() % 2 == 1 {
@@ -150,10 +151,9 @@ fn a_timeout_names_who_is_missing_and_what_it_did_last() {
         let t = g.reduce_scatter(Tag::new("grads", 2), buf.view_mut(), shard.view_mut(), false).unwrap();
         let start = Instant::now();
         let text = error(g.wait(t));
-        assert!(start.elapsed() >= Duration::from_millis(290), "{:?}", start.elapsed());
+        assert!(start.elapsed() >= scaled(990), "{:?}", start.elapsed());
         // It stays so, at once.
         assert_eq!(error(g.wait(t)), text);
-        assert!(start.elapsed() < Duration::from_secs(5));
         Some(text)
     });
     for rank in [0, 2] {
@@ -166,6 +166,7 @@ fn a_timeout_names_who_is_missing_and_what_it_did_last() {
 
 #[test]
 fn a_timeout_names_who_still_holds_the_gathered_buffer() {
+    let done = std::sync::atomic::AtomicBool::new(false);
     let errors = impatient(2, 300, |mesh| {
         let g = &*mesh.fsdp;
         let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Other).unwrap();
@@ -173,12 +174,14 @@ fn a_timeout_names_who_still_holds_the_gathered_buffer() {
         let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
         g.wait(t).unwrap();
         if mesh.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(600));
+            wait_until("rank 0 has given up", || done.load(SeqCst)); // holds it meanwhile
             return String::new();
         }
         g.release(t).unwrap();
         let t = g.all_gather(Tag::new("next", 1), shard.view(), full.view_mut()).unwrap();
-        error(g.wait(t))
+        let text = error(g.wait(t));
+        done.store(true, SeqCst);
+        text
     });
     assert!(errors[0].contains("all_gather on fsdp (next 1)") && errors[0].contains("from rank 1 "), "{}", errors[0]);
     assert!(errors[0].contains("still holds the gathered buffer"), "{}", errors[0]);
@@ -186,8 +189,7 @@ fn a_timeout_names_who_still_holds_the_gathered_buffer() {
 
 #[test]
 fn abort_ends_the_others_at_once() {
-    let start = Instant::now();
-    world(4, |mesh| {
+    let ends = |mesh: Mesh| {
         if mesh.rank() == 3 {
             std::thread::sleep(Duration::from_millis(100));
             mesh.member.abort();
@@ -198,27 +200,18 @@ fn abort_ends_the_others_at_once() {
         let text = error(g.barrier(T));
         assert!(text.ends_with("rank 3 failed"), "{text}");
         assert!(error(g.barrier(T)).ends_with("rank 3 failed"));
-    });
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    };
+    in_time(|| world(4, ends));
 }
 
 #[test]
 fn a_panicking_rank_ends_the_others() {
-    let start = Instant::now();
     let meshes = shm::threads(MeshSizes::sharded(3), &meters(3)).unwrap();
-    let results: Vec<_> = std::thread::scope(|s| {
-        let body = |mesh: Mesh| {
-            assert!(mesh.rank() != 1, "planted");
-            error(mesh.world.barrier(T))
-        };
-        let threads: Vec<_> = meshes.into_iter().map(|mesh| s.spawn(move || body(mesh))).collect();
-        threads.into_iter().map(|t| t.join()).collect()
-    });
+    let results = in_time(|| one_panics(meshes));
     assert!(results[1].is_err());
     for rank in [0, 2] {
         assert!(results[rank].as_ref().unwrap().ends_with("rank 1 failed"), "{:?}", results[rank]);
     }
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 use flatshard::comm::delayed::Delayed;
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, Member, Reduce};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const FOUR: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 4, sp: 1, tp: 1 };
 
@@ -135,7 +135,6 @@ fn operations_that_differ_between_hosts_name_both_ranks() {
 
 #[test]
 fn a_rank_of_another_host_that_does_not_come_is_named() {
-    let start = Instant::now();
     let errors = spread(FOUR, 2, 1_000, |mesh| {
         if mesh.rank() == 2 {
             while mesh.member.failed().is_none() {
@@ -150,34 +149,36 @@ fn a_rank_of_another_host_that_does_not_come_is_named() {
         mesh.member.abort();
         text
     });
-    assert!(start.elapsed() < Duration::from_secs(10));
     // Rank 0 is of its column; rank 3 of its host.
+    assert!(errors[0].contains("s from rank 2 on host1") || errors[0].contains("failed"), "{errors:?}");
     assert!(
-        errors[0].contains("no answer within 1s from rank 2 on host1") || errors[0].contains("failed"),
+        errors.iter().any(|text| text.contains("no answer within ") && text.contains("s from rank 2")),
         "{errors:?}"
     );
-    assert!(errors.iter().any(|text| text.contains("no answer within 1s from rank 2")), "{errors:?}");
 }
 
 #[test]
 fn work_that_is_started_early_may_take_longer_than_the_timeout() {
-    spread(FOUR, 2, 400, |mesh| {
+    const TIMEOUT: u64 = 1_000;
+    let started = AtomicBool::new(false);
+    spread(FOUR, 2, TIMEOUT, |mesh| {
         let g = &*mesh.fsdp;
         let mut buf = plain(DType::F32, 10);
         g.barrier(T).unwrap();
         if mesh.rank() == 3 {
-            std::thread::sleep(Duration::from_millis(900));
+            std::thread::sleep(scaled(TIMEOUT + 300));
         }
         let t = g.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
-        std::thread::sleep(Duration::from_millis(if mesh.rank() == 3 { 0 } else { 800 })); // compute
+        started.fetch_or(mesh.rank() == 3, SeqCst);
+        wait_until("rank 3 has started it", || started.load(SeqCst)); // computes
         g.wait(t).unwrap();
     });
 }
 
 #[test]
 fn an_abort_reaches_every_host_at_once() {
-    let start = Instant::now();
-    let errors = spread(MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 }, 2, 60_000, |mesh| {
+    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+    let ends = |mesh: Mesh| {
         if mesh.rank() == 3 {
             std::thread::sleep(Duration::from_millis(200));
             mesh.member.abort();
@@ -186,8 +187,8 @@ fn an_abort_reaches_every_host_at_once() {
         // Asleep in a group of the own host, and in groups of both.
         let g = [&mesh.world, &mesh.dp_replicate, &mesh.dp_shard][mesh.rank()];
         error(g.barrier(T))
-    });
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    };
+    let errors = in_time(|| spread(sizes, 2, 600_000, ends));
     for text in &errors[..3] {
         assert!(text.ends_with("rank 3 failed") || text.ends_with("rank 3 on host1 failed"), "{text}");
     }
@@ -195,22 +196,13 @@ fn an_abort_reaches_every_host_at_once() {
 
 #[test]
 fn a_panicking_rank_ends_the_others_on_every_host() {
-    let start = Instant::now();
-    let options = shm::Options { timeout: Duration::from_secs(60) };
+    let options = shm::Options { timeout: Duration::from_secs(600) };
     let meshes = several::threads(FOUR, 2, &meters(4), &options).unwrap();
-    let results: Vec<_> = std::thread::scope(|s| {
-        let body = |mesh: Mesh| {
-            assert!(mesh.rank() != 1, "planted");
-            error(mesh.world.barrier(T))
-        };
-        let threads: Vec<_> = meshes.into_iter().map(|mesh| s.spawn(move || body(mesh))).collect();
-        threads.into_iter().map(|t| t.join()).collect()
-    });
+    let results = in_time(|| one_panics(meshes));
     assert!(results[1].is_err());
     for rank in [0, 2, 3] {
         assert!(results[rank].as_ref().unwrap().contains("rank 1 on host0"), "{:?}", results[rank]);
     }
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Groups of ranks from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
 //! ones. Each test is bounded in time by the groups' timeout.
+#[path = "../common/agent.rs"]
+mod agent;
 mod faults;
 mod hosts;
 mod memory;
@@ -8,6 +10,8 @@ mod processes;
 #[path = "../common/round.rs"]
 mod round;
 mod stress;
+#[path = "../common/time.rs"]
+mod time;
 mod values;
 
 use flatshard::base::{Category, DType, Elem, Meter, Result};
@@ -17,6 +21,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
+use time::{in_time, scaled, wait_until};
 
 pub const T: Tag = Tag::new("test", 0);
 
@@ -35,13 +40,25 @@ pub fn world<R: Send>(n: usize, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
 }
 /// `per_host` ranks on each pretended host, over TCP.
 pub fn spread<R: Send>(sizes: MeshSizes, per_host: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
-    let options = shm::Options { timeout: Duration::from_millis(ms) };
+    let options = shm::Options { timeout: scaled(ms) };
     run(several::threads(sizes, per_host, &meters(sizes.world()), &options).unwrap(), f)
 }
-/// A world whose blocked calls fail after `ms` milliseconds.
+/// A world whose blocked calls fail after `ms` milliseconds, or more on a busy machine.
 pub fn impatient<R: Send>(n: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
-    let options = shm::Options { timeout: Duration::from_millis(ms) };
+    let options = shm::Options { timeout: scaled(ms) };
     run(shm::threads_with(MeshSizes::sharded(n), &meters(n), &options).unwrap(), f)
+}
+
+/// Rank 1 panics, the others wait for it: what became of each.
+pub fn one_panics(meshes: Vec<Mesh>) -> Vec<std::thread::Result<String>> {
+    std::thread::scope(|s| {
+        let body = |mesh: Mesh| {
+            assert!(mesh.rank() != 1, "planted");
+            error(mesh.world.barrier(T))
+        };
+        let threads: Vec<_> = meshes.into_iter().map(|mesh| s.spawn(move || body(mesh))).collect();
+        threads.into_iter().map(|t| t.join()).collect()
+    })
 }
 
 /// A buffer that no group allocated: goes through the mailboxes.

@@ -95,7 +95,7 @@ fn a_dropped_buffer_is_still_there_for_the_peers() {
 
 #[test]
 fn more_operations_than_the_ring_holds_end_in_a_timeout_that_says_so() {
-    let errors = impatient(2, 100, |mesh| {
+    let errors = impatient(2, 300, |mesh| {
         if mesh.rank() == 1 {
             return None; // never comes
         }

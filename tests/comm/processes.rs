@@ -1,10 +1,10 @@
 //! Real processes: this test binary starts itself again as the ranks.
+use super::agent::Agent;
 use super::*;
 use flatshard::comm::Reduce;
 use flatshard::comm::env::{ARENA_FD, RankEnv};
 use flatshard::comm::shm::{Arena, Options, World};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 /// Which part a started process plays.
 const ROLE: &str = "FLATSHARD_TEST_ROLE";
@@ -17,7 +17,7 @@ fn rank_process() {
         return;
     };
     let env = RankEnv::from_env().unwrap().unwrap();
-    let options = Options { timeout: Duration::from_secs(20) };
+    let options = Options { timeout: Duration::from_secs(600) };
     let member = match World::join(&env, Meter::default(), &options) {
         Ok(member) => member,
         Err(e) => {
@@ -77,15 +77,16 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
 fn ids(children: &[Child]) -> String {
     children.iter().map(|c| c.id() as f64).sum::<f64>().to_string()
 }
-/// A port that names this job: ports are not used, but must differ between jobs.
-fn port(offset: u32) -> [(&'static str, String); 1] {
-    [("MASTER_PORT", (20_000 + (std::process::id() * 8 + offset) % 40_000).to_string())]
+/// The port names the job: it is not used, but must differ between jobs.
+fn port(agent: &Agent) -> [(&'static str, String); 1] {
+    [("MASTER_PORT", agent.port.to_string())]
 }
 
 #[test]
 fn ranks_of_another_launcher_meet_and_two_jobs_do_not() {
-    let jobs: Vec<Vec<Child>> =
-        (0..2).map(|job| (0..3).rev().map(|r| rank("run", r, 3, &port(job))).collect()).collect();
+    let agents = [Agent::new(), Agent::new()];
+    let start = |agent| (0..3).rev().map(|r| rank("run", r, 3, &port(agent))).collect();
+    let jobs: Vec<Vec<Child>> = agents.iter().map(start).collect();
     for job in jobs {
         let expected = ids(&job);
         for text in outputs(job) {
@@ -96,7 +97,8 @@ fn ranks_of_another_launcher_meet_and_two_jobs_do_not() {
 
 #[test]
 fn the_file_of_a_dead_job_is_seen_through() {
-    let vars = port(2);
+    let agent = Agent::new();
+    let vars = port(&agent);
     // A job whose rank 0 is killed while it waits for rank 1 leaves its file behind.
     let mut dead = rank("run", 0, 2, &vars);
     std::thread::sleep(Duration::from_millis(300));
@@ -124,15 +126,13 @@ fn ranks_of_our_launcher_inherit_the_arena() {
 
 #[test]
 fn a_failing_process_ends_the_others_at_once() {
-    let start = Instant::now();
     let arena = Arena::create(3).unwrap();
     let vars = [(ARENA_FD, arena.fd().to_string())];
     let mut job: Vec<Child> = (0..3).map(|r| rank("fail", r, 3, &vars)).collect();
     assert_eq!(job.remove(1).wait().unwrap().code(), Some(3));
-    for text in outputs(job) {
+    for text in in_time(|| outputs(job)) {
         assert!(line(&text, "ERROR ").ends_with("rank 1 failed"), "{text}");
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[test]

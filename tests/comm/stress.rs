@@ -5,7 +5,6 @@ use flatshard::comm::delayed::Delayed;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Reduce, Ticket};
-use std::time::Instant;
 
 /// Small integers: sums of them are exact in any order.
 fn value(op: usize, rank: usize, i: usize) -> f32 {
@@ -149,13 +148,9 @@ fn finish(g: &dyn Collective, f: Flight, gathered: &mut [Option<Buf>], reduced: 
 
 #[test]
 fn random_programs() {
-    let start = Instant::now();
-    let mut seed = 0;
-    // At least one pass over the worlds; as many seeds as fit into ten seconds.
-    while seed < 5 || start.elapsed() < Duration::from_secs(10) && seed < 200 {
+    for seed in 0..50 {
         let n = [2, 3, 4, 5, 8][seed as usize % 5];
         world(n, |mesh| program(&*mesh.fsdp, seed, 300));
-        seed += 1;
     }
 }
 

@@ -311,23 +311,21 @@ fn senders_choose_where_they_send_from() {
 #[test]
 fn what_is_sent_from_a_buffer_of_the_group_arrives_while_the_sender_computes() {
     const LEN: usize = 1 << 20;
-    let computing = std::sync::atomic::AtomicBool::new(false);
+    let arrived = std::sync::atomic::AtomicBool::new(false);
     world(2, |mesh| {
         use std::sync::atomic::Ordering::SeqCst;
         let (g, me) = (&*mesh.fsdp, mesh.rank());
         let mut send = g.alloc(DType::F32, LEN, CommUse::Reduced, Category::Other).unwrap();
         let mut recv = plain(DType::F32, LEN);
         fill(&mut send, |i| (me + i) as f32);
-        computing.store(true, SeqCst);
         g.barrier(T).unwrap();
         let t = g.send_recv(T, 1 - me, send.view(), 1 - me, recv.view_mut()).unwrap();
         if me == 0 {
-            std::thread::sleep(Duration::from_millis(300));
-            computing.store(false, SeqCst);
+            wait_until("it arrives at rank 1", || arrived.load(SeqCst)); // computes
         } else {
             g.wait(t).unwrap();
-            assert!(computing.load(SeqCst), "rank 1 waited until rank 0 called");
             expect(&recv, |i| i as f32);
+            arrived.store(true, SeqCst);
         }
         g.wait(t).unwrap();
         g.wait_sent(t).unwrap();

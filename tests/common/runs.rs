@@ -1,19 +1,24 @@
 //! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a test is
 //! about.
 #![allow(dead_code)] // each test binary uses its part
+#[path = "agent.rs"]
+pub mod agent;
+#[path = "time.rs"]
+pub mod time;
+
+#[allow(unused_imports)]
+pub use agent::Agent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
+pub use time::wait_until;
 
 pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
-/// Longer than anything here takes on a busy machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A model of some milliseconds a step, on a task without files.
 pub fn command(program: &str, args: &[&str]) -> Command {
@@ -77,14 +82,6 @@ impl Drop for Run {
     }
 }
 
-#[track_caller]
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 pub fn children(pid: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().map(|p| p.parse().unwrap()).collect()
@@ -101,6 +98,12 @@ pub fn dead(pid: u32) -> bool {
 }
 pub fn send(signal: Signal, pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+/// To those of them that have not ended.
+pub fn send_all(signal: Signal, pids: &[u32]) {
+    for &pid in pids {
+        let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+    }
 }
 /// Success, or all that was said.
 #[track_caller]

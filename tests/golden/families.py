@@ -10,6 +10,7 @@ case is about must matter: with the keys of `without` instead, logits are others
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def make():
 
 def written(name):
     """The config.json that tests/families.rs wrote."""
-    return AutoConfig.from_pretrained(HERE.parent.parent / "target" / "tmp" / "families" / name)
+    return AutoConfig.from_pretrained(HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "families" / name)
 
 
 def four():

@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def make():
 
 
 def check():
-    path = HERE.parent.parent / "target" / "tmp" / "lora"
+    path = HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "lora"
     model = PeftModel.from_pretrained(base(), path / "adapter")
     merged = AutoModelForCausalLM.from_pretrained(path / "merged", dtype=torch.float32)
     ours, theirs = logits(merged, TOKENS), logits(model, TOKENS)

@@ -8,6 +8,7 @@ them when the likeliest token is always taken.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def make():
 
 
 def check():
-    for path in sorted((HERE.parent.parent / "target" / "tmp" / "export").glob("*/")):
+    for path in sorted((HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "export").glob("*/")):
         name = path.name
         model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, dtype="auto")
         for kind in ["missing_keys", "unexpected_keys", "mismatched_keys"]:

@@ -7,3 +7,5 @@ mod compare;
 mod real;
 mod run;
 mod suite;
+#[path = "../../../tests/common/time.rs"]
+mod time;

@@ -1,12 +1,12 @@
 //! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and what is
 //! not, and that a failure stays one.
 use crate::common::{calls, experiments, experiments_with, pretenders};
+use crate::time::wait_until;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 fn status(dir: &Path, name: &str) -> Value {
@@ -118,7 +118,7 @@ fn rounds_take_turns() {
 #[test]
 fn a_run_past_its_time_is_ended_and_named() {
     let dir = TempDir::new().unwrap();
-    pretenders(dir.path(), "exec sleep 60");
+    pretenders(dir.path(), "exec sleep 600");
     let ended = experiments(
         dir.path(),
         &["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32", "--timeout", "0.2"],
@@ -196,16 +196,12 @@ fn bad_input_is_refused_before_anything_runs() {
 #[test]
 fn a_harness_that_is_stopped_stops_its_run() {
     let dir = TempDir::new().unwrap();
-    pretenders(dir.path(), "echo $$ > pid; exec sleep 60");
+    pretenders(dir.path(), "echo $$ > pid; exec sleep 600");
     let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
     command.args(["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32"]);
     let mut harness = command.current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let pid = || fs::read_to_string(dir.path().join("pid")).ok().and_then(|pid| pid.trim().parse::<i32>().ok());
-    let started = Instant::now();
-    while pid().is_none() {
-        assert!(started.elapsed() < Duration::from_secs(30), "the run does not start");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the run starts", || pid().is_some());
     kill_process(Pid::from_child(&harness), Signal::TERM).unwrap();
     assert_eq!(harness.wait().unwrap().code(), Some(128 + 15));
     // The harness has waited for it: no such process, and nothing that a later call would take for a result.

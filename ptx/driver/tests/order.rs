@@ -1,9 +1,12 @@
 //! Streams under many seeds: what events order always comes out the same, what nothing orders does not, copies of pinned memory read it
 //! when they run.
 mod common;
+#[path = "../../../tests/common/time.rs"]
+mod time;
 use common::*;
 use flatshard_simcuda::api::{event::*, memory::*, stream::*};
 use std::collections::BTreeSet;
+use time::wait_until;
 
 /// Two streams hand a buffer to and fro. With `waits`, each waits for the other's turn.
 fn relay(waits: bool) -> Result<Vec<u32>, i32> {
@@ -131,9 +134,5 @@ fn what_was_enqueued_runs() {
     unsafe { mapped.write_volatile(0) };
     ok(add(add_one, mapped as u64, 1, s));
     ok(unsafe { cuStreamDestroy_v2(s) });
-    let start = std::time::Instant::now();
-    while unsafe { mapped.read_volatile() } == 0 && start.elapsed().as_secs() < 20 {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert_eq!(unsafe { mapped.read_volatile() }, 1);
+    wait_until("the kernel has run", || unsafe { mapped.read_volatile() } == 1);
 }

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Unit tests and the tests of kernels, groups, stores, data and checkpoints with debug assertions and overflow checks in our own
+# packages, and the launchers with such a binary; with --features mpi where there is an mpicc. The dependencies are those of the
+# release build. Not the whole suite, and not the gate's main run: what users run is built without checks, and that is what the
+# README's command is to test.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+checks=()
+for package in flatshard flatshard-ptx flatshard-simcuda; do
+    for check in debug-assertions overflow-checks; do
+        checks+=(--config "profile.release.package.$package.$check=true")
+    done
+done
+features=()
+! command -v mpicc > /dev/null || features=(--features mpi)
+cargo test --release --quiet --no-fail-fast -p flatshard "${features[@]}" "${checks[@]}" \
+    --lib --test conformance --test comm --test stores --test data --test checkpoint
+scripts/hosts_check.sh

@@ -1,0 +1,44 @@
+//! Time in tests, all of it in one place. Never a measure of speed: a limit ends what hangs, and
+//! FLATSHARD_TEST_TIME_FACTOR=3 stretches every limit and timeout of the tests for a busy machine.
+#![allow(dead_code)] // each test binary uses its part
+use std::time::{Duration, Instant};
+
+fn factor() -> f64 {
+    std::env::var("FLATSHARD_TEST_TIME_FACTOR").map_or(1.0, |text| text.parse().expect("FLATSHARD_TEST_TIME_FACTOR"))
+}
+/// For timeouts that a test gives to what it tests.
+pub fn scaled(ms: u64) -> Duration {
+    Duration::from_millis(ms).mul_f64(factor())
+}
+/// Longer than anything in a test takes, and less than the timeouts of a run that sets none (300 s and more): what ends within
+/// it did not end by them.
+pub fn limit() -> Duration {
+    scaled(120_000)
+}
+
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < limit(), "not within {:?}: {what}", limit());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// For what is to end long before the timeout that would end it otherwise.
+#[track_caller]
+pub fn in_time<T>(f: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let result = f();
+    assert!(started.elapsed() < limit(), "{:?}", started.elapsed());
+    result
+}
+
+/// Measures until one measurement passes. A busy machine only adds time: what holds passes in some of many measurements, and
+/// what does not hold in none of them.
+#[track_caller]
+pub fn passes_once(measure: impl Fn() -> Result<(), String>) {
+    let failed = |_| measure().err();
+    let said: Vec<String> = (0..40).map_while(failed).collect();
+    assert!(said.len() < 40, "in none of 40 measurements; the last: {}", said[39]);
+}
