@@ -65,7 +65,7 @@ fn processes_under_an_agent_that_holds_the_port_all_get_rank_0s_id() {
 fn a_rank_that_never_comes_is_named_within_the_timeout() {
     let agent = Agent::new();
     let port = agent.port;
-    let ranks = [rank(0, 3, port, 1.0), rank(2, 3, port, 1.0)];
+    let ranks = [rank(0, 3, port, 3.0), rank(2, 3, port, 3.0)];
     let [first, third] = ranks.map(said);
     assert!(first.contains("rank 1 of 3 did not come to the NCCL rendezvous"), "{first}");
     assert!(third.starts_with("ID "), "{third}");

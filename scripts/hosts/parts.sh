@@ -57,11 +57,12 @@ start_plain() { # by hand, with torchrun's variables
     cat "$LAB/$part"/log.*
     return $status
 }
-start_torchrun() { # flags in the spelling that old ones know too
+start_torchrun() {
+    # Flags in the spelling that old ones know too. Debian's (1.13, Python 3.11) ends over zeros in these two.
     local n pids=()
     for n in 0 1; do
         on "node$((n + 1))" "${limit[@]}" "$torchrun" --nnodes 2 --nproc_per_node 2 --node_rank "$n" --rdzv_backend c10d \
-            --rdzv_endpoint "node1:$port" --rdzv_id check --no_python "$@" &
+            --rdzv_endpoint "node1:$port" --rdzv_id check --redirects 0:1,1:1 --tee 0:1,1:1 --no_python "$@" &
         pids+=($!)
     done
     wait "${pids[0]}" && wait "${pids[1]}"

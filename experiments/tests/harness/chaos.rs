@@ -1,5 +1,6 @@
 //! A short version of `experiments chaos`: what is claimed of 1,000 kills, in seconds.
 use crate::common::{experiments, real_binaries};
+use crate::time::scaled;
 use serde_json::Value;
 use std::fs;
 use tempfile::TempDir;
@@ -18,7 +19,8 @@ fn chaos(flags: &[&str]) -> (String, Value) {
 #[test]
 fn a_run_to_which_everything_happens_has_the_bits_of_one_left_in_peace() {
     // Two restarts at most: after them a kill of a rank ends the launcher, too.
-    let flags = "--kills 6 --others 6 --seed 3 --max-restarts 2 --comm-timeout 2";
+    let timeout = scaled(2_000).as_secs_f64();
+    let flags = format!("--kills 6 --others 6 --seed 3 --max-restarts 2 --comm-timeout {timeout}");
     let (out, report) = chaos(&flags.split(' ').collect::<Vec<_>>());
     assert!(out.contains("bitwise: "), "{out}");
     let faults = report["faults"].as_array().unwrap();
@@ -36,7 +38,7 @@ fn a_run_to_which_everything_happens_has_the_bits_of_one_left_in_peace() {
             _ => assert!(again > 0 && seconds(fault, "noticed_s") <= first, "{fault}"),
         }
         if kind == "stop a rank" {
-            assert!(seconds(fault, "noticed_s") >= 2.0, "not before --comm-timeout: {fault}");
+            assert!(seconds(fault, "noticed_s") >= timeout, "not before --comm-timeout: {fault}");
         }
     }
     for row in report["by_kind"].as_array().unwrap() {
