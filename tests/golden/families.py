@@ -6,7 +6,8 @@
 
 For each case a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
 and every gradient of a batch of documents that go through the model one by one, and tokens of greedy generation. What a
-case is about must matter: with the keys of `without` instead, logits are others.
+case is about must matter: with the keys of `without` instead, logits are others. For the bounds of bf16: how far PyTorch's
+own bf16 is from its fp32.
 """
 
 import json
@@ -101,6 +102,12 @@ def make():
         targets[[2, 20]] = -100
         logits, loss, grads = gradients(model, tokens, targets, lengths)
 
+        narrow = build(model_type, keys)
+        narrow.load_state_dict(model.state_dict())
+        logits16, loss16, grads16 = gradients(narrow.bfloat16(), tokens, targets, lengths)
+        errors = dict(loss=abs(loss16 - loss) / loss, logits=relative(logits16, logits),
+                      grads={n: relative(grads16[n], grads[n]) for n in grads})
+
         other = build(model_type, keys | without)
         other.load_state_dict(model.state_dict())
         changed = relative(gradients(other, tokens, targets, lengths)[0], logits)
@@ -113,7 +120,7 @@ def make():
         tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int(), "prompt": prompt.int(),
                     "greedy": said.int()}
         save_file(tensors, out / f"{name}.safetensors")
-        golden = dict(lengths=lengths, loss=loss, config=json.loads(model.config.to_json_string(use_diff=False)),
+        golden = dict(lengths=lengths, loss=loss, bf16_errors=errors, config=json.loads(model.config.to_json_string(use_diff=False)),
                       made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
         (out / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
         print(f"{name}: loss {loss:.4f}, without: {changed:.1e}, greedy {said.tolist()}")
