@@ -41,16 +41,11 @@ fn ranks_that_are_killed_come_back_and_the_run_ends_with_the_same_bits() {
     }
 }
 
-/// Nothing is saved before the ranks die, twice: the second restart takes as many ranks as the batch of 12 sequences can be
-/// split over. Sums of other ranks round otherwise, so the curves are near and not equal.
-#[test]
-fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
-    let dir = Dir::new();
-    let (quiet, metrics, ckpt) = (dir.arg("quiet.jsonl"), dir.arg("m.jsonl"), dir.arg("ckpt"));
-    let batch = ["--batch-size", "2", "--grad-accum", "2", "--nproc-per-node", "3", "--max-steps", "40"];
-    good(FSDP, &[&batch[..], &["--metrics-path", &quiet]].concat());
-    let args = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt, "--max-restarts", "2", "--elastic", "1:3"];
-    let run = Run::start(FSDP, &[&batch[..], &args].concat());
+/// Ranks of each start of a run on three, whose ranks die twice before anything is saved. Its metrics are in `dir`.
+fn worlds_of(dir: &Dir, batch: &[&str], elastic: &str) -> Vec<u64> {
+    let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
+    let args = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt, "--max-restarts", "2", "--elastic", elastic];
+    let run = Run::start(FSDP, &[batch, &args].concat());
     let path = dir.path("m.jsonl");
     for start in 0..2 {
         wait_until("it trains", || events(&path, "run").len() > start && steps(&path) > 3 * start);
@@ -60,15 +55,34 @@ fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
     }
     let ended = run.end();
     assert!(ended.status.success(), "{}", ended.stderr);
-    let worlds: Vec<_> = events(&path, "run").iter().map(|e| e["world_size"].as_u64().unwrap()).collect();
-    assert_eq!(worlds, [3, 3, 2], "{}", ended.stderr);
+    events(&path, "run").iter().map(|e| e["world_size"].as_u64().unwrap()).collect()
+}
+
+/// Nothing is saved before the ranks die, twice: the second restart takes as many ranks as the batch of 12 sequences can be
+/// split over. Sums of other ranks round otherwise, so the curves are near and not equal.
+#[test]
+fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
+    let (dir, quiet) = (Dir::new(), Dir::new());
+    let batch = ["--batch-size", "2", "--grad-accum", "2", "--nproc-per-node", "3", "--max-steps", "40"];
+    good(FSDP, &[&batch[..], &["--metrics-path", &quiet.arg("m.jsonl")]].concat());
+    assert_eq!(worlds_of(&dir, &batch, "1:3"), [3, 3, 2]);
+    let path = dir.path("m.jsonl");
     let last = &events(&path, "run")[2]["config"]["batch"];
     assert_eq!((&last["batch_size"], &last["grad_accum"]), (&2.into(), &3.into()));
-    let (a, b) = (losses(&path), losses(&dir.path("quiet.jsonl")));
+    let (a, b) = (losses(&path), losses(&quiet.path("m.jsonl")));
     assert_eq!(a.len(), 40);
     for (a, b) in a.iter().zip(&b) {
         let [x, y] = [a, b].map(|l| l.1.parse::<f64>().unwrap());
         assert!((x / y - 1.0).abs() < 1e-3, "step {}: {x} and {y}", a.0);
+    }
+}
+
+/// Six sequences of micro-batches of two go on three ranks or on one: one is taken if the range has it, and none below the range.
+#[test]
+fn fewer_ranks_are_of_the_range() {
+    let batch = ["--batch-size", "2", "--nproc-per-node", "3", "--max-steps", "40"];
+    for (elastic, last) in [("1:3", 1), ("2:3", 3)] {
+        assert_eq!(worlds_of(&Dir::new(), &batch, elastic), [3, 3, last], "--elastic {elastic}");
     }
 }
 

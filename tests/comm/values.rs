@@ -3,6 +3,7 @@ use super::*;
 use flatshard::base::dtype::Float;
 use flatshard::comm::Reduce;
 use half::{bf16, f16};
+use std::time::Instant;
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Empty, less than a rank each, odd, and more than a mailbox holds (262144 bytes) by a little.
@@ -364,23 +365,43 @@ fn bytes_are_counted_by_the_algorithm() {
     });
 }
 
+/// Rank 1 starts `LATE` after rank 0, which computes meanwhile, or waits. All of that is in flight; exposed is what passes in calls.
 #[test]
 fn time_in_flight_is_not_time_exposed() {
-    const BUSY: f64 = 0.15;
-    for stats in world(2, |mesh| {
-        let g = &*mesh.fsdp;
-        let mut full = g.alloc(DType::F32, 64, CommUse::Gathered, Category::Other).unwrap();
-        let shard = plain(DType::F32, 32);
-        g.barrier(T).unwrap();
-        let before = g.stats();
-        let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
-        std::thread::sleep(Duration::from_secs_f64(BUSY)); // compute
-        g.wait(t).unwrap();
-        g.release(t).unwrap();
-        let after = g.stats();
-        (after.in_flight_s - before.in_flight_s, after.exposed_s - before.exposed_s)
-    }) {
-        // The gather of the rank that starts last is complete at once: it is never seen in flight.
-        assert!(stats.0 < BUSY * 3.0 && stats.1 < BUSY / 2.0, "in flight, exposed: {stats:?}");
+    const LATE: f64 = 0.1;
+    for computes in [true, false] {
+        use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+        let started = AtomicUsize::new(0);
+        let times = world(2, |mesh| {
+            let (g, first) = (&*mesh.fsdp, mesh.rank() == 0);
+            let mut full = g.alloc(DType::F32, 64, CommUse::Gathered, Category::Other).unwrap();
+            let shard = plain(DType::F32, 32);
+            g.barrier(T).unwrap();
+            if !first {
+                while started.load(SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_secs_f64(LATE));
+            }
+            let (before, since) = (g.stats(), Instant::now());
+            let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
+            let compute = Instant::now();
+            started.fetch_add(1, SeqCst);
+            while first && computes && started.load(SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            let outside = compute.elapsed().as_secs_f64();
+            g.wait(t).unwrap();
+            g.release(t).unwrap();
+            let (after, passed) = (g.stats(), since.elapsed().as_secs_f64());
+            [after.in_flight_s - before.in_flight_s, after.exposed_s - before.exposed_s, passed, outside]
+        });
+        let said = format!("computes: {computes}: in flight, exposed, passed, outside of calls: {times:?}");
+        for [in_flight, exposed, passed, outside] in &times {
+            // The gather of the rank that starts last is complete at once: it is never seen in flight.
+            assert!(*in_flight <= *passed && 0.0 < *exposed && *exposed <= passed - outside, "{said}");
+        }
+        let [in_flight, exposed, _, outside] = times[0];
+        assert!(in_flight >= LATE && exposed >= LATE - outside - LATE / 2.0, "{said}");
     }
 }

@@ -8,6 +8,7 @@ use flatshard::device::gpu::sim::Sim;
 use flatshard::device::gpu::{Driver, GpuDevice};
 use flatshard::device::{Buf, Device};
 use half::{bf16, f16};
+use std::io::Write;
 use std::sync::{Arc, LazyLock};
 
 /// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
@@ -19,9 +20,28 @@ pub const GRADIENT: f64 = 3.0;
 /// Every vector width of the CPU, the simulated GPU, and a real one where there is one.
 pub fn devices() -> Vec<Box<dyn Device>> {
     static SIM: LazyLock<Arc<Sim>> = LazyLock::new(Arc::default);
-    let cpus = Level::all().map(|level| CpuDevice::with_level(Meter::default(), level).unwrap());
+    let cpus = levels().iter().map(|&level| CpuDevice::with_level(Meter::default(), level).unwrap());
     let gpus = [gpu(SIM.clone())].into_iter().chain(cuda().map(|cuda| gpu(cuda)));
     cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus).collect()
+}
+/// The vector widths of this CPU: those that Linux says it has. Which run and which are missing is said past the test runner's capture.
+fn levels() -> &'static [Level] {
+    static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let flags: Vec<&str> = info.lines().find(|line| line.starts_with("flags")).unwrap_or("").split(' ').collect();
+        let needs: [(Level, &[&str]); 3] = [
+            (Level::Baseline, &[]),
+            (Level::Avx2, &["avx2", "fma"]),
+            (Level::Avx512, &["avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"]),
+        ];
+        let has = |(_, needed): &(Level, &[&str])| needed.iter().all(|flag| flags.contains(flag));
+        let (run, missing): (Vec<_>, Vec<_>) = needs.into_iter().partition(has);
+        let [run, missing] = [run, missing].map(|some| some.into_iter().map(|(level, _)| level).collect::<Vec<_>>());
+        let _ = writeln!(std::io::stderr(), "conformance: CPU levels {run:?} run; this CPU lacks {missing:?}");
+        assert_eq!(Level::all().collect::<Vec<_>>(), run, "levels of the device, and of the CPU's flags");
+        run
+    });
+    &LEVELS
 }
 /// Where attention has kernels of its own: on a simulated H100 too, which takes those of sm_90a.
 pub fn attention_devices() -> Vec<Box<dyn Device>> {

@@ -44,6 +44,10 @@ impl CpuDevice {
         }
         Ok(CpuDevice { level, ..CpuDevice::new(meter) })
     }
+    /// With another kernel for matrix products, for tests and comparisons. An error where this machine lacks it.
+    pub fn with_kernel(meter: Meter, kernel: gemm::Kernel) -> Result<CpuDevice> {
+        Ok(CpuDevice { gemm: Mutex::new(gemm::Scratch::with_kernel(kernel)?), ..CpuDevice::new(meter) })
+    }
 }
 
 /// Scratch holds nothing between calls, so what a panicking thread left there does no harm.
