@@ -74,6 +74,21 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
     }
 }
 
+/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/order.rs), so the host waits for the oldest;
+/// a piece that fills half of that is cut there.
+#[test]
+fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {
+    let args = "--dataset synthetic --num-layers 100 --num-heads 1 --embed-dim 16 --ff-hidden-dim 16 --max-len 4 --batch-size 1 \
+                --precision fp32 --max-steps 3";
+    let (first, _) = train("seed=0", args);
+    assert_eq!((first.len(), train("seed=5", args).0), (3, first.clone()), "call by call");
+    let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
+    assert_eq!(graphs, first, "as graphs");
+    // Two pieces of 128 collectives and the rest, in each of steps 2 and 3.
+    let said = compiled(&ended.stderr).unwrap();
+    assert_eq!((said.percent, said.launches, said.graphs), (67, 6, 3), "{said:?}");
+}
+
 /// Sequences that lack some tokens are filled up, so that all steps are one shape.
 #[test]
 fn packed_rows_are_graphs_too() {
