@@ -1,5 +1,8 @@
 //! The memory that all ranks of a host map: a sparse memfd. Ranks map only what they use, each for itself, so threads in
 //! a test run the very code that processes run. Never interprets what is stored in it.
+//!
+//! [Note: sanitizer] A thread sanitizer knows memory by its address and would see no two threads of a test share any. With cfg(tsan)
+//! (scripts/tsan_check.sh) an arena maps each part once, for all its threads.
 use crate::base::{Error, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -25,7 +28,13 @@ const NONCE_AT: u64 = REGION - 8;
 pub struct Arena {
     file: File,
     world: usize,
+    #[cfg(tsan)]
+    maps: Maps,
 }
+
+/// See [Note: sanitizer].
+#[cfg(tsan)]
+type Maps = std::sync::Mutex<std::collections::HashMap<(u64, usize), usize>>;
 
 impl Arena {
     /// For a world of so many ranks. Inherited by child processes (not close-on-exec).
@@ -38,7 +47,7 @@ impl Arena {
             }
             e => failed("ftruncate", e),
         })?;
-        Ok(Arena { file: File::from(fd), world })
+        Ok(Arena::of(File::from(fd), world))
     }
     /// The arena behind descriptor `fd` of this process.
     pub fn open(fd: RawFd, world: usize) -> Result<Arena> {
@@ -52,7 +61,15 @@ impl Arena {
         if bytes != needs {
             return Err(Error::input(format!("{path} is not the arena of a world of {world} ranks ({bytes} bytes)")));
         }
-        Ok(Arena { file, world })
+        Ok(Arena::of(file, world))
+    }
+    fn of(file: File, world: usize) -> Arena {
+        Arena {
+            file,
+            world,
+            #[cfg(tsan)]
+            maps: Maps::default(),
+        }
     }
     /// The descriptor that child processes inherit.
     pub fn fd(&self) -> RawFd {
@@ -77,6 +94,12 @@ impl Arena {
     /// `bytes` rounded up to pages, zero when never written.
     pub(super) fn map(&self, offset: u64, bytes: usize) -> Result<Mapping> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
+        #[cfg(tsan)]
+        let mut maps = self.maps.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        #[cfg(tsan)]
+        if let Some(ptr) = maps.get(&(offset, bytes)).and_then(|&at| NonNull::new(at as *mut u8)) {
+            return Ok(Mapping { ptr, bytes });
+        }
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a fresh mapping at an address of the kernel's choice; the file is never truncated after its creation.
         let ptr = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, &self.file, offset) }
@@ -86,6 +109,8 @@ impl Arena {
             let _ = unsafe { madvise(ptr, bytes, Advice::LinuxHugepage) };
         }
         let ptr = NonNull::new(ptr.cast()).ok_or_else(|| Error::Run("shared memory: mmap gave a null page".into()))?;
+        #[cfg(tsan)]
+        maps.insert((offset, bytes), ptr.as_ptr() as usize);
         Ok(Mapping { ptr, bytes })
     }
     /// Gives the pages back to the system; they read as zero afterwards.
@@ -131,9 +156,21 @@ impl Mapping {
     }
 }
 
+#[cfg(not(tsan))]
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `Arena::map` with this length; nothing borrows it any more.
         let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Its mappings end with the arena, which every rank holds.
+#[cfg(tsan)]
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for ((_, bytes), at) in self.maps.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).drain() {
+            // SAFETY: mapped by `Arena::map` with this length; whoever used it held the arena.
+            let _ = unsafe { munmap(at as *mut _, bytes) };
+        }
     }
 }

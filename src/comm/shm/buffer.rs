@@ -1,13 +1,9 @@
 //! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): where each rank's is, who still reads what was
 //! gathered, and when the memory goes back. Never waits.
-//!
-//! [Note: contents] A buffer that is gathered into holds one gathered content at a time. In the page in front of it each
-//! rank counts the contents that it has released. Every rank starts the same gathers into it, so gather k (from 0) may
-//! write when all ranks have released k contents. The counts only grow: a rank stores its own with Release after its last
-//! read, and a writer loads them with Acquire before it writes.
 use super::arena::{Mapping, PAGE, aligned};
 use super::record::Kind;
 use super::seat::Seat;
+use super::words::{Front, Reader};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::CommUse;
@@ -15,18 +11,7 @@ use crate::device::buf::{Buf, Place};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-
-/// In front of each buffer, shared by all ranks: how many of them have dropped it.
-#[repr(C, align(64))]
-struct Front {
-    dropped: AtomicU32,
-}
-/// After that, one for each rank.
-#[repr(C, align(64))]
-struct Reader {
-    released: AtomicU64,
-}
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub(in crate::comm) struct Shared {
     seat: Arc<Seat>,
@@ -143,10 +128,9 @@ impl Shared {
         self.of(rank).wrapping_add((place & ((1 << BYTE) - 1)) as usize)
     }
 
-    fn released(&self, rank: usize) -> &AtomicU64 {
+    fn reader(&self, rank: usize) -> &Reader {
         // SAFETY: atomics.
-        let reader: &Reader = unsafe { self.mapping.shared(size_of::<Front>() + rank * size_of::<Reader>()) };
-        &reader.released
+        unsafe { self.mapping.shared(size_of::<Front>() + rank * size_of::<Reader>()) }
     }
     /// Counts a gather that this rank starts: the number of its content.
     pub fn begin(&self) -> u64 {
@@ -154,11 +138,11 @@ impl Shared {
     }
     /// Whether `rank` has released all contents before this one.
     pub fn free_of(&self, rank: usize, content: u64) -> bool {
-        self.released(rank).load(Acquire) >= content
+        self.reader(rank).is_past(content)
     }
     /// This rank reads a content no more; all earlier ones it has released before.
     pub fn release(&self, content: u64) {
-        self.released(self.me).store(content + 1, Release);
+        self.reader(self.me).release(content);
     }
 }
 
@@ -168,7 +152,7 @@ impl Drop for Shared {
         // SAFETY: atomics.
         let front: &Front = unsafe { self.mapping.shared(0) };
         // The last one gives the memory back, and only the last: peers may still read.
-        if front.dropped.fetch_add(1, AcqRel) + 1 == self.ranks as u32 {
+        if front.drop_last(self.ranks) {
             self.seat.arena.punch(self.file_offset, self.mapping.bytes());
         }
     }

@@ -5,14 +5,13 @@
 //!
 //! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv (pairs).
 //! The operations take the mailboxes one after the other, in the order in which they were started. A mailbox has two
-//! halves, so that a rank fills one while its peers read the other; `wrote` and `read` in the records count the rounds.
+//! halves, so that a rank fills one while its peers read the other; the records count the rounds.
 use super::buffer::Name;
 use super::group::Hub;
 use super::op::Op;
 use super::record::{CHUNK, Desc, Kind, Phase};
 use super::sum::Sources;
 use crate::base::Result;
-use std::sync::atomic::Ordering::{Acquire, Release};
 
 impl Op {
     /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
@@ -60,12 +59,12 @@ impl Op {
             if wrote < out && self.mailbox_free(hub) {
                 self.fill(hub);
                 self.wrote += 1;
-                hub.lanes.record(hub.me, self.seq).wrote.store(self.wrote, Release);
+                hub.lanes.record(hub.me, self.seq).set_put(self.wrote);
             }
             if read < inn && self.met(hub, Phase::Posted)? && self.round_there(hub) {
                 self.empty(hub);
                 self.read += 1;
-                hub.lanes.record(hub.me, self.seq).read.store(self.read, Release);
+                hub.lanes.record(hub.me, self.seq).set_taken(self.read);
             }
             if (wrote, read) == (self.wrote, self.read) {
                 return Ok(moved);
@@ -100,16 +99,11 @@ impl Op {
             let record = hub.lanes.record(r, self.seq);
             // Two rounds fit in; before the first ones, the operation before this one must be over.
             let earlier = self.wrote >= 2 || self.before.is_none_or(|b| r == hub.me || hub.reached(r, b, Phase::Done));
-            earlier
-                && (self.wrote < 2
-                    || !self.reads_me(hub, r)
-                    || record.reached(self.seq, Phase::Posted) && record.read.load(Acquire) + 1 >= self.wrote)
+            earlier && (!self.reads_me(hub, r) || record.leaves_half_of(self.seq, self.wrote))
         })
     }
     fn round_there(&self, hub: &Hub) -> bool {
-        (0..hub.size())
-            .filter(|&r| self.sends_me(r))
-            .all(|r| hub.lanes.record(r, self.seq).wrote.load(Acquire) > self.read)
+        (0..hub.size()).filter(|&r| self.sends_me(r)).all(|r| hub.lanes.record(r, self.seq).has_put(self.read))
     }
 
     fn fill(&self, hub: &Hub) {

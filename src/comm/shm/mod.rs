@@ -4,6 +4,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `arena` | the shared file and its mappings |
+//! | `words` | the words that order all accesses to it, and the memory orderings |
 //! | `seat` | one rank: its bell (futex), the abort word, its live buffers |
 //! | `record` | what ranks publish about an operation, and the mailboxes |
 //! | `op` | the steps of each kind of operation |
@@ -25,6 +26,7 @@ mod record;
 mod rendezvous;
 mod seat;
 mod sum;
+mod words;
 
 pub use arena::Arena;
 pub(in crate::comm) use buffer::Shared;

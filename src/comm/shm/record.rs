@@ -1,35 +1,16 @@
 //! What each rank publishes about each operation: a record in a ring in the arena. Never moves data.
-//!
-//! [Note: phases] Operation `seq` of a group has one record per rank, in slot `seq % RING` of the rank's lane. Its state is
-//! `seq << 3 | phase` and only grows, so "rank r has come at least to phase p of operation s" is one comparison, which also
-//! holds after r has gone on to later operations. A rank writes only its own records. It stores the state with Release
-//! after the writes that the phase announces, and peers load it with Acquire before they read what it announces. A slot is
-//! used again when all ranks have retired its operation: none of them looks at the old record any more.
+//! How ranks order their accesses is in `words`.
 use super::arena::{Mapping, PAGE};
 use super::buffer::BYTE;
+use super::words;
 use crate::base::DType;
 use crate::comm::{Reduce, Tag};
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Operations of one group that may be unfinished at a time.
 pub(super) const RING: u64 = 1024;
 /// Half a mailbox: one half is filled while peers read the other.
 pub(super) const CHUNK: usize = 256 << 10;
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Phase {
-    /// The record is there.
-    Posted = 1,
-    /// What peers read first is there: the piece of a gather, the input of a reduction.
-    Ready,
-    /// All-reduce: this rank's slice is reduced.
-    Reduced,
-    /// This rank has read all that it needs of its peers.
-    Done,
-    /// This rank has no more to do with the operation.
-    Retired,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::comm) enum Kind {
@@ -152,40 +133,8 @@ impl std::fmt::Display for Desc {
     }
 }
 
-#[repr(C, align(128))]
-pub(super) struct Record {
-    state: AtomicU64,
-    /// Chunks put into the own mailbox, and chunks read from the mailboxes of all senders.
-    pub wrote: AtomicU32,
-    pub read: AtomicU32,
-    desc: UnsafeCell<Desc>,
-}
-
-const fn state(seq: u64, phase: Phase) -> u64 {
-    seq << 3 | phase as u64
-}
-
-impl Record {
-    pub fn reached(&self, seq: u64, phase: Phase) -> bool {
-        self.state.load(Acquire) >= state(seq, phase)
-    }
-    pub fn publish(&self, seq: u64, phase: Phase) {
-        debug_assert!(self.state.load(Relaxed) < state(seq, phase));
-        self.state.store(state(seq, phase), Release);
-    }
-    /// Only of a record that has reached `Posted` for an operation that this rank has not retired.
-    pub fn desc(&self) -> Desc {
-        // SAFETY: its owner wrote it before `Posted` and writes it again only when this rank has retired the operation.
-        unsafe { *self.desc.get() }
-    }
-    fn post(&self, seq: u64, desc: Desc, phase: Phase) {
-        // SAFETY: the own record, of an operation that all ranks have retired: nobody reads it.
-        unsafe { *self.desc.get() = desc };
-        self.wrote.store(0, Relaxed);
-        self.read.store(0, Relaxed);
-        self.publish(seq, phase);
-    }
-}
+pub(super) use words::Phase;
+pub(super) type Record = words::Record<Desc>;
 
 /// A rank's part of a group's control region: how far it has come, its ring, its mailbox.
 const RING_AT: usize = 128;
@@ -222,9 +171,7 @@ impl Lanes {
         match self.started(rank).load(Acquire).checked_sub(1) {
             None => "it has not started anything in this group".into(),
             Some(seq) => {
-                // SAFETY: plain integers, inside the mapping. The rank may be writing the record just now, hence volatile;
-                // the text is then a mixture, in an error message that is about to be printed anyway.
-                let desc = unsafe { self.record(rank, seq).desc.get().read_volatile() };
+                let desc = self.record(rank, seq).glimpse();
                 format!("its last operation here is {desc}")
             }
         }

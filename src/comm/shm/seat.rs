@@ -1,13 +1,8 @@
 //! One rank's place in the world: its bell, the abort word, and what it holds in shared memory. Never moves data.
-//!
-//! [Note: bells] A blocked rank sleeps on *one* futex word, whatever it waits for, because a peer in any group may be what
-//! unblocks it. Whoever publishes a state adds 1 to the bells of the peers concerned. No wake-up is lost: the sleeper reads
-//! the bell, looks at the states, announces itself in `sleepers` and lets the kernel compare the bell again; the ringer
-//! publishes, changes the bell, then reads `sleepers`. These four accesses to bell and sleepers are sequentially
-//! consistent, so either the ringer sees the sleeper and wakes it, or the kernel sees the changed bell and does not sleep.
 use super::arena::{Arena, Mapping};
 use super::buffer::{Name, Shared};
 use super::group::Group;
+use super::words::Bell;
 use crate::base::{Error, Meter, Result};
 use crate::comm::Patience;
 use rustix::thread::futex;
@@ -20,15 +15,6 @@ use std::time::{Duration, Instant};
 #[repr(C, align(128))]
 struct Header {
     failed: AtomicU32,
-}
-
-/// Two cache lines: adjacent lines are fetched together.
-#[repr(C, align(128))]
-struct Bell {
-    count: AtomicU32,
-    sleepers: AtomicU32,
-    /// Process of the rank; 0 before it joined.
-    pid: AtomicU32,
 }
 
 pub(super) struct Seat {
@@ -133,33 +119,27 @@ impl Seat {
 
     /// Read before looking at peers' states, given to [`Seat::listen`] after.
     pub fn bell_count(&self) -> u32 {
-        self.bell(self.rank).count.load(SeqCst)
+        self.bell(self.rank).count()
     }
     pub fn ring(&self, rank: usize) {
-        let bell = self.bell(rank);
-        bell.count.fetch_add(1, SeqCst);
-        if bell.sleepers.load(SeqCst) != 0 {
-            // Flags::empty: not private, because the word is shared between processes. Waking cannot fail on a mapped word.
-            let _ = futex::wake(&bell.count, futex::Flags::empty(), i32::MAX as u32);
-        }
+        // Flags::empty: not private, because the word is shared between processes. Waking cannot fail on a mapped word.
+        self.bell(rank).ring(|word| _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32));
     }
     /// Returns when the bell is no longer `heard`, or after `at_most`, or for no reason.
     pub fn listen(&self, heard: u32, at_most: Duration) {
         let bell = self.bell(self.rank);
         let budget = self.spin.load(Relaxed);
         for _ in 0..budget {
-            if bell.count.load(Acquire) != heard {
+            if bell.count() != heard {
                 self.spin.store((budget * 2).min(self.spin_max), Relaxed);
                 return;
             }
             std::hint::spin_loop();
         }
         self.spin.store((budget / 2).max(SPIN_MIN), Relaxed);
-        bell.sleepers.fetch_add(1, SeqCst);
         let timeout = futex::Timespec { tv_sec: at_most.as_secs() as _, tv_nsec: at_most.subsec_nanos() as _ };
         // Every outcome (woken, bell already changed, timeout, signal) means: look again.
-        let _ = futex::wait(&bell.count, futex::Flags::empty(), heard, Some(&timeout));
-        bell.sleepers.fetch_sub(1, SeqCst);
+        bell.sleep(|word| _ = futex::wait(word, futex::Flags::empty(), heard, Some(&timeout)));
     }
 
     pub fn hold(&self, buffer: &Arc<Shared>) {
