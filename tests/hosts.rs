@@ -1,5 +1,9 @@
 //! Whole runs on two pretended hosts of two ranks each: processes of this machine that share memory two by two and talk TCP over
 //! the loopback. What they compute is compared, bit for bit, with one host of four ranks.
+#[path = "hosts/attacks.rs"]
+mod attacks;
+#[path = "common/network.rs"]
+mod network;
 #[path = "common/runs.rs"]
 mod runs;
 

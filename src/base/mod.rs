@@ -4,8 +4,10 @@ pub mod error;
 pub mod history;
 pub mod meter;
 pub mod rng;
+pub mod text;
 pub mod timeline;
 
 pub use dtype::{DType, Elem};
 pub use error::{Error, Result};
 pub use meter::{Category, Meter};
+pub use text::printable;

@@ -1,6 +1,7 @@
 //! The one file that reads environment variables: what launchers say about this rank, and where things of the user are.
 //! Never writes any.
 use super::nodelist;
+use super::secret::Secret;
 use crate::base::{Error, Result};
 use std::env::{temp_dir, var_os};
 use std::os::fd::RawFd;
@@ -16,6 +17,9 @@ pub const HOST: &str = "FLATSHARD_HOST_ID";
 
 /// Set by our own launcher: that this is not the first start ([`Restart`]).
 pub const RESTART: &str = "FLATSHARD_RESTART";
+
+/// The secret that the job's ranks know and strangers do not ([`super::handshake`]). Set by the user, and by our own launcher.
+pub const JOB_SECRET: &str = "FLATSHARD_JOB_SECRET";
 
 /// What ranks of a restart must know of the first start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +60,7 @@ pub struct RankEnv {
     pub arena_fd: Option<RawFd>,
     pub parent_pid: Option<u32>,
     pub restart: Option<Restart>,
+    pub secret: Option<Secret>,
     /// Started so that it can join an MPI world: by mpirun, or srun with --mpi.
     pub mpi: bool,
 }
@@ -103,6 +108,7 @@ pub(super) fn here(rank: usize, world: usize, port: u16) -> RankEnv {
         arena_fd: None,
         parent_pid: None,
         restart: None,
+        secret: None,
         mpi: false,
     }
 }
@@ -155,6 +161,7 @@ impl Vars<'_> {
             arena_fd: self.number(ARENA_FD)?,
             parent_pid: self.number(PARENT_PID)?,
             restart: self.number(RESTART)?,
+            secret: self.text(JOB_SECRET).map(|text| Secret::new(&text, JOB_SECRET)).transpose()?,
             mpi: false,
         }))
     }

@@ -1,7 +1,7 @@
 //! Numbers from each rank to all, and the agreement that all ranks succeeded: what ranks tell each other outside of steps.
 //! Never used inside one.
 use super::{Collective, CommUse, Tag};
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, DType, Error, Result, printable};
 use crate::device::{Buf, Device};
 use std::sync::Arc;
 
@@ -96,9 +96,15 @@ impl Exchange {
     }
 }
 
-/// Every rank's text, in rank order. Texts may be of any length; nothing is kept.
+/// Bytes of the longest text that ranks tell each other: more than any configuration has.
+const TEXT: u64 = 16 << 20;
+
+/// Every rank's text, in rank order, fit for messages. Nothing is kept.
 pub fn texts(dev: &dyn Device, group: &Arc<dyn Collective>, purpose: &'static str, mine: &str) -> Result<Vec<String>> {
     let lens = Exchange::new(dev, group.clone(), purpose, 1)?.gather(dev, &[mine.len() as u64])?;
+    if let Some((rank, len)) = lens.iter().enumerate().find(|(_, len)| **len > TEXT) {
+        return Err(Error::op(purpose, format!("rank {rank} has a text of {len} bytes: at most {TEXT} are allowed")));
+    }
     let words = lens.iter().max().map_or(0, |&len| (len as usize).div_ceil(size_of::<u64>()));
     let mut padded = mine.as_bytes().to_vec();
     padded.resize(words * size_of::<u64>(), 0);
@@ -107,7 +113,7 @@ pub fn texts(dev: &dyn Device, group: &Arc<dyn Collective>, purpose: &'static st
     let all = Exchange::new(dev, group.clone(), purpose, words)?.gather(dev, &mine)?;
     let text = |(words, len): (&[u64], &u64)| {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(*len as usize).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        printable(&String::from_utf8_lossy(&bytes), TEXT as usize)
     };
     Ok(all.chunks_exact(words.max(1)).zip(&lens).map(text).collect())
 }

@@ -2,26 +2,29 @@
 //! of their world (`nccl::rendezvous`), CPU ranks where all of them are (`hosts::tcp`).
 //!
 //! [Note: which port] torchrun's agent holds MASTER_PORT itself, so that number cannot be listened on. Rank 0 takes the
-//! first free one of the [`PORTS`] numbers above it, and the others knock at each of them in turn until one answers with
-//! the job's own word: a stranger's server, or another job's rank 0, does not know it. Our own launcher gives no port
+//! first free one of the [`PORTS`] numbers above it, and the others knock at each of them in turn until one greets as rank 0 of
+//! this job does (`comm::handshake`): a stranger's server, or another job's rank 0, cannot. Our own launcher gives no port
 //! (0); then the numbers follow from the launcher's process. One mechanism serves one host and many, whoever launched.
+//!
+//! [Note: interfaces] Ranks listen where they are meant to be reached and nowhere else: rank 0 at the addresses of MASTER_ADDR, every
+//! other rank at its end of the connection to rank 0. Where that is no address of an interface (MASTER_ADDR is a service's, or is
+//! translated on the way), or leads back to this host only though ranks are on others (a host's own name in its /etc/hosts), they
+//! listen on all interfaces.
 use super::env::RankEnv;
+use super::handshake::{Arrival, By, Door};
 use crate::base::{Error, Result};
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Numbers that rank 0 may listen on.
 pub const PORTS: u16 = 16;
-const MAGIC: &[u8; 8] = b"flatshrd";
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// An answer from the right rank 0 comes at once; a stranger may never answer.
 const ANSWER: Duration = Duration::from_secs(2);
 /// A name that is not known by then never will be. Some clusters make names as hosts come.
 const NAMES: Duration = Duration::from_secs(30);
-/// Bytes of a [`greeting`].
-pub const GREETING: usize = 20;
 
 /// The first number that rank 0 tries.
 fn first_port(env: &RankEnv) -> u16 {
@@ -32,119 +35,99 @@ fn first_port(env: &RankEnv) -> u16 {
     }
 }
 
-/// A word that only ranks of this job know, so that jobs whose ports are neighbours do not mix.
-fn job(env: &RankEnv) -> u64 {
-    let text = format!("{} {} {} {} {:?}", env.run_id, env.master_addr, env.master_port, env.world, env.parent_pid);
-    xxhash_rust::xxh3::xxh3_64(text.as_bytes())
-}
-
-/// Listens where ranks of this job can reach it; port 0 is any.
-pub fn bind(env: &RankEnv, port: u16) -> std::io::Result<TcpListener> {
-    let at = |ip| SocketAddr::new(ip, port);
-    match matches!(env.master_addr.as_str(), "localhost" | "127.0.0.1" | "::1") {
-        true => TcpListener::bind(at(IpAddr::V4(Ipv4Addr::LOCALHOST))),
-        // Serves IPv4 too, unless the host says otherwise.
-        false => TcpListener::bind(at(IpAddr::V6(Ipv6Addr::UNSPECIFIED)))
-            .or_else(|_| TcpListener::bind(at(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))),
+/// Listens at those of `ips` that are this host's, all on one port; 0 is any. See [Note: interfaces].
+pub fn listen(env: &RankEnv, ips: &[IpAddr], port: u16) -> std::io::Result<Vec<TcpListener>> {
+    let named = env.master_addr == "localhost" || env.master_addr.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    let astray = env.world > env.local_world && !named && ips.iter().all(IpAddr::is_loopback);
+    let mut tries = 0..PORTS;
+    loop {
+        let mut listeners: Vec<TcpListener> = Vec::new();
+        let bound = ips.iter().filter(|_| !astray).try_for_each(|&ip| {
+            let port = listeners.first().map_or(Ok(port), |first| first.local_addr().map(|at| at.port()))?;
+            match TcpListener::bind(SocketAddr::new(ip, port)) {
+                Ok(listener) => listeners.push(listener),
+                Err(e) if is_not_here(&e) => {}
+                Err(e) => return Err(e),
+            }
+            Ok(())
+        });
+        match bound {
+            Ok(()) if listeners.is_empty() => return everywhere(port).map(|listener| vec![listener]),
+            Ok(()) => return Ok(listeners),
+            // The number that the system gave for one address may be taken at another.
+            Err(e) if port == 0 && !listeners.is_empty() && e.kind() == ErrorKind::AddrInUse => {
+                tries.next().ok_or(e)?;
+            }
+            Err(e) => return Err(e),
+        }
     }
 }
 
-/// What both sides say first: magic, job, rank.
-pub fn greeting(env: &RankEnv) -> [u8; GREETING] {
-    let mut words = [0; GREETING];
-    words[..8].copy_from_slice(MAGIC);
-    words[8..16].copy_from_slice(&job(env).to_le_bytes());
-    words[16..].copy_from_slice(&(env.rank as u32).to_le_bytes());
-    words
+/// No interface of this host has the address, or the host has no addresses of its kind.
+fn is_not_here(e: &std::io::Error) -> bool {
+    e.kind() == ErrorKind::AddrNotAvailable || e.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
-/// Who greets so; `None` for a stranger, or a rank of another job.
-pub fn greeted(env: &RankEnv, theirs: &[u8; GREETING]) -> Option<usize> {
-    let rank = u32::from_le_bytes([theirs[16], theirs[17], theirs[18], theirs[19]]) as usize;
-    (theirs[..16] == greeting(env)[..16] && rank < env.world).then_some(rank)
+/// IPv6 serves IPv4, too, unless the host says otherwise.
+fn everywhere(port: u16) -> std::io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// Bounds what a single read or write of the stream may take.
-fn hurried(stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(ANSWER))
-}
-
-/// Rank 0: greets every other rank and hands its stream to `with`, in the order in which they come. One that `with` fails for may
-/// come again. Returns when all were there. `what` is for messages: "NCCL rendezvous".
+/// Rank 0: admits every other rank; `with` answers it, in the order in which they come. One that `with` fails for may come again.
+/// Returns when all were there. `what` is for messages: "NCCL rendezvous". `record`: bytes that each rank brings.
 pub fn serve(
     env: &RankEnv,
     deadline: Instant,
-    what: &str,
-    with: &mut dyn FnMut(usize, TcpStream) -> std::io::Result<()>,
+    what: &'static str,
+    record: usize,
+    with: &mut dyn FnMut(Arrival) -> std::io::Result<()>,
 ) -> Result<()> {
     if env.world == 1 {
         return Ok(());
     }
     let failed = |e: std::io::Error| Error::Run(format!("rank 0: {what}: {e}"));
-    resolve(env, deadline)?; // others cannot reach it by a name that its own host does not know
+    let addresses = resolve(env, deadline)?; // others cannot reach it by a name that its own host does not know
     let first = first_port(env);
-    let listener = (first..first + PORTS).find_map(|port| bind(env, port).ok()).ok_or_else(|| {
+    let listeners = (first..first + PORTS).find_map(|port| listen(env, &addresses, port).ok()).ok_or_else(|| {
         let last = first + PORTS - 1;
         Error::input(format!(
             "rank 0 on {}: no free port among {first} to {last} for the {what}; set another MASTER_PORT",
             env.host
         ))
     })?;
-    listener.set_nonblocking(true).map_err(failed)?;
+    let mut door = Door::new(listeners, what, record).map_err(failed)?;
     let mut here = vec![false; env.world];
     here[0] = true;
     while here.contains(&false) {
-        match listener.accept() {
-            // A stranger, or a rank that gave up and comes again: not this rank's failure.
-            Ok((stream, _)) => {
-                if let Ok((rank, stream)) = answer(stream, env)
-                    && with(rank, stream).is_ok()
-                {
-                    here[rank] = true;
-                }
-            }
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
-                ) =>
-            {
-                if Instant::now() > deadline {
-                    let missing: Vec<String> = (0..env.world).filter(|&r| !here[r]).map(|r| r.to_string()).collect();
-                    return Err(Error::Run(format!(
-                        "rank 0: rank{} {} of {} did not come to the {what} at {} (port {}): were all ranks started, with \
-                         the same MASTER_ADDR and MASTER_PORT?",
-                        if missing.len() == 1 { "" } else { "s" },
-                        missing.join(", "),
-                        env.world,
-                        env.master_addr,
-                        listener.local_addr().map_or(0, |a| a.port()),
-                    )));
-                }
-                sleep(LOOK_AGAIN);
-            }
-            Err(e) => return Err(failed(e)),
+        if Instant::now() > deadline {
+            let missing: Vec<String> = (0..env.world).filter(|&r| !here[r]).map(|r| r.to_string()).collect();
+            return Err(Error::Run(format!(
+                "rank 0: rank{} {} of {} did not come to the {what} at {} (port {}): were all ranks started, with the same \
+                 MASTER_ADDR and MASTER_PORT?{}",
+                if missing.len() == 1 { "" } else { "s" },
+                missing.join(", "),
+                env.world,
+                env.master_addr,
+                door.port(),
+                door.strangers().map_or(String::new(), |strangers| format!(" {strangers}")),
+            )));
+        }
+        door.wait(LOOK_AGAIN);
+        for arrival in door.answer(env) {
+            let rank = arrival.rank;
+            // A rank that gave up and comes again is not this rank's failure.
+            here[rank] |= with(arrival).is_ok();
         }
     }
     Ok(())
 }
 
-fn answer(mut stream: TcpStream, env: &RankEnv) -> std::io::Result<(usize, TcpStream)> {
-    hurried(&stream)?;
-    let mut theirs = [0; GREETING];
-    stream.read_exact(&mut theirs)?;
-    let rank = greeted(env, &theirs).filter(|&rank| rank > 0).ok_or(ErrorKind::InvalidData)?;
-    stream.write_all(&greeting(env))?;
-    Ok((rank, stream))
-}
-
-/// Any other rank: knocks until rank 0 greets, and returns what `with` makes of the stream; where that fails, knocks again.
+/// Any other rank: knocks until `greets` succeeds, which is to greet rank 0 by the time that it is given, and returns what it made
+/// of the stream.
 pub fn ask<T>(
     env: &RankEnv,
     deadline: Instant,
     what: &str,
-    with: &mut dyn FnMut(TcpStream) -> std::io::Result<T>,
+    greets: &mut dyn FnMut(&TcpStream, Instant) -> std::io::Result<T>,
 ) -> Result<T> {
     let since = Instant::now();
     let first = first_port(env);
@@ -153,9 +136,10 @@ pub fn ask<T>(
         let addresses = resolve(env, deadline)?;
         for at in (first..first + PORTS).flat_map(|port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port))) {
             // At least one knock, however short the time is.
-            let left = deadline.saturating_duration_since(Instant::now());
-            match TcpStream::connect_timeout(&at, left.clamp(LOOK_AGAIN, ANSWER)) {
-                Ok(stream) => match greet(stream, env).and_then(&mut *with) {
+            let patience = deadline.saturating_duration_since(Instant::now()).clamp(LOOK_AGAIN, ANSWER);
+            let until = Instant::now() + patience;
+            match TcpStream::connect_timeout(&at, patience) {
+                Ok(stream) => match greets(&stream, until) {
                     Ok(met) => return Ok(met),
                     Err(_) => seen.stranger = Some(at),
                 },
@@ -179,6 +163,11 @@ pub fn ask<T>(
     }
 }
 
+/// The stream as one that is given up at `until`.
+pub fn by(stream: &TcpStream, until: Instant) -> By<'_> {
+    By { stream, until, go_on: &|| true }
+}
+
 /// What knocking found, of each kind the last.
 #[derive(Default)]
 struct Seen {
@@ -195,7 +184,7 @@ impl std::fmt::Display for Seen {
             );
         }
         if let Some(at) = self.stranger {
-            let why = "is MASTER_PORT the same for all ranks, and not that of another job?";
+            let why = "are MASTER_PORT and the job secret the same for all ranks, and not another job's?";
             return write!(f, "who listens at {at} is not rank 0 of this job: {why}");
         }
         let why = "was rank 0 started, on that host, with the same MASTER_PORT?";
@@ -203,8 +192,8 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// The addresses of MASTER_ADDR; an input error for a name that nobody knows.
-fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
+/// The addresses of MASTER_ADDR, each once; an input error for a name that nobody knows.
+pub fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
     let host = env.master_addr.as_str();
     if host.is_empty() {
         return Err(Error::input(format!(
@@ -216,7 +205,15 @@ fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
     let since = Instant::now();
     loop {
         match (host, 0).to_socket_addrs() {
-            Ok(found) => return Ok(found.map(|at| at.ip()).collect()),
+            Ok(found) => {
+                let mut ips: Vec<IpAddr> = Vec::new();
+                found.map(|at| at.ip()).for_each(|ip| {
+                    if !ips.contains(&ip) {
+                        ips.push(ip)
+                    }
+                });
+                return Ok(ips);
+            }
             Err(e) if since.elapsed() > NAMES || Instant::now() > deadline => {
                 return Err(Error::input(format!(
                     "rank {} on {}: MASTER_ADDR={host} is no name that this host knows ({e}): set it to the name or address \
@@ -229,19 +226,9 @@ fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
     }
 }
 
-fn greet(mut stream: TcpStream, env: &RankEnv) -> std::io::Result<TcpStream> {
-    hurried(&stream)?;
-    let mut theirs = [0; GREETING];
-    stream.write_all(&greeting(env))?;
-    stream.read_exact(&mut theirs)?;
-    match greeted(env, &theirs) {
-        Some(0) => Ok(stream),
-        _ => Err(ErrorKind::InvalidData.into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::handshake::greet;
     use super::*;
     use crate::comm::env::here as env;
 
@@ -250,8 +237,11 @@ mod tests {
         let env = RankEnv { master_addr: addr.into(), ..env(rank, 3, port) };
         let deadline = Instant::now() + Duration::from_millis(ms);
         match rank {
-            0 => serve(&env, deadline, "test", &mut |_, _| Ok(())).unwrap_err(),
-            _ => ask(&env, deadline, "test", &mut |_| Ok(())).unwrap_err(),
+            0 => serve(&env, deadline, "test", 0, &mut |_| Ok(())).unwrap_err(),
+            _ => ask(&env, deadline, "test", &mut |stream, until| {
+                greet(by(stream, until), &env, "test", 0, &[], &mut [])
+            })
+            .unwrap_err(),
         }
     }
 
@@ -321,5 +311,32 @@ mod tests {
         let ours = |pid| first_port(&RankEnv { parent_pid: Some(pid), ..env(0, 2, 0) });
         assert!(ours(4_000_000).checked_add(PORTS).is_some());
         assert!(ours(100).abs_diff(ours(101)) >= PORTS);
+    }
+
+    #[test]
+    fn ranks_listen_at_the_addresses_that_they_are_meant_to_be_reached_at() {
+        let at = |env: &RankEnv, ips: &[&str]| -> Vec<String> {
+            let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            let listeners = listen(env, &ips, 0).unwrap();
+            let at: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
+            assert!(at.iter().all(|a| a.port() == at[0].port()), "{at:?}");
+            at.iter().map(|a| a.ip().to_string()).collect()
+        };
+        let name = |name: &str| RankEnv { master_addr: name.into(), ..env(0, 4, 0) };
+        let several = |name: &str| RankEnv { master_addr: name.into(), local_world: 2, ..env(0, 4, 0) };
+        assert_eq!(at(&name("localhost"), &["127.0.0.1"]), ["127.0.0.1"]);
+        assert_eq!(at(&several("127.0.0.2"), &["127.0.0.2"]), ["127.0.0.2"]);
+        assert_eq!(at(&several("localhost"), &["127.0.0.1", "127.0.0.3"]), ["127.0.0.1", "127.0.0.3"]);
+        // 192.0.2.0/24 is nobody's (RFC 5737).
+        assert_eq!(at(&several("node1"), &["192.0.2.7", "127.0.0.2", "10.255.255.1"]).len(), 1);
+        if TcpListener::bind("[::1]:0").is_ok() {
+            assert_eq!(at(&name("localhost"), &["::1", "127.0.0.1"]), ["::1", "127.0.0.1"]);
+        }
+        // A host's own name in its /etc/hosts: others would not reach it there. On one host they do.
+        let all = at(&several("node1"), &["127.0.1.1"]);
+        assert!(all == ["::"] || all == ["0.0.0.0"], "{all:?}");
+        assert_eq!(at(&name("node1"), &["127.0.1.1"]), ["127.0.1.1"]);
+        let all = at(&several("service"), &["192.0.2.7"]);
+        assert!(all == ["::"] || all == ["0.0.0.0"], "{all:?}");
     }
 }

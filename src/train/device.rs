@@ -7,6 +7,7 @@ use crate::base::{Error, Meter, Result};
 use crate::comm::cuts::Cutting;
 use crate::comm::env::{RankEnv, names_nccl_host};
 use crate::comm::hosts::{self, wire::Wire};
+use crate::comm::secret::Secret;
 use crate::comm::{Member, nccl, shm};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
@@ -22,6 +23,8 @@ pub struct Wanted {
     /// Never `auto`.
     pub device: DeviceName,
     pub carrier: Carrier,
+    /// Of --job-secret-file.
+    pub secret: Option<Secret>,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
     /// Steps are captured as graphs.
@@ -30,6 +33,21 @@ pub struct Wanted {
     pub planned: usize,
     /// Longest wait for other ranks.
     pub timeout: Duration,
+}
+
+impl Wanted {
+    /// `env` with the job's secret: a file that was named comes before the environment.
+    pub fn known(&self, env: &RankEnv) -> RankEnv {
+        RankEnv { secret: self.secret.clone().or(env.secret.clone()), ..env.clone() }
+    }
+    /// What rank 0 has to say of a job that lets strangers in.
+    pub fn caution(&self, env: &RankEnv) -> Option<&'static str> {
+        let open = env.rank == 0 && env.world > env.local_world && env.secret.is_none() && self.carrier != Carrier::Mpi;
+        open.then_some(
+            "no job secret: who reaches the ports of this job can pass for one of its ranks. Give all ranks FLATSHARD_JOB_SECRET or \
+             --job-secret-file (docs/hosts.md)",
+        )
+    }
 }
 
 /// Where a rank computes, and how it reaches the others.

@@ -14,6 +14,7 @@ use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::secret::Secret;
 use crate::data::Tokenizer;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
@@ -119,6 +120,7 @@ impl Request {
             wanted: device::Wanted {
                 device,
                 carrier: Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?,
+                secret: s.run.job_secret_file.as_deref().map(Secret::read).transpose()?,
                 ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
                 graphs: false, // every text has its own shapes
                 tf32: set(&s.precision.tf32, "precision.tf32")?,
@@ -140,6 +142,10 @@ impl Request {
 
     /// This process's rank.
     fn run(&self, env: &RankEnv) -> Result<()> {
+        let env = &self.wanted.known(env);
+        if let Some(caution) = self.wanted.caution(env) {
+            let _ = writeln!(std::io::stderr(), "{caution}");
+        }
         let Seat { device, member, gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
         let mesh = Mesh::new(member, self.mesh)?;
         let write = || {

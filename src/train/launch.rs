@@ -2,6 +2,7 @@
 //! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
 use crate::base::{Error, Result};
 use crate::comm::env::Restart;
+use crate::comm::secret::Secret;
 use crate::comm::shm::{Arena, Watch};
 use crate::comm::{env, nccl};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
@@ -89,9 +90,10 @@ pub fn run(launch: &Launch) -> Result<()> {
     let mut signals = catch(launch.signals)?;
     let arena = Arc::new(Arena::create(nproc)?);
     let watch = Watch::new(arena.clone())?;
+    let secret = Secret::make()?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
     for rank in 0..nproc {
-        ranks.ranks.push(start(rank, launch, &arena)?);
+        ranks.ranks.push(start(rank, launch, &arena, &secret)?);
     }
     let mut stopping = None;
     let mut failed_at: Option<Instant> = None;
@@ -118,7 +120,7 @@ pub fn run(launch: &Launch) -> Result<()> {
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, launch: &Launch, arena: &Arena) -> Result<Rank> {
+fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result<Rank> {
     let &Launch { nproc: world, ranks_per_gpu, stage, restart, .. } = launch;
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
@@ -130,6 +132,7 @@ fn start(rank: usize, launch: &Launch, arena: &Arena) -> Result<Rank> {
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");
     command.env(env::ARENA_FD, arena.fd().to_string()).env(env::PARENT_PID, std::process::id().to_string());
+    command.env(env::JOB_SECRET, secret.reveal());
     if let Some(restart) = restart {
         command.env(env::RESTART, restart.to_string());
     }

@@ -44,6 +44,7 @@ impl Outline {
             arena_fd: None,
             parent_pid: None,
             restart: None,
+            secret: None,
             mpi: false,
         };
         s.run.nproc_per_node = None; // the launcher's

@@ -11,6 +11,7 @@ use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::MeshSizes;
+use crate::comm::secret::Secret;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
@@ -25,6 +26,8 @@ pub struct Plan {
     /// Never `auto`.
     pub device: DeviceName,
     pub carrier: Carrier,
+    /// Of --job-secret-file.
+    pub secret: Option<Secret>,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
     pub mesh: MeshSizes,
@@ -69,6 +72,7 @@ impl Plan {
         let save = derive::save(&s.checkpoint)?;
         let strategy_name = derive::strategy(&mut s, default);
         let carrier = Carrier::choose(derive::set(&s.run.comm, "run.comm")?, device, launched)?;
+        let secret = s.run.job_secret_file.as_deref().map(Secret::read).transpose()?;
         effect::engines(&s)?;
         knobs::check(&s, strategy_name)?;
         let ranks_per_gpu = derive::set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?;
@@ -108,6 +112,7 @@ impl Plan {
             settings: s,
             device,
             carrier,
+            secret,
             ranks_per_gpu,
             tf32,
             mesh,
@@ -229,7 +234,8 @@ impl Plan {
         let Plan { device, carrier, ranks_per_gpu, tf32, .. } = *self;
         let timeout = self.restarts.init_timeout;
         let graphs = self.settings.run.compile == Some(true);
-        device::Wanted { device, carrier, ranks_per_gpu, tf32, graphs, planned: self.planned_total(), timeout }
+        let (secret, planned) = (self.secret.clone(), self.planned_total());
+        device::Wanted { device, carrier, secret, ranks_per_gpu, tf32, graphs, planned, timeout }
     }
 
     /// Once on a host, before any rank starts: the run fits in memory. On the `first` host the directory of checkpoints is

@@ -41,7 +41,10 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
     };
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
-    let Seat { device, member, gpu, graphs } = device::take(&plan.wanted(), env, tracer.meter())?;
+    let wanted = plan.wanted();
+    let env = &wanted.known(env);
+    wanted.caution(env).iter().for_each(|caution| log.warn(caution));
+    let Seat { device, member, gpu, graphs } = device::take(&wanted, env, tracer.meter())?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     if let (Some(_), Some(_), 0) = (&graphs, &plan.profile, env.rank) {
         log.info(

@@ -8,7 +8,7 @@
 //! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: [`super::shared`].
 use super::plan::Plan;
 use super::resume::Resume;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
@@ -22,8 +22,9 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 16] = [
+const OWN: [(&str, &str); 17] = [
     ("run", "nproc_per_node"),
+    ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
     ("run", "after"),
     ("model", "pretrain"),
@@ -44,6 +45,8 @@ const OWN: [(&str, &str); 16] = [
 const GIVEN: &str = "a value of its own";
 /// Differences that an error shows.
 const SHOWN: usize = 5;
+/// Characters of a value.
+const VALUE: usize = 200;
 /// Of a file of weights, at its end.
 const SAMPLE: u64 = 64 << 10;
 
@@ -84,11 +87,17 @@ pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collecti
     let text = serde_json::to_string(&mine).map_err(|e| Error::op("agreement", e.to_string()))?;
     let ranks = texts(dev, world, "agreement", &text)?;
     let _ = world.barrier(Tag::new("agreement", 0)); // each has read before one leaves
-    let ranks: Vec<Facts> = ranks.iter().filter_map(|text| serde_json::from_str(text).ok()).collect();
+    let ranks: Vec<Facts> = ranks.iter().filter_map(|text| Some(shown(serde_json::from_str(text).ok()?))).collect();
     if ranks.len() < world.size() {
         return Err(Error::input(format!("ranks run different programs: {}", REMEDIES[0].1)));
     }
     Err(Error::Input(differences(&ranks)))
+}
+
+/// Fit for a terminal: JSON spells control characters out, so they are there again now.
+fn shown(Facts { host, facts }: Facts) -> Facts {
+    let shown = |text: &String| printable(text, VALUE);
+    Facts { host: shown(&host), facts: facts.iter().map(|(key, value)| (shown(key), shown(value))).collect() }
 }
 
 fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {

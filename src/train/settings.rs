@@ -105,6 +105,10 @@ pub struct Run {
     /// under mpirun
     #[arg(long)]
     pub comm: Option<CommName>,
+    /// File with the secret by which ranks of a job over several hosts know each other: at least 16 bytes, the same for all ranks,
+    /// closed to other users [default: that of FLATSHARD_JOB_SECRET]
+    #[arg(long, value_name = "FILE")]
+    pub job_secret_file: Option<PathBuf>,
     /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow
     #[arg(long, value_name = "N")]
     pub ranks_per_gpu: Option<usize>,

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `wire` | what carries bytes between hosts, as traits |
 //! | `tcp`, `control` | the wire over TCP; word of lost ranks |
+//! | `messages` | what is said over TCP, as values |
 //! | `roster` | which rank is on which host |
 //! | `mpi` | the wire of MPI, with the cargo feature `mpi` |
 //! | `link` | what a rank's groups share |
@@ -17,6 +18,7 @@ mod control;
 mod group;
 mod job;
 mod link;
+pub mod messages;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod post;
@@ -154,6 +156,7 @@ pub fn threads(sizes: MeshSizes, per_host: usize, meters: &[Meter], options: &sh
             arena_fd: None,
             parent_pid: None,
             restart: None,
+            secret: None,
             mpi: false,
         };
         let meter = meters.get(rank).cloned().unwrap_or_default();

@@ -10,7 +10,7 @@
 //! MPI's own way of handling errors is to end the process. Here they are returned, and become [`Lost`] with MPI's words.
 use super::roster::{PLACE, Place, Roster};
 use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, printable};
 use crate::comm::env::RankEnv;
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -280,7 +280,7 @@ impl MpiWire {
         let [a, b, c, d, text @ ..] = &*ear.word;
         let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
         let rank = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
-        Some(Lost { rank, why: String::from_utf8_lossy(text).into_owned() })
+        Some(Lost { rank, why: printable(&String::from_utf8_lossy(text), WORD) })
     }
 }
 

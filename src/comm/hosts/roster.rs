@@ -1,5 +1,5 @@
 //! Which rank is on which host. Never communicates: wires exchange [`Place`]s and make the roster of them.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, printable};
 use crate::comm::env::RankEnv;
 
 /// Bytes of a [`Place`] on the wire.
@@ -9,7 +9,7 @@ const NAME: usize = 64;
 /// What a rank says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The host's name.
+    /// The host's name, fit for messages.
     pub host: String,
     pub local_rank: usize,
     pub local_world: usize,
@@ -31,7 +31,7 @@ impl Place {
     pub fn from_bytes(bytes: &[u8; PLACE]) -> Place {
         let name = bytes[..NAME].split(|&b| b == 0).next().unwrap_or_default();
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize;
-        let host = String::from_utf8_lossy(name).into_owned();
+        let host = printable(&String::from_utf8_lossy(name), NAME);
         Place { host, local_rank: number(NAME), local_world: number(NAME + 4) }
     }
 }

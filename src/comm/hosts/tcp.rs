@@ -2,29 +2,36 @@
 //! find each other through rank 0 (`comm::rendezvous`); after that, each pair that has something to say makes one connection a
 //! channel, when it first says it. Never encrypts: hosts of a job trust their network, as with NCCL and Gloo.
 use super::control::Control;
-use super::roster::{PLACE, Place, Roster};
+use super::messages::{self, DATA, Entry, REFUSAL, TABLE, TEXT};
+use super::roster::{Place, Roster};
 use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
-use crate::comm::rendezvous::{self, GREETING};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use crate::comm::frame::{HEADER, Header, Inbox};
+use crate::comm::handshake::{By, Door, greet, timespec};
+use crate::comm::rendezvous::{self, by};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const WHAT: &str = "rendezvous of hosts";
-/// Bytes of what a rank tells rank 0 (its place, its port), and of what rank 0 makes of it (and its address).
-const RECORD: usize = PLACE + 2;
-const ENTRY: usize = RECORD + 16;
-/// How long a peer may take to say its first words, or to take a connection.
-const HELLO: Duration = Duration::from_secs(2);
+/// What a connection for data is for.
+const CHANNEL: &str = "channel";
+/// How long a peer may take to take a connection, to greet, or to take the table.
 const CONNECT: Duration = Duration::from_secs(2);
+/// After a greeting that was cut off.
+const AGAIN: Duration = Duration::from_millis(20);
+const GREET: Duration = Duration::from_secs(5);
+/// Connections of one peer that no channel has asked for yet: more than a mesh has axes.
+const ARRIVED: usize = 16;
 
 pub struct Tcp {
     shared: Arc<Shared>,
     control: Control,
-    listener: TcpListener,
+    /// Used by the one thread that listens.
+    door: Mutex<Door>,
 }
 
 struct Shared {
@@ -42,14 +49,9 @@ impl Tcp {
     pub fn join(env: &RankEnv, timeout: Duration) -> Result<Tcp> {
         let deadline = Instant::now() + timeout;
         let failed = |e: std::io::Error| Error::Run(format!("rank {}: {WHAT}: {e}", env.rank));
-        let listener = rendezvous::bind(env, 0).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let mut mine = [0; RECORD];
-        mine[..PLACE].copy_from_slice(&Place::of(env).to_bytes());
-        mine[PLACE..].copy_from_slice(&listener.local_addr().map_err(failed)?.port().to_le_bytes());
-        let (streams, entries) = match env.rank {
-            0 => gather(env, deadline, mine)?,
-            _ => learn(env, deadline, mine)?,
+        let Met { streams, entries, listeners } = match env.rank {
+            0 => gather(env, deadline)?,
+            _ => learn(env, deadline)?,
         };
         // Rank 0, and ranks on its host, may have met over an address that is good there only: others reach them where they
         // have reached rank 0.
@@ -58,8 +60,8 @@ impl Tcp {
             _ => streams[0].1.peer_addr().map_err(failed)?.ip(),
         };
         let roster = Roster::new(&entries.iter().map(|entry| entry.place.clone()).collect::<Vec<_>>())?;
-        let address =
-            |entry: &Entry| SocketAddr::new(entry.ip.filter(|ip| !ip.is_loopback()).unwrap_or(master), entry.port);
+        let good = |ip: &IpAddr| master.is_loopback() || !ip.is_loopback();
+        let address = |entry: &Entry| SocketAddr::new(entry.ip.filter(good).unwrap_or(master), entry.port);
         let shared = Shared {
             env: env.clone(),
             roster,
@@ -67,18 +69,11 @@ impl Tcp {
             arrived: Mutex::default(),
             arrival: Condvar::new(),
         };
-        Ok(Tcp { shared: Arc::new(shared), control: Control::new(streams).map_err(failed)?, listener })
-    }
-
-    fn accept(&self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            // A stranger's connection is dropped.
-            if let Ok((rank, channel)) = self.shared.welcome(&stream) {
-                let mut arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-                arrived.push((rank, channel, stream));
-                self.shared.arrival.notify_all();
-            }
-        }
+        Ok(Tcp {
+            shared: Arc::new(shared),
+            control: Control::new(streams, env.world).map_err(failed)?,
+            door: Mutex::new(Door::new(listeners, CHANNEL, size_of::<u16>()).map_err(failed)?),
+        })
     }
 }
 
@@ -90,106 +85,123 @@ impl Wire for Tcp {
         "tcp"
     }
     fn channel(&self, number: u16) -> Result<Box<dyn Channel>> {
-        Ok(Box::new(TcpChannel { number, shared: self.shared.clone(), streams: Vec::new() }))
+        Ok(Box::new(TcpChannel { number, shared: self.shared.clone(), peers: Vec::new() }))
     }
     fn tell(&self, lost: &Lost) {
         self.control.tell(lost);
     }
     fn listen(&self, at_most: Duration) -> Option<Lost> {
-        let door = PollFd::new(&self.listener, PollFlags::IN);
-        let mut watched: Vec<PollFd> = std::iter::once(door).chain(self.control.watched()).collect();
+        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched: Vec<PollFd> = door.watched().chain(self.control.watched()).collect();
         let _ = poll(&mut watched, Some(&timespec(at_most))); // a signal is as good as a timeout
-        self.accept();
-        self.control.hear()
+        let lost = self.control.hear();
+        if lost.is_none() {
+            self.shared.welcome(&mut door);
+        }
+        lost
     }
 }
 
-/// A rank as rank 0 tells of it.
-struct Entry {
-    place: Place,
-    port: u16,
-    /// As rank 0 sees it; `None`: rank 0.
-    ip: Option<IpAddr>,
+/// How a rank has met the others.
+struct Met {
+    /// Rank 0: all others. Any other rank: rank 0.
+    streams: Vec<(usize, TcpStream)>,
+    entries: Vec<Entry>,
+    /// Where this rank's peers connect.
+    listeners: Vec<TcpListener>,
 }
-type Met = (Vec<(usize, TcpStream)>, Vec<Entry>);
 
 /// Rank 0: hears all ranks, then tells all of them of all.
-fn gather(env: &RankEnv, deadline: Instant, mine: [u8; RECORD]) -> Result<Met> {
-    let mut table = vec![[0; ENTRY]; env.world];
-    table[0][..RECORD].copy_from_slice(&mine);
+fn gather(env: &RankEnv, deadline: Instant) -> Result<Met> {
+    let failed = |e: std::io::Error| Error::Run(format!("rank 0: {WHAT}: {e}"));
+    let listeners = rendezvous::listen(env, &rendezvous::resolve(env, deadline)?, 0).map_err(failed)?;
+    let mut table = vec![messages::entry(&record(env, &listeners).map_err(failed)?, None); env.world];
     let mut streams: Vec<Option<TcpStream>> = (0..env.world).map(|_| None).collect();
-    let met = rendezvous::serve(env, deadline, WHAT, &mut |rank, mut stream| {
-        let (record, ip) = table[rank].split_at_mut(RECORD);
-        stream.read_exact(record)?;
-        let seen = match stream.peer_addr()?.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        ip.copy_from_slice(&seen.octets());
-        streams[rank] = Some(stream);
+    let met = rendezvous::serve(env, deadline, WHAT, messages::RECORD, &mut |arrival| {
+        let (rank, entry) = (arrival.rank, messages::entry(&arrival.record, Some(arrival.ip)));
+        streams[rank] = Some(arrival.admit(&[])?);
+        table[rank] = entry;
         Ok(())
     });
     let streams = streams.into_iter().enumerate().filter_map(|(rank, stream)| Some((rank, stream?)));
-    let mut streams: Vec<(usize, TcpStream)> = streams.collect();
+    let streams: Vec<(usize, TcpStream)> = streams.collect();
     // All of them, or why there is none.
-    let answer = match &met {
-        Ok(()) => [&[0], table.as_flattened()].concat(),
-        Err(e) => [&[1], e.to_string().as_bytes()].concat(),
+    let table = table.concat();
+    let (kind, body) = match &met {
+        Ok(()) => (TABLE, table.clone()),
+        Err(e) => (REFUSAL, e.to_string().into_bytes()),
     };
-    for (_, stream) in &mut streams {
-        let _ = stream.write_all(&answer); // one that is gone by now shows on its line
-    }
+    let body = &body[..if kind == REFUSAL { body.len().min(TEXT) } else { body.len() }];
+    tell_all(&streams, &Header { kind, sequence: 0, len: body.len() as u64 }.with(body));
     met?;
-    Ok((streams, table.iter().map(entry).collect()))
+    let entries = messages::table(&table, env.world).ok_or_else(|| Error::op("table", "not of all ranks"))?;
+    Ok(Met { streams, entries, listeners })
+}
+
+/// To all at the same time, for as long as [`GREET`]: one that is gone by then shows on its line.
+fn tell_all(streams: &[(usize, TcpStream)], bytes: &[u8]) {
+    let until = Instant::now() + GREET;
+    let mut left: Vec<(&TcpStream, &[u8])> = streams.iter().map(|(_, stream)| (stream, bytes)).collect();
+    while !left.is_empty() && Instant::now() < until {
+        left.retain_mut(|(stream, rest)| match stream.write(rest) {
+            Ok(n) => {
+                *rest = &rest[n..];
+                n > 0 && !rest.is_empty()
+            }
+            Err(e) => matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        });
+        let mut full: Vec<PollFd> = left.iter().map(|(stream, _)| PollFd::new(*stream, PollFlags::OUT)).collect();
+        if !full.is_empty() {
+            let _ = poll(&mut full, Some(&timespec(LOOK))); // a signal is as good as a timeout
+        }
+    }
 }
 
 /// Any other rank: tells of itself, hears of all.
-fn learn(env: &RankEnv, deadline: Instant, mine: [u8; RECORD]) -> Result<Met> {
-    let mut stream = rendezvous::ask(env, deadline, WHAT, &mut |mut stream| {
-        stream.write_all(&mine)?;
-        Ok(stream)
+fn learn(env: &RankEnv, deadline: Instant) -> Result<Met> {
+    let (stream, listeners) = rendezvous::ask(env, deadline, WHAT, &mut |stream, until| {
+        let listeners = rendezvous::listen(env, &[stream.local_addr()?.ip()], 0)?;
+        greet(by(stream, until), env, WHAT, 0, &record(env, &listeners)?, &mut [])?;
+        Ok((stream.try_clone()?, listeners))
     })?;
-    let mut answer = Vec::new();
-    let mut table = vec![[0; ENTRY]; env.world];
-    let heard = (|| {
-        // Rank 0 waits for the last rank, and says when it gives up.
-        stream.set_read_timeout(Some(deadline.saturating_duration_since(Instant::now()) + CONNECT))?;
-        let mut ok = [0];
-        stream.read_exact(&mut ok)?;
-        match ok {
-            [0] => stream.read_exact(table.as_flattened_mut()),
-            _ => stream.read_to_end(&mut answer).map(|_| ()),
-        }
-    })();
-    heard.map_err(|e| {
+    // Rank 0 waits for the last rank, and says when it gives up.
+    let until = deadline.max(Instant::now()) + CONNECT + GREET;
+    let answer = Inbox::default().read(&mut by(&stream, until), &messages::answers(env.world));
+    let entries = match answer {
+        Ok(Some((REFUSAL, text))) => return Err(Error::Run(messages::refusal(&text))),
+        Ok(Some((_, table))) => messages::table(&table, env.world).ok_or(ErrorKind::InvalidData.into()),
+        Ok(None) => Err(ErrorKind::WouldBlock.into()),
+        Err(e) => Err(e),
+    };
+    let entries = entries.map_err(|e| {
         let what = "rank 0 left before all ranks had come to the";
         Error::Run(format!("rank {}: {what} {WHAT}: {e}", env.rank))
     })?;
-    match answer.is_empty() {
-        true => Ok((vec![(0, stream)], table.iter().map(entry).collect())),
-        false => Err(Error::Run(String::from_utf8_lossy(&answer).into_owned())),
-    }
+    Ok(Met { streams: vec![(0, stream)], entries, listeners })
 }
 
-fn entry(bytes: &[u8; ENTRY]) -> Entry {
-    let mut place = [0; PLACE];
-    place.copy_from_slice(&bytes[..PLACE]);
-    let mut octets = [0; 16];
-    octets.copy_from_slice(&bytes[RECORD..]);
-    let ip = Some(Ipv6Addr::from(octets).to_canonical()).filter(|ip| !ip.is_unspecified());
-    Entry { place: Place::from_bytes(&place), port: u16::from_le_bytes([bytes[PLACE], bytes[PLACE + 1]]), ip }
+/// What this rank says of itself.
+fn record(env: &RankEnv, listeners: &[TcpListener]) -> std::io::Result<[u8; messages::RECORD]> {
+    let port = listeners.first().ok_or(ErrorKind::AddrNotAvailable)?.local_addr()?.port();
+    Ok(messages::record(&Place::of(env), port))
 }
 
 impl Shared {
-    /// Who connects, and for which channel.
-    fn welcome(&self, mut stream: &TcpStream) -> std::io::Result<(usize, u16)> {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(HELLO))?;
-        let (mut theirs, mut channel) = ([0; GREETING], [0; 2]);
-        stream.read_exact(&mut theirs)?;
-        stream.read_exact(&mut channel)?;
-        let rank = rendezvous::greeted(&self.env, &theirs).ok_or(ErrorKind::InvalidData)?;
-        Ok((rank, u16::from_le_bytes(channel)))
+    /// Lets ranks in that have proven who they are, for the channel that they name.
+    fn welcome(&self, door: &mut Door) {
+        for arrival in door.answer(&self.env) {
+            let Ok(channel) = <[u8; 2]>::try_from(&arrival.record[..]).map(u16::from_le_bytes) else { continue };
+            let rank = arrival.rank;
+            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who comes again has given the first one up.
+            arrived.retain(|(r, c, _)| (*r, *c) != (rank, channel));
+            let waiting = arrived.iter().filter(|(r, ..)| *r == rank).count();
+            // Of two ranks the higher one connects.
+            if rank > self.env.rank && waiting < ARRIVED {
+                arrived.extend(arrival.admit(&[]).map(|stream| (rank, channel, stream)));
+                self.arrival.notify_all();
+            }
+        }
     }
     fn lost(&self, rank: usize, what: &str, e: std::io::Error) -> Fault {
         let why = match e.kind() {
@@ -203,13 +215,86 @@ impl Shared {
 struct TcpChannel {
     number: u16,
     shared: Arc<Shared>,
-    /// With their peers.
-    streams: Vec<(usize, TcpStream)>,
+    peers: Vec<Peer>,
+}
+
+/// The connection to one rank.
+struct Peer {
+    rank: usize,
+    stream: TcpStream,
+    sent: Way,
+    received: Way,
+}
+/// One direction of it. A message goes behind a header that says which one it is, and how long.
+#[derive(Default)]
+struct Way {
+    /// Messages that are through.
+    sequence: u32,
+    /// Of the message at hand, and how many bytes of that are through.
+    header: [u8; HEADER],
+    through: usize,
+}
+
+impl Peer {
+    /// As much of a message as goes without waiting; true if any.
+    fn advance(&mut self, m: &mut Move) -> std::io::Result<bool> {
+        let (mut moved, len) = (false, m.len() as u64);
+        while !m.is_done() {
+            let went = match &mut m.bytes {
+                Bytes::Send(bytes) => self.send(&bytes[m.done..], len),
+                Bytes::Recv(bytes) => self.receive(&mut bytes[m.done..], len),
+            };
+            match went {
+                Ok(n) => m.done += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(moved),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+            moved = true;
+        }
+        let way = if let Bytes::Send(_) = m.bytes { &mut self.sent } else { &mut self.received };
+        (way.sequence, way.through) = (way.sequence.wrapping_add(1), 0);
+        Ok(true)
+    }
+    /// Bytes of `rest` that went; the header goes first.
+    fn send(&mut self, rest: &[u8], len: u64) -> std::io::Result<usize> {
+        let way = &mut self.sent;
+        if way.through == 0 {
+            way.header = Header { kind: DATA, sequence: way.sequence, len }.to_bytes();
+        }
+        let head = &way.header[way.through..];
+        let n = match (&self.stream).write_vectored(&[IoSlice::new(head), IoSlice::new(rest)])? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            n => n,
+        };
+        let of_head = n.min(head.len());
+        way.through += of_head;
+        Ok(n - of_head)
+    }
+    /// Bytes of `rest` that came, once the header says that they are what is to come.
+    fn receive(&mut self, rest: &mut [u8], len: u64) -> std::io::Result<usize> {
+        let way = &mut self.received;
+        let in_head = way.through < HEADER;
+        let room = if in_head { &mut way.header[way.through..] } else { rest };
+        let n = match (&self.stream).read(room)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            n => n,
+        };
+        if !in_head {
+            return Ok(n);
+        }
+        way.through += n;
+        if way.through == HEADER {
+            let header = Header::parse(&way.header).ok_or(ErrorKind::InvalidData)?;
+            header.expect(DATA, way.sequence, len)?;
+        }
+        Ok(0)
+    }
 }
 
 impl TcpChannel {
     fn index(&self, peer: usize) -> Option<usize> {
-        self.streams.iter().position(|(rank, _)| *rank == peer)
+        self.peers.iter().position(|p| p.rank == peer)
     }
     /// Of two ranks the higher one connects. Peers take connections whatever else they do, so nobody waits in a circle.
     fn connect(&mut self, peer: usize, go_on: &dyn Fn() -> bool) -> Exchanged {
@@ -217,25 +302,35 @@ impl TcpChannel {
             return Ok(());
         }
         let stream = match peer < self.shared.env.rank {
-            true => self.call(peer),
-            false => Ok(self.called(peer, go_on).ok_or(Fault::GaveUp { peer })?),
+            true => self.call(peer, go_on)?,
+            false => self.called(peer, go_on).ok_or(Fault::GaveUp { peer })?,
         };
-        let ready = stream.and_then(|stream| {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            Ok(stream)
-        });
-        let stream = ready.map_err(|e| self.shared.lost(peer, "connection", e))?;
-        self.streams.push((peer, stream));
+        self.peers.push(Peer { rank: peer, stream, sent: Way::default(), received: Way::default() });
         Ok(())
     }
-    fn call(&self, peer: usize) -> std::io::Result<TcpStream> {
-        let at = self.shared.addresses[peer];
-        let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{at}: {e}"));
-        let mut stream = TcpStream::connect_timeout(&at, CONNECT).map_err(named)?;
-        stream.write_all(&rendezvous::greeting(&self.shared.env))?;
-        stream.write_all(&self.number.to_le_bytes())?;
-        Ok(stream)
+    /// A greeting that is cut off is begun again: strangers may have crowded it out. A peer that is gone listens no more.
+    fn call(&self, peer: usize, go_on: &dyn Fn() -> bool) -> std::result::Result<TcpStream, Fault> {
+        let (at, shared) = (self.shared.addresses[peer], &self.shared);
+        loop {
+            let called = TcpStream::connect_timeout(&at, CONNECT).map_err(|e| (e, false)).and_then(|stream| {
+                let by = By { stream: &stream, until: Instant::now() + GREET, go_on };
+                let greeted = greet(by, &shared.env, CHANNEL, peer, &self.number.to_le_bytes(), &mut []);
+                greeted.map(|()| stream).map_err(|e| (e, true))
+            });
+            match called {
+                Ok(stream) => return Ok(stream),
+                Err((e, true)) if e.kind() != ErrorKind::InvalidData => {
+                    if !go_on() {
+                        return Err(Fault::GaveUp { peer });
+                    }
+                    std::thread::sleep(AGAIN);
+                }
+                Err((e, _)) => {
+                    let e = std::io::Error::new(e.kind(), format!("{at}: {e}"));
+                    return Err(shared.lost(peer, "connection", e));
+                }
+            }
+        }
     }
     fn called(&self, peer: usize, go_on: &dyn Fn() -> bool) -> Option<TcpStream> {
         let mut arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,25 +344,11 @@ impl TcpChannel {
             arrived = self.shared.arrival.wait_timeout(arrived, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-    /// As much of a message as goes now; true if any.
-    fn advance(&self, m: &mut Move) -> std::io::Result<bool> {
-        let Some(i) = self.index(m.peer) else { return Err(ErrorKind::NotConnected.into()) };
-        let mut stream = &self.streams[i].1;
-        let before = m.done;
-        while !m.is_done() {
-            let went = match &mut m.bytes {
-                Bytes::Send(bytes) => stream.write(&bytes[m.done..]),
-                Bytes::Recv(bytes) => stream.read(&mut bytes[m.done..]),
-            };
-            match went {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(n) => m.done += n,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+    fn advance(&mut self, m: &mut Move) -> std::io::Result<bool> {
+        match self.index(m.peer) {
+            Some(i) => self.peers[i].advance(m),
+            None => Err(ErrorKind::NotConnected.into()),
         }
-        Ok(m.done > before)
     }
 }
 
@@ -311,16 +392,12 @@ impl TcpChannel {
         };
         let mut pending = moves.iter().filter(|m| !m.is_done());
         let Some(first) = pending.next().and_then(|m| Some((self.index(m.peer)?, way(m)))) else { return };
-        let mut waited = [(); MOVES].map(|()| PollFd::new(&self.streams[first.0].1, first.1));
+        let mut waited = [(); MOVES].map(|()| PollFd::new(&self.peers[first.0].stream, first.1));
         let mut n = 1;
         for (fd, (m, i)) in waited[1..].iter_mut().zip(pending.filter_map(|m| Some((m, self.index(m.peer)?)))) {
-            *fd = PollFd::new(&self.streams[i].1, way(m));
+            *fd = PollFd::new(&self.peers[i].stream, way(m));
             n += 1;
         }
         let _ = poll(&mut waited[..n], Some(&timespec(LOOK))); // a signal is as good as a timeout
     }
-}
-
-fn timespec(t: Duration) -> Timespec {
-    Timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos() as _ }
 }

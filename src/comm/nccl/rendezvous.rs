@@ -1,8 +1,8 @@
 //! How the ranks of a job learn the id of their NCCL world: rank 0 makes it and gives it to every other rank. Never touches a GPU.
 use crate::base::Result;
 use crate::comm::env::RankEnv;
-use crate::comm::rendezvous::{ask, serve};
-use std::io::{Read, Write};
+use crate::comm::handshake::greet;
+use crate::comm::rendezvous::{ask, by, serve};
 use std::time::{Duration, Instant};
 
 /// Bytes of an `ncclUniqueId`.
@@ -13,18 +13,14 @@ const WHAT: &str = "NCCL rendezvous";
 pub fn exchange(env: &RankEnv, timeout: Duration, make: impl FnOnce() -> Result<[u8; ID]>) -> Result<[u8; ID]> {
     let deadline = Instant::now() + timeout;
     if env.rank > 0 {
-        return ask(env, deadline, WHAT, &mut |mut stream| {
+        return ask(env, deadline, WHAT, &mut |stream, until| {
             let mut id = [0; ID];
-            stream.read_exact(&mut id)?;
-            stream.write_all(&[1])?;
+            greet(by(stream, until), env, WHAT, 0, &[], &mut id)?;
             Ok(id)
         });
     }
     let id = make()?;
-    serve(env, deadline, WHAT, &mut |_, mut stream| {
-        stream.write_all(&id)?;
-        stream.read_exact(&mut [0]) // thanks
-    })?;
+    serve(env, deadline, WHAT, 0, &mut |arrival| arrival.admit(&id).map(|_| ()))?;
     Ok(id)
 }
 

@@ -3,7 +3,7 @@
 use super::arena::{Mapping, PAGE};
 use super::buffer::BYTE;
 use super::words;
-use crate::base::DType;
+use crate::base::{DType, printable};
 use crate::comm::{Reduce, Tag};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -112,7 +112,8 @@ impl std::fmt::Display for Desc {
         let Some(kind) = KINDS.into_iter().find(|&k| k as u8 == self.kind) else {
             return write!(f, "an unknown operation");
         };
-        let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]).into_owned();
+        let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]);
+        let what = printable(&what, self.what.len()); // a peer's
         write!(f, "{} ({what} {})", kind.name(), self.unit)?;
         if kind == Kind::Barrier {
             return Ok(());
