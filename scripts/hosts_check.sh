@@ -7,7 +7,8 @@
 #   scripts/hosts_check.sh [--binary FILE] [PART...]
 #
 # Parts: plain (ranks started by hand), torchrun, mpirun, srun, which talk TCP between hosts; mpi-mpirun, mpi-srun, which talk MPI
-# (a build with --features mpi); killed, cable: a rank of the other host dies, or its network does, and the others say so and end.
+# (a build with --features mpi); killed, cable: a rank of the other host dies, or its network does, and the others say so and end;
+# strangers: node2 opens silent and slow connections to every port of node1 while a job with a secret starts, trains and loses a rank.
 # torchrun is taken from TORCHRUN or PATH.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,12 +22,12 @@ while [ $# -gt 0 ]; do
     case $1 in
         --binary) binary=$2; shift ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
-        plain | torchrun | mpirun | srun | mpi-mpirun | mpi-srun | killed | cable) parts+=("$1") ;;
+        plain | torchrun | mpirun | srun | mpi-mpirun | mpi-srun | killed | cable | strangers) parts+=("$1") ;;
         *) echo "unknown part or flag: $1 (--help lists them)" >&2; exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun mpi-mpirun mpi-srun killed cable)
+[ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun mpi-mpirun mpi-srun killed cable strangers)
 [ -n "$binary" ] || binary=$("$here/target.sh")/release/run_fsdp
 [ -x "$binary" ] || { echo "no $binary: cargo build --release, or --binary FILE" >&2; exit 2; }
 binary=$(realpath "$binary")

@@ -45,6 +45,33 @@ fn an_address_that_is_none_ends_all_ranks_with_status_2() {
     }
 }
 
+/// Before anything else is done with it, and without showing it.
+#[test]
+fn a_job_secret_that_is_none_is_bad_input() {
+    let (_agent, port) = agent();
+    let dir = Dir::new();
+    let file = dir.arg("secret");
+    let refused = |var: &str, args: &[&str], says: &[&str]| {
+        let mut command = command(FSDP, &[&["--max-steps", "2"], args].concat());
+        command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")]);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("FLATSHARD_JOB_SECRET", var);
+        let since = Instant::now();
+        ends(Run(command.spawn().unwrap()), 2, says); // does not wait for the other
+        assert!(since.elapsed() < LIMIT / 2);
+    };
+    refused(
+        "a short one",
+        &[],
+        &["FLATSHARD_JOB_SECRET holds 11 bytes: a job secret has 16 to 4096", "openssl rand -hex 32"],
+    );
+    let flag = ["--job-secret-file", &file];
+    refused("", &flag, &["the job secret's file", "No such file"]);
+    std::fs::write(&file, "a secret that everybody may read").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    refused("", &flag, &["is open to every user of this host (mode 644): chmod 600 it"]);
+    refused("", &["--job-secret-file", "/dev/zero"], &["/dev/zero is not a regular file"]);
+}
+
 #[test]
 fn ranks_that_meet_nobody_say_where_they_looked_and_for_whom() {
     let agent = Agent::new();

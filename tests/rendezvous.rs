@@ -7,9 +7,10 @@ mod network;
 
 use agent::Agent;
 use flatshard::base::Error;
+use flatshard::comm::door::Door;
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::frame::Header;
-use flatshard::comm::handshake::{By, Door, greet};
+use flatshard::comm::handshake::{By, greet};
 use flatshard::comm::hosts::messages::{RECORD, REFUSAL, TABLE};
 use flatshard::comm::hosts::tcp::Tcp;
 use flatshard::comm::nccl::rendezvous::{ID, exchange};

@@ -21,12 +21,14 @@ use std::time::Duration;
 /// Provokes a message, and returns all that was said.
 type Provoke = fn(&Dir) -> String;
 /// Headings with a message.
-const PROVOKED: [(&str, Provoke); 18] = [
+const PROVOKED: [(&str, Provoke); 20] = [
     ("Before the start", a_plan_that_does_not_fit),
     ("While it starts", memory_that_is_refused),
     ("While it runs", a_rank_that_is_killed),
     ("A rank does not answer", a_rank_that_is_stopped),
     ("Ranks do not find each other", ranks_with_different_ports),
+    ("Ranks have different secrets", ranks_with_different_secrets),
+    ("A job without a secret", two_hosts_without_a_secret),
     ("A port is taken", ports_that_are_taken),
     ("Environment variables", half_of_the_variables),
     ("On a setting", |dir| two(dir, &["--max-steps", "1"], [&[], &["--lr", "0.003"]])),
@@ -156,6 +158,34 @@ fn ranks_with_different_ports(dir: &Dir) -> String {
         Run(command.env("MASTER_PORT", port).spawn().unwrap())
     };
     [start(0, "29534"), start(1, "29535")].map(|rank| rank.end().stderr).concat()
+}
+
+fn ranks_with_different_secrets(_: &Dir) -> String {
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let say = |rank: &str, secret: &str| {
+        let names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "FLATSHARD_JOB_SECRET"];
+        let values = [rank, rank, "2", "2", &port, secret];
+        let get = |name: &str| names.iter().position(|n| *n == name).map(|i| values[i].to_string());
+        let env = RankEnv::read(&get).unwrap().unwrap();
+        exchange(&env, Duration::from_secs(2), || Ok([0; 128])).unwrap_err().to_string()
+    };
+    std::thread::scope(|scope| {
+        let ranks = [("0", "the secret of one"), ("1", "the secret of another")];
+        let said = ranks.map(|(rank, secret)| scope.spawn(move || say(rank, secret)));
+        said.map(|rank| rank.join().unwrap()).concat()
+    })
+}
+
+fn two_hosts_without_a_secret(dir: &Dir) -> String {
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let start = |r: usize| {
+        let mut command = rank(command(FSDP, &["--max-steps", "1"]), r, 2, dir);
+        command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1").env("MASTER_PORT", &port);
+        Run(command.env("FLATSHARD_HOST_ID", format!("host{r}")).env_remove("FLATSHARD_JOB_SECRET").spawn().unwrap())
+    };
+    [0, 1].map(start).map(|rank| rank.end().stderr).concat()
 }
 
 /// All 16 above the first of a stretch that is free; somebody else may take one of them, which is as good.

@@ -112,6 +112,7 @@ run_part() {
     began=$(date +%s%N)
     case $part in
         killed | cable) lose "${command[@]}" ;;
+        strangers) besiege "${command[@]}" ;;
         *) compare "${command[@]}" ;;
     esac
     [ $status = 0 ] && return
@@ -153,6 +154,51 @@ lose() {
     else
         say "$part" failed "$why"
     fi
+}
+
+# Ports of TCP listeners on a host, as ADDRESS:PORT in hexadecimal (proc(5)), other than of the loopback.
+listeners() { on "$1" awk '$4 == "0A" && $2 !~ /^0100007F/ { print $2 }' /proc/net/tcp /proc/net/tcp6; }
+
+# attack SECONDS: from node2 to every port of node1 that listens, again and again: a connection on which nothing is said, and one on which
+# a byte is said each second. A greeting of a rank as it was before there were secrets, too.
+attack() {
+    local until=$((SECONDS + $1)) at
+    while [ $SECONDS -lt "$until" ]; do
+        for at in $(listeners node1); do
+            on node2 timeout 10 bash -c 'exec 3<> "/dev/tcp/10.77.0.1/$((16#$0))" && sleep 20' "${at##*:}" &
+            on node2 timeout 10 bash -c 'exec 3<> "/dev/tcp/10.77.0.1/$((16#$0))" && while printf f >&3; do sleep 1; done' "${at##*:}" &
+            on node2 timeout 10 bash -c 'exec 3<> "/dev/tcp/10.77.0.1/$((16#$0))" && printf flatshrd12345678\\001\\0\\0\\0 >&3 && sleep 20' \
+                "${at##*:}" &
+        done
+        sleep 0.5
+    done 2> /dev/null
+    wait
+}
+
+# Ranks find each other and train while strangers are at their ports, and a dead rank is known as soon as without them.
+besiege() {
+    local run attacks lost=3 everywhere
+    export FLATSHARD_JOB_SECRET=of-the-hosts-check-$RANDOM$RANDOM$RANDOM
+    attack 12 &
+    attacks=$!
+    start plain "$@" --max-steps 1000000 --save-every 0 > "$part/log" 2>&1 &
+    run=$!
+    until [ "$(numbers "$part" 2> /dev/null | wc -l)" -ge 20 ] || ! kill -0 $run 2> /dev/null; do sleep 0.05; done
+    everywhere=$({ listeners node1; listeners node2; } | grep -cv -e '^01004D0A' -e '^02004D0A' || true)
+    began=$(date +%s%N)
+    kill -KILL "$(< "$part/pid.$lost")"
+    wait $run && status=1 && why="the run ended well"
+    [ $(($(date +%s%N) - began)) -lt 8000000000 ] || { status=1; why="a dead rank was known after $(seconds) only"; }
+    [ "$everywhere" = 0 ] || { status=1; why="$everywhere ports are open on other interfaces than MASTER_ADDR's"; }
+    grep -qh "rank $lost on node2" "$part"/log.[01] || { status=1; why="nobody on node1 names the lost rank"; }
+    ! grep -q "no job secret" "$part"/log.* || { status=1; why="a job with a secret is told that it has none"; }
+    if [ $status = 0 ]; then
+        say "$part" passed "trained under attack, and all ended $(seconds) after a rank was killed"
+    else
+        say "$part" failed "$why"
+    fi
+    unset FLATSHARD_JOB_SECRET
+    wait $attacks
 }
 
 # say PART RESULT NOTE, at once and in the table.

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // the communication floor: shared memory
 pub mod cuts;
 pub mod delayed;
+pub mod door;
 pub mod env;
 pub mod exchange;
 pub mod flight;

@@ -10,8 +10,9 @@
 //! other rank at its end of the connection to rank 0. Where that is no address of an interface (MASTER_ADDR is a service's, or is
 //! translated on the way), or leads back to this host only though ranks are on others (a host's own name in its /etc/hosts), they
 //! listen on all interfaces.
+use super::door::{Arrival, Door};
 use super::env::RankEnv;
-use super::handshake::{Arrival, By, Door};
+use super::handshake::By;
 use crate::base::{Error, Result};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
