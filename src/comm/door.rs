@@ -184,7 +184,7 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::super::env::here;
-    use super::super::handshake::{By, CHALLENGE, NONCE, greet};
+    use super::super::handshake::{By, CHALLENGE, greet};
     use super::super::secret::Secret;
     use super::*;
     use std::net::SocketAddr;
@@ -263,7 +263,7 @@ mod tests {
                 let mut answer = [0; 5 + CODE];
                 far.read_exact(&mut answer).unwrap();
                 near.write_all(&answer).unwrap();
-                (hello, answer)
+                (challenge, hello, answer)
             });
             assert_eq!(serve(&mut door, &listener, 10_000).len(), 1);
             assert_eq!(called.join().unwrap().unwrap(), *b"reply");
@@ -271,19 +271,19 @@ mod tests {
         });
         // Said again to the listener, it proves nothing: the challenge is another.
         let mut again = TcpStream::connect(at).unwrap();
-        again.write_all(&overheard.0).unwrap();
+        again.write_all(&overheard.1).unwrap();
         assert!(serve(&mut door, &listener, 300).is_empty());
         assert!(door.strangers().unwrap().starts_with("1 connection, the last from 127.0.0.1, did not prove"));
-        // Nor does the listener's answer, said to the caller again.
+        // Nor does what the listener said, to the caller again: its nonce is another.
         let answers = std::thread::spawn(move || {
             let (mut near, mut hello) = (between.accept().unwrap().0, vec![0; Hello::bytes(4)]);
-            near.write_all(&[&MAGIC[..], &[7; NONCE]].concat()).unwrap();
+            near.write_all(&overheard.0).unwrap();
             near.read_exact(&mut hello).unwrap();
-            near.write_all(&overheard.1).unwrap();
+            near.write_all(&overheard.2).unwrap();
             hello
         });
         assert_eq!(call(&caller, there, 0, b"rec1").unwrap_err().kind(), ErrorKind::InvalidData);
-        assert_ne!(answers.join().unwrap(), overheard.0);
+        assert_ne!(answers.join().unwrap(), overheard.1);
     }
 
     /// A stranger that gives a rank's words back to it, or to another rank that it calls at the same time.

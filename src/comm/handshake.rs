@@ -213,13 +213,14 @@ mod tests {
             codes(&env, "testa", [1, 0], nonces, b"b"),
             codes(&env, FOR, [2, 0], nonces, b"ab"),
             codes(&env, FOR, [0, 1], nonces, b"ab"),
-            codes(&env, FOR, [1, 0], [&challenge, &nonce], b"ab"),
+            codes(&env, FOR, [1, 0], [&[3; NONCE], &challenge], b"ab"),
+            codes(&env, FOR, [1, 0], [&nonce, &[3; NONCE]], b"ab"),
             codes(&env, FOR, [1, 0], nonces, b"abc"),
         ]
         .concat();
         let n = all.len();
         all.sort();
         all.dedup();
-        assert_eq!((all.len(), n), (22, 22));
+        assert_eq!((all.len(), n), (24, 24));
     }
 }

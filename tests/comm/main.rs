@@ -13,6 +13,7 @@ mod stress;
 #[path = "../common/time.rs"]
 mod time;
 mod values;
+mod wire;
 
 use flatshard::base::{Category, DType, Elem, Meter, Result};
 use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, hosts as several, shm};
