@@ -66,7 +66,7 @@ fn file(dir: &TempDir, name: &str, text: &str) -> String {
 const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch embed-dim \
      num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset tokenizer input-key output-key \
      [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle optimizer lr betas eps \
-     weight-decay warmup-steps lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
+     weight-decay warmup-steps warmup-type lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
      backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint activation-checkpoint-every \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \

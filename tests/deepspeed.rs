@@ -1,5 +1,6 @@
 //! Engines by flags and by DeepSpeed's file, from outside: what each key becomes, what is refused and in which words, and that
 //! the same run by every engine reports the same numbers.
+use flatshard::optim::ScalerOptions;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -147,7 +148,7 @@ fn keys_of_the_file_become_settings() {
         }},
         "zero_optimization": {
             "stage": 3, "reduce_bucket_size": 2e8, "overlap_comm": false, "contiguous_gradients": true,
-            "reduce_scatter": true, "allgather_partitions": true, "round_robin_gradients": false, "sub_group_size": 1e9,
+            "reduce_scatter": true, "allgather_partitions": true, "round_robin_gradients": true, "sub_group_size": 1e9,
             "stage3_prefetch_bucket_size": 1e6, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 2e7,
             "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": true,
             "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none", "pin_memory": true},
@@ -216,6 +217,189 @@ fn auto_leaves_a_key_to_flags_and_sizes_to_the_width() {
     let automatic = config(&["--zero-stage", "2", "--reduce-bucket-size", "auto"]);
     let whole = config(&["--zero-stage", "2"]);
     assert!(slots(&automatic) < slots(&whole), "{automatic} {whole}");
+}
+
+/// What DeepSpeed itself said of its defaults and learning rates: `tests/golden/deepspeed.py`.
+fn golden(version: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepspeed.json");
+    serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()[version].clone()
+}
+
+/// `found` has the golden `defaults`, under our names.
+#[track_caller]
+fn has(found: &Value, defaults: &Value, names: &[(&str, &str)]) {
+    for (key, name) in names {
+        let (want, got) = (&defaults[key], &found[name]);
+        let same = got == want || got.as_f64().zip(want.as_f64()).is_some_and(|(a, b)| a == b);
+        assert!(same && !want.is_null(), "{name} is {got}; DeepSpeed's {key} is {want}");
+    }
+}
+
+#[test]
+fn a_key_that_is_left_out_has_deepspeeds_default() {
+    let defaults = golden("0.19.2")["defaults"].clone();
+    let optim = |more: Value, flags: &[&str]| read(two(more), flags)["optim"].clone();
+    let adam = [("lr", "lr"), ("betas", "betas"), ("eps", "eps"), ("weight_decay", "weight_decay")];
+    let clip = [("gradient_clipping", "grad_clip")];
+    for (more, block) in [
+        (json!({}), "AdamW"),
+        (json!({"optimizer": {"type": "Adam"}}), "AdamW"),
+        (json!({"optimizer": {"type": "AdamW", "params": {}}}), "AdamW"),
+        (json!({"optimizer": {"type": "AdamW", "params": {"torch_adam": true}}}), "torch_adam"),
+    ] {
+        let found = optim(more, &[]);
+        has(&found, &defaults[block], &adam);
+        has(&found, &defaults, &clip);
+        assert_eq!((&found["lr_scheduler"], &found["warmup_steps"]), (&json!("constant"), &json!(0)));
+    }
+    let sgd = [("lr", "lr"), ("momentum", "momentum"), ("weight_decay", "weight_decay")];
+    has(&optim(json!({"optimizer": {"type": "SGD"}}), &[]), &defaults["SGD"], &sgd);
+    has(&optim(json!({}), &["--optimizer", "sgd"]), &defaults["SGD"], &sgd);
+    for (kind, shape) in
+        [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine_with_min_lr")]
+    {
+        let found = optim(json!({"scheduler": {"type": kind}}), &[]);
+        has(&found, &defaults[kind], &[("warmup_num_steps", "warmup_steps"), ("warmup_type", "warmup_type")]);
+        assert_eq!(found["lr_scheduler"], shape);
+    }
+    let cosine = optim(json!({"scheduler": {"type": "WarmupCosineLR"}}), &[]);
+    has(&cosine, &defaults["WarmupCosineLR"], &[("cos_min_ratio", "min_lr_ratio")]);
+    let scaler = [("loss_scale_window", "loss_scale_window"), ("hysteresis", "hysteresis")];
+    for (more, flags) in [(json!({"fp16": {"enabled": true}}), &[][..]), (json!({}), &["--precision", "fp16"])] {
+        has(&read(two(more), flags)["precision"], &defaults["fp16"], &scaler);
+    }
+    let ours = ScalerOptions::default();
+    let same = json!({"initial_scale_power": ours.initial.log2() as u32, "min_loss_scale": ours.min as u32,
+                      "consecutive_hysteresis": ours.consecutive_hysteresis});
+    same.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&defaults["fp16"][key], value, "{key}"));
+
+    // The page's table.
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/deepspeed.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with('|')).skip(2);
+    let rows: Vec<Vec<&str>> =
+        rows.map(|row| row.split('|').map(|cell| cell.trim().trim_matches('`')).collect()).collect();
+    for row in &rows {
+        let block = if row[1].is_empty() { &defaults } else { &defaults[row[1]] };
+        let shown: Value = serde_json::from_str(row[3]).unwrap();
+        has(&json!({row[2]: shown}), block, &[(row[2], row[2])]);
+    }
+    assert_eq!(rows.len(), 25);
+
+    // A newer one differs in clipping alone, which a run tells of.
+    let mut newer = golden("0.19.8");
+    assert_eq!(newer["defaults"]["gradient_clipping"], 1.0);
+    newer["defaults"]["gradient_clipping"] = json!(0.0);
+    assert_eq!(newer, golden("0.19.2"));
+    for (more, said) in [(json!({}), true), (json!({"gradient_clipping": 0}), false)] {
+        let flags = ["--max-steps", "1", "--batch-size", "1", "--no-sample", "--no-eval"];
+        let out = with_file(&two(more), |path| fsdp(&[&["--deepspeed", path], &flags[..]].concat()));
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{text}");
+        assert_eq!(text.contains("ds.json has no gradient_clipping: gradients are not clipped"), said, "{text}");
+    }
+}
+
+#[test]
+fn what_is_said_wins_over_deepspeeds_defaults_and_auto_over_none() {
+    let blocks = |value: Value| {
+        json!({
+            "gradient_clipping": value,
+            "optimizer": {"type": "AdamW", "params": {"lr": value, "betas": value, "eps": value, "weight_decay": value}},
+            "scheduler": {"type": "WarmupCosineLR", "params": {
+                "warmup_num_steps": value, "warmup_type": value, "cos_min_ratio": value, "total_num_steps": value
+            }}
+        })
+    };
+    let flags = "--grad-clip 0.75 --lr 0.5 --betas 0.8 0.7 --eps 0.25 --weight-decay 0.3 --warmup-steps 3 \
+                 --warmup-type linear --min-lr-ratio 0.2";
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    for value in [Value::Null, json!("auto")] {
+        let found = &read(two(blocks(value)), &flags)["optim"];
+        let want = json!({"grad_clip": 0.75, "lr": 0.5, "betas": [0.8, 0.7], "eps": 0.25, "weight_decay": 0.3,
+                          "warmup_steps": 3, "warmup_type": "linear", "min_lr_ratio": 0.2});
+        want.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&found[key], value, "{key}"));
+    }
+    // "auto" is what the trainer has, and that is ours.
+    let (auto, ours) = (&read(two(blocks(json!("auto"))), &[])["optim"], &config(&[])["optim"]);
+    for key in ["grad_clip", "lr", "betas", "eps", "weight_decay", "warmup_steps", "warmup_type", "min_lr_ratio"] {
+        assert_eq!(auto[key], ours[key], "{key}");
+    }
+    // A file of settings is asked for, too.
+    let dir = TempDir::new().unwrap();
+    let yaml = dir.path().join("a.yaml");
+    fs::write(&yaml, "optim: {weight_decay: 0.4}\n").unwrap();
+    assert_eq!(read(two(json!({})), &["--config", yaml.to_str().unwrap()])["optim"]["weight_decay"], 0.4);
+    // DeepSpeed's peak of this one schedule overrules the optimizer's rate.
+    let decay = |params: Value| json!({"optimizer": {"type": "AdamW", "params": {"lr": 0.25}}, "scheduler": {"type": "WarmupDecayLR", "params": params}});
+    faulty(two(decay(json!({}))), &[], &["warmup_max_lr is missing", "0.001", "0.25", "auto"]);
+    assert_eq!(read(two(decay(json!({"warmup_max_lr": "auto"}))), &[])["optim"]["lr"], 0.25);
+    assert_eq!(read(two(decay(json!({}))), &["--lr", "0.25"])["optim"]["lr"], 0.25);
+}
+
+/// The learning rates that a run of a file's schedule reports.
+fn rates(body: &Value, flags: &[&str]) -> Vec<f64> {
+    let dir = TempDir::new().unwrap();
+    let metrics = dir.path().join("m.jsonl");
+    let common = "--device cpu --batch-size 1 --no-sample --no-eval --embed-dim 16 --num-layers 1 --metrics-path";
+    let common: Vec<&str> = common.split(' ').chain([metrics.to_str().unwrap()]).collect();
+    let out = with_file(body, |path| fsdp(&[&["--deepspeed", path], &common[..], flags].concat()));
+    assert!(out.status.success(), "{body}: {}", String::from_utf8_lossy(&out.stderr));
+    steps(&metrics).iter().map(|step| step["lr"].as_f64().unwrap()).collect()
+}
+#[track_caller]
+fn close(found: &[f64], want: &[f64]) {
+    assert_eq!(found.len(), want.len());
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-6 * b.abs();
+    assert!(found.iter().zip(want).all(near), "{found:?} is not {want:?}");
+}
+
+/// DeepSpeed's scheduler counts from 0, where our steps count from 1. (Its engine stays at 0 for one more step: it takes the
+/// first before the scheduler has started.)
+#[test]
+fn schedules_have_deepspeeds_learning_rates() {
+    for schedule in golden("0.19.2")["schedules"].as_array().unwrap() {
+        let (kind, params) = (schedule["type"].as_str().unwrap(), &schedule["params"]);
+        let mut want: Vec<f64> = schedule["lrs"].as_array().unwrap().iter().map(|lr| lr.as_f64().unwrap()).collect();
+        if kind == "WarmupCosineLR" {
+            let peak = params["warmup_num_steps"].as_u64().unwrap() as usize - 1;
+            want.insert(peak, want[peak]); // its cosine is one step ahead of ours
+            want.pop();
+        }
+        let adamw = json!({"type": "AdamW", "params": {"lr": if kind == "WarmupCosineLR" { json!(0.02) } else { json!("auto") }}});
+        let body = two(json!({"optimizer": adamw, "scheduler": {"type": kind, "params": params}}));
+        close(&rates(&body, if kind == "WarmupLR" { &["--max-steps", "12"] } else { &[] }), &want);
+    }
+}
+
+/// The file of Hugging Face's documentation for stage 2, whose schedule rises logarithmically since it does not say how.
+#[test]
+fn the_standard_file_of_hugging_face_works_with_either_schedule() {
+    let body = |scheduler: Value| {
+        json!({
+            "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+                     "hysteresis": 2, "min_loss_scale": 1},
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+            "scheduler": scheduler,
+            "zero_optimization": {
+                "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "allgather_partitions": true,
+                "allgather_bucket_size": 2e8, "overlap_comm": true, "reduce_scatter": true, "reduce_bucket_size": 2e8,
+                "contiguous_gradients": true, "round_robin_gradients": true
+            },
+            "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+            "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+        })
+    };
+    let warmup = |more: Value| {
+        let mut params = json!({"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"});
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        params
+    };
+    let flags = ["--lr", "0.02", "--warmup-steps", "4", "--max-steps", "8"];
+    let rise = [0.0, 0.01, 0.02 * 3f64.ln() / 4f64.ln(), 0.02];
+    let constant = rates(&body(json!({"type": "WarmupLR", "params": warmup(json!({}))})), &flags);
+    close(&constant, &[&rise[..], &[0.02; 4]].concat());
+    let decay = json!({"type": "WarmupDecayLR", "params": warmup(json!({"total_num_steps": "auto"}))});
+    close(&rates(&body(decay), &flags), &[&rise[..], &[0.02, 0.015, 0.01, 0.005]].concat());
 }
 
 #[test]
@@ -293,7 +477,6 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ("allgather_partitions", json!(false)),
         ("reduce_scatter", json!(false)),
         ("contiguous_gradients", json!(false)),
-        ("round_robin_gradients", json!(true)),
         ("offload_param", json!({"device": "cpu", "nvme_path": "/tmp"})),
         ("offload_optimizer", json!({"device": "nvme", "nvme_path": "/tmp"})),
         ("stage3_param_persistence_threshold", json!(1e5)),
@@ -320,7 +503,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ("optimizer", json!({"type": "Lamb"})),
         ("optimizer", json!({"type": "Adam", "params": {"adam_w_mode": false}})),
         ("scheduler", json!({"type": "OneCycle"})),
-        ("scheduler", json!({"type": "WarmupLR", "params": {"warmup_num_steps": 10}})),
+        ("scheduler", json!({"type": "WarmupLR", "params": {"warmup_min_lr": 1e-5}})),
+        ("scheduler", json!({"type": "WarmupCosineLR", "params": {"warmup_min_ratio": 0.1}})),
+        ("scheduler", json!({"type": "WarmupLR", "params": {"warmup_type": "cubic"}})),
         ("bf16", json!({"enabled": true, "bf16_optimizer_states": true})),
     ] {
         faulty(two(json!({key: value})), &[], &[key]);

@@ -9,4 +9,4 @@ pub mod schedule;
 pub use clip::GradNorm;
 pub use optimizer::{Optimizer, Rule};
 pub use scaler::{LossScaler, ScalerOptions};
-pub use schedule::{Schedule, Shape};
+pub use schedule::{Schedule, Shape, Warmup};

@@ -3,12 +3,13 @@
 //! With steps s = 1..=total and w warmup steps:
 //!
 //! ```text
-//! warmup   s <= w    lr * s / w
+//! warmup   s <= w    lr * s / w,  or logarithmic: lr * ln(s) / ln(max(2, w))
 //! after    s >  w    lr * f(p),  p = (s - 1 - w) / (total - w), held at 1 past the end
 //! ```
 //!
-//! So the first step already learns, lr is reached at s = w, and the last step is one notch above the final value (the
-//! form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
+//! So with linear warmup the first step already learns, lr is reached at s = w, and the last step is one notch above the
+//! final value (the form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
+//! Logarithmic warmup is DeepSpeed's function of its own counter, which starts at s = 1 here.
 use std::f64::consts::PI;
 
 /// What f(p) is, for p in [0, 1].
@@ -29,11 +30,20 @@ impl Shape {
     pub const MIN_RATIO: f64 = 0.1;
 }
 
+/// How the learning rate rises to the peak.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Warmup {
+    Linear,
+    /// DeepSpeed's default: steep at first, and 0 in the first step.
+    Log,
+}
+
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Schedule {
     pub shape: Shape,
     /// The highest learning rate.
     pub peak: f64,
+    pub rise: Warmup,
     pub warmup: u64,
     /// Steps of the whole run, warmup included.
     pub total: u64,
@@ -43,7 +53,11 @@ impl Schedule {
     /// `step` counts from 1.
     pub fn lr(&self, step: u64) -> f32 {
         if step <= self.warmup {
-            return (self.peak * step as f64 / self.warmup as f64) as f32;
+            let (s, w) = (step as f64, self.warmup as f64);
+            return match self.rise {
+                Warmup::Linear => (self.peak * s / w) as f32,
+                Warmup::Log => (self.peak * s.ln() / w.max(2.0).ln()) as f32,
+            };
         }
         let (done, span) = (step - 1 - self.warmup, self.total.saturating_sub(self.warmup));
         let p = if done < span { done as f64 / span as f64 } else { 1.0 };
@@ -63,7 +77,7 @@ mod tests {
     use super::*;
 
     fn lrs(shape: Shape, warmup: u64, total: u64, steps: &[u64]) -> Vec<f32> {
-        let schedule = Schedule { shape, peak: 1.0, warmup, total };
+        let schedule = Schedule { shape, peak: 1.0, rise: Warmup::Linear, warmup, total };
         steps.iter().map(|&s| schedule.lr(s)).collect()
     }
 
@@ -95,8 +109,21 @@ mod tests {
     }
 
     #[test]
+    fn logarithmic_warmup_starts_at_0_and_ends_at_the_peak() {
+        let lrs = |warmup: u64, steps: &[u64]| -> Vec<f32> {
+            let schedule = Schedule { shape: Shape::Constant, peak: 0.5, rise: Warmup::Log, warmup, total: 20 };
+            steps.iter().map(|&s| schedule.lr(s)).collect()
+        };
+        // Of 16 steps, the 4th is half way: 2 of 4 doublings.
+        assert_eq!(lrs(16, &[1, 2, 4, 8, 16, 17]), [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]);
+        assert_eq!(lrs(1, &[1, 2]), [0.0, 0.5]);
+        assert_eq!(lrs(0, &[1]), [0.5]);
+    }
+
+    #[test]
     fn the_peak_scales_it() {
-        let schedule = Schedule { shape: Shape::CosineWithMin(Shape::MIN_RATIO), peak: 3e-4, warmup: 0, total: 10 };
+        let shape = Shape::CosineWithMin(Shape::MIN_RATIO);
+        let schedule = Schedule { shape, peak: 3e-4, rise: Warmup::Linear, warmup: 0, total: 10 };
         assert_eq!(schedule.lr(1), 3e-4);
         assert_eq!(schedule.lr(11), (3e-4 * Shape::MIN_RATIO) as f32);
     }

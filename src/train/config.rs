@@ -1,4 +1,4 @@
-//! Files of settings, and defaults < DeepSpeed's file < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
+//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
 //! unknown key or a wrong type is named with its file and path. Never validates values against each other ([`super::plan`]).
 use super::args::Cli;
 use super::settings::Settings;
@@ -59,7 +59,7 @@ pub fn stages(cli: &Cli) -> Result<Vec<String>> {
     Ok(File::read(path)?.stages()?.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Defaults, then DeepSpeed's file, then the file, then the flags; of the file's training stages, `stage`.
+/// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags; of the file's training stages, `stage`.
 pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
     let mut asked = Value::Object(Tree::new());
     let mut names = Vec::new();
@@ -88,11 +88,12 @@ pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
         }
     }
     overlay(&mut asked, to_tree(&cli.settings)?);
-    if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
-        let given = deepspeed::read(Path::new(path), &asked)?;
-        overlay(&mut asked, given);
-    }
     let mut merged = defaults();
+    if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
+        let file = deepspeed::read(Path::new(path), &asked)?;
+        overlay(&mut asked, file.given);
+        overlay(&mut merged, file.defaults);
+    }
     effect::imply(&asked, &mut merged);
     overlay(&mut merged, asked.clone());
     effect::idle(&asked, &merged)?;

@@ -2,23 +2,29 @@
 //! unknown one is named with its nearest. Never decides what a run does: the settings that come of it go the way of all others.
 //!
 //! As in Hugging Face's integration, `"auto"` leaves a key to flags and files, and a key that contradicts one of those is
-//! refused. Keys: `docs/_pages/config-json.md` of DeepSpeed.
+//! refused. A key that is left out has DeepSpeed's default ([`defaults`]). Keys: `docs/_pages/config-json.md` of DeepSpeed.
+mod defaults;
 mod keys;
 
 use super::config::nearest;
 use super::settings::Settings;
 use crate::base::{Error, Result};
 use keys::Key;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::Path;
 
-/// The settings that the file at `path` gives, as a tree. `asked`: what flags and configuration files say.
-pub fn read(path: &Path, asked: &Value) -> Result<Value> {
-    let mut file =
-        File { path, asked, out: Value::Object(Map::new()), half: None, exports_half: false, offloaded: Vec::new() };
-    let text = std::fs::read_to_string(path).map_err(|e| file.fault(format!("cannot read this file: {e}")))?;
-    let tree: Value =
-        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| file.fault(format!("not JSON: {e}")))?;
+/// Trees of settings.
+pub struct Read {
+    /// What the file says.
+    pub given: Value,
+    /// DeepSpeed's defaults for what it leaves out.
+    pub defaults: Value,
+}
+
+/// The settings of the file at `path`. `asked`: what flags and configuration files say.
+pub fn read(path: &Path, asked: &Value) -> Result<Read> {
+    let mut file = File { path, asked, out: json!({}), half: None, exports_half: false, offloaded: Vec::new() };
+    let tree = tree(path)?;
     file.keys("", &tree, keys::top())?;
     if tree["zero_optimization"].is_null() && asked["fsdp"]["zero_stage"].is_null() {
         return Err(file.fault("zero_optimization.stage is missing: say 1, 2 or 3, or pass --zero-stage".into()));
@@ -39,7 +45,32 @@ pub fn read(path: &Path, asked: &Value) -> Result<Value> {
         let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
         file.put(key, "checkpoint", "save_dtype", json!(half))?;
     }
-    Ok(file.out)
+    file.peak_of_decay(&tree)?;
+    let precision = file.half.or(asked["precision"]["precision"].as_str());
+    let mut defaults = json!({});
+    for (_, section, name, value) in
+        defaults::missing(&tree, asked["optim"]["optimizer"].as_str(), precision == Some("fp16"))
+    {
+        defaults[section][name] = value;
+    }
+    Ok(Read { given: file.out, defaults })
+}
+
+fn tree(path: &Path) -> Result<Value> {
+    let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read this file: {e}")))?;
+    serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| bad(format!("not JSON: {e}")))
+}
+
+/// What is to be said of a run whose file leaves out clipping; see [Note: DeepSpeed's versions].
+pub fn unclipped(path: &Path) -> Option<String> {
+    let silent = tree(path).ok()?["gradient_clipping"].is_null();
+    silent.then(|| {
+        format!(
+            "{} has no gradient_clipping: gradients are not clipped; DeepSpeed clips at 1 since 0.19.3",
+            path.display()
+        )
+    })
 }
 
 struct File<'a> {
@@ -59,6 +90,20 @@ impl File<'_> {
     }
     fn refuse(&self, at: &str, value: &Value, why: &str) -> Error {
         self.fault(format!("{at} is {value}: {why}"))
+    }
+
+    /// DeepSpeed's default of this one key overrules another key, so it is not taken without a word.
+    fn peak_of_decay(&self, tree: &Value) -> Result<()> {
+        let scheduler = &tree["scheduler"];
+        let (lr, default) = (&self.out["optim"]["lr"], json!(defaults::DECAY_MAX_LR));
+        let silent = scheduler["type"] == "WarmupDecayLR" && scheduler["params"]["warmup_max_lr"].is_null();
+        match silent && self.asked["optim"]["lr"].is_null() && !lr.is_null() && !same(lr, &default) {
+            false => Ok(()),
+            true => Err(self.fault(format!(
+                "scheduler.params.warmup_max_lr is missing: DeepSpeed would take {default} and ignore the optimizer's lr {lr}; \
+                 set it, or \"auto\""
+            ))),
+        }
     }
 
     /// What the table says of each key of `body`.

@@ -8,7 +8,7 @@ use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::{Activation, Arch, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
-use crate::optim::{Rule, Schedule, Shape};
+use crate::optim::{Rule, Schedule, Shape, Warmup};
 use crate::store::ZeroOptions;
 use crate::store::flat::Wrap;
 use crate::store::reference::ReferenceOptions;
@@ -311,6 +311,10 @@ pub fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
             SchedulerName::CosineWithMinLr => Shape::CosineWithMin(set(&o.min_lr_ratio, "optim.min_lr_ratio")?),
         },
         peak: set(&o.lr, "optim.lr")?,
+        rise: match set(&o.warmup_type, "optim.warmup_type")? {
+            WarmupName::Linear => Warmup::Linear,
+            WarmupName::Log => Warmup::Log,
+        },
         warmup: set(&o.warmup_steps, "optim.warmup_steps")?,
         total,
     })

@@ -28,6 +28,7 @@ names!(
 names!(ArchName, "snake_case", Llama, Gpt);
 names!(OptimizerName, "snake_case", Adamw, Sgd);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
+names!(WarmupName, "snake_case", Linear, Log);
 names!(
     BackendName,
     "snake_case",

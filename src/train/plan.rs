@@ -199,6 +199,7 @@ impl Plan {
                 "kind": o.lr_scheduler,
                 "lr": s.peak,
                 "warmup_steps": s.warmup,
+                "warmup_type": o.warmup_type,
                 "total_steps": s.total,
                 "grad_clip": o.grad_clip,
             })),

@@ -1,10 +1,12 @@
 //! The run in a few lines, before its first step. Never decides anything.
+use super::deepspeed;
 use super::plan::Plan;
 use super::recompute;
 use super::resume::Resume;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Result};
+use crate::optim::Warmup;
 use crate::store::Offload;
 
 /// The run in a few lines.
@@ -83,16 +85,19 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
             plan.steps(),
         ),
         format!(
-            "optim    {}, lr {} {}, warmup {}, clip {}",
+            "optim    {}, lr {} {}, warmup {}{}, clip {}",
             value(&s.optim.optimizer),
             plan.schedule.peak,
             value(&s.optim.lr_scheduler),
             plan.schedule.warmup,
+            if plan.schedule.rise == Warmup::Log { " (log)" } else { "" },
             engine.grad_clip
         ),
         format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
         format!("data     {}", plan.dataset.report()),
     ]);
+    let unclipped = s.fsdp.deepspeed.as_deref().filter(|_| engine.grad_clip == 0.0).and_then(deepspeed::unclipped);
+    lines.extend(unclipped.map(|what| format!("clip     {what}")));
     lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
     if let Some(Resume { dir, state: then, .. }) = resumed {

@@ -72,7 +72,8 @@ fn zero() -> Vec<(&'static str, Key)> {
         ("allgather_partitions", Is(json!(true), "weights are gathered by all-gathers, never broadcast")),
         ("reduce_scatter", Is(json!(true), "an all-reduce would move twice the bytes")),
         ("contiguous_gradients", Is(json!(true), "gradients are always written into contiguous buckets")),
-        ("round_robin_gradients", Is(json!(false), "buckets are cut over the ranks in rank order")),
+        // Which rank partitions which gradient: no effect on what is computed.
+        ("round_robin_gradients", Any),
         ("offload_param", By(offload)),
         ("offload_optimizer", By(offload)),
         // The optimizer takes one shard of a layer at a time.
@@ -151,24 +152,24 @@ fn bf16() -> Vec<(&'static str, Key)> {
     ]
 }
 
-/// The loss scaler's keys, with DeepSpeed's defaults where they are not ours; while fp16 is off they say nothing.
+/// While fp16 is off the loss scaler's keys say nothing.
 fn fp16(on: bool) -> Vec<(&'static str, Key)> {
     let mut keys = vec![
         ("enabled", Any),
         ("auto_cast", Is(json!(false), "inputs are token numbers")),
         ("fp16_master_weights_and_grads", Is(json!(false), "masters, gradients and optimizer states are fp32")),
     ];
-    keys.extend(SCALER.map(|(key, _)| (key, if on { Set("precision", key) } else { Any })));
+    let scaler = [
+        "loss_scale",
+        "initial_scale_power",
+        "loss_scale_window",
+        "hysteresis",
+        "consecutive_hysteresis",
+        "min_loss_scale",
+    ];
+    keys.extend(scaler.map(|key| (key, if on { Set("precision", key) } else { Any })));
     keys
 }
-const SCALER: [(&str, Option<u64>); 6] = [
-    ("loss_scale", None),
-    ("initial_scale_power", None),
-    ("loss_scale_window", Some(1000)),
-    ("hysteresis", Some(2)),
-    ("consecutive_hysteresis", None),
-    ("min_loss_scale", None),
-];
 
 /// `fp16` or `bf16`.
 fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
@@ -189,11 +190,6 @@ fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
     }
     if on {
         file.half = Some(name);
-    }
-    for (key, default) in SCALER.iter().filter(|_| on && name == "fp16") {
-        if let (Some(default), true, true) = (default, body[key].is_null(), file.asked["precision"][key].is_null()) {
-            file.put(&format!("{at}.{key}"), "precision", key, json!(default))?;
-        }
     }
     Ok(())
 }
@@ -242,7 +238,7 @@ fn scheduler(file: &mut File, at: &str, body: &Value) -> Result<()> {
         ("warmup_min_lr", Is(json!(0), "warmup starts at 0")),
         ("warmup_min_ratio", Is(json!(0), "warmup starts at 0")),
         ("warmup_max_lr", Set("optim", "lr")),
-        ("warmup_type", Is(json!("linear"), "warmup is linear")),
+        ("warmup_type", Set("optim", "warmup_type")),
     ];
     let (kind, params) = file.kind(at, body)?;
     let shape = match kind {
@@ -260,11 +256,6 @@ fn scheduler(file: &mut File, at: &str, body: &Value) -> Result<()> {
     if kind == "WarmupCosineLR" {
         warmup.push(("cos_min_ratio", Set("optim", "min_lr_ratio")));
     }
-    let at_params = format!("{at}.params");
-    if params["warmup_type"].is_null() {
-        let why = "warmup is linear: say \"warmup_type\": \"linear\"";
-        return Err(file.refuse(&format!("{at_params}.warmup_type"), &json!("log, DeepSpeed's default"), why));
-    }
     file.put(&format!("{at}.type"), "optim", "lr_scheduler", json!(shape))?;
-    file.keys(&at_params, params, warmup)
+    file.keys(&format!("{at}.params"), params, warmup)
 }

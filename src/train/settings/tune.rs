@@ -1,6 +1,6 @@
 //! What learns, and how fast: the optimizer, tensors by name, adapters.
 use super::one_or_many;
-use crate::train::names::{OptimizerName, SchedulerName};
+use crate::train::names::{OptimizerName, SchedulerName, WarmupName};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -26,9 +26,12 @@ pub struct Optim {
     /// Decoupled decay of matrices (not of norms and biases)
     #[arg(long)]
     pub weight_decay: Option<f64>,
-    /// Steps of linear warmup from 0
+    /// Steps of warmup; with linear warmup the first step trains at lr / warmup-steps
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
+    /// How the learning rate rises during warmup; log: as in DeepSpeed's WarmupLR, 0 in the first step
+    #[arg(long)]
+    pub warmup_type: Option<WarmupName>,
     /// After warmup, down to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio)
     #[arg(long)]
     pub lr_scheduler: Option<SchedulerName>,

@@ -1,0 +1,78 @@
+//! What DeepSpeed does where its file leaves a key out. Never wins over the file, a flag or a configuration file.
+//!
+//! [Note: DeepSpeed's versions] The values are those of 0.19.2 (`tests/golden/deepspeed.py` asked it). Those of 0.19.8 differ in
+//! one: since 0.19.3 a file without `gradient_clipping` clips at 1.
+//!
+//! Without the block `optimizer` or `scheduler` DeepSpeed takes what the program passes. Here the optimizer's defaults hold all
+//! the same, and without a scheduler the learning rate is constant, as it is there if nothing is passed.
+use serde_json::{Value, json};
+
+/// A key of the file; section and name of the setting; its default.
+type Row = (&'static str, &'static str, &'static str, Value);
+
+/// Of the keys that `file` leaves out. `optimizer`: the one that a flag asks for; `fp16`: whether it is on.
+pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<Row> {
+    let optimizer = file["optimizer"]["type"].as_str().or(optimizer).unwrap_or("AdamW");
+    let mut rows = vec![("gradient_clipping", "optim", "grad_clip", json!(0))]; // runtime/constants.py
+    match optimizer.to_lowercase().as_str() {
+        "sgd" => rows.extend(sgd()),
+        _ => rows.extend(adam(file["optimizer"]["params"]["torch_adam"] == true)),
+    }
+    match file["scheduler"]["type"].as_str() {
+        None => rows.extend(unscheduled()),
+        Some(kind) => rows.extend(warmup(kind)),
+    }
+    if fp16 {
+        rows.extend(scaler());
+    }
+    rows.retain(|(key, ..)| file.pointer(&format!("/{}", key.replace('.', "/"))).is_none_or(Value::is_null));
+    rows
+}
+
+/// `ops/adam`: `FusedAdam` and `DeepSpeedCPUAdam`; with `torch_adam` `torch.optim.AdamW`.
+fn adam(torch: bool) -> Vec<Row> {
+    vec![
+        ("optimizer.params.lr", "optim", "lr", json!(1e-3)),
+        ("optimizer.params.betas", "optim", "betas", json!([0.9, 0.999])),
+        ("optimizer.params.eps", "optim", "eps", json!(1e-8)),
+        ("optimizer.params.weight_decay", "optim", "weight_decay", json!(if torch { 1e-2 } else { 0.0 })),
+    ]
+}
+
+/// `torch.optim.SGD`.
+fn sgd() -> Vec<Row> {
+    vec![
+        ("optimizer.params.lr", "optim", "lr", json!(1e-3)),
+        ("optimizer.params.momentum", "optim", "momentum", json!(0)),
+        ("optimizer.params.weight_decay", "optim", "weight_decay", json!(0)),
+    ]
+}
+
+fn unscheduled() -> Vec<Row> {
+    vec![
+        ("scheduler.type", "optim", "lr_scheduler", json!("constant")),
+        ("scheduler.params.warmup_num_steps", "optim", "warmup_steps", json!(0)),
+    ]
+}
+
+/// `runtime/lr_schedules.py`: the classes `WarmupLR`, `WarmupDecayLR` and `WarmupCosineLR`.
+fn warmup(kind: &str) -> Vec<Row> {
+    let mut rows = vec![
+        ("scheduler.params.warmup_num_steps", "optim", "warmup_steps", json!(1000)),
+        ("scheduler.params.warmup_type", "optim", "warmup_type", json!("log")),
+    ];
+    if kind == "WarmupCosineLR" {
+        rows.push(("scheduler.params.cos_min_ratio", "optim", "min_lr_ratio", json!(1e-4)));
+    }
+    rows
+}
+/// There too: the peak of `WarmupDecayLR`, whatever the optimizer's learning rate is. The other two take the optimizer's.
+pub(super) const DECAY_MAX_LR: f64 = 1e-3;
+
+/// `runtime/precision_config.py`: `DeepSpeedFP16Config`. Its other defaults are ours too.
+fn scaler() -> Vec<Row> {
+    vec![
+        ("fp16.loss_scale_window", "precision", "loss_scale_window", json!(1000)),
+        ("fp16.hysteresis", "precision", "hysteresis", json!(2)),
+    ]
+}
