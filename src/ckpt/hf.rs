@@ -1,7 +1,10 @@
 //! `config.json` of the families' `...ForCausalLM`, from a [`Spec`] and back. Never guesses: a key that would change the
 //! computation and that we do not implement is an error that names it.
+mod dropout;
 mod keys;
 mod read;
+
+pub use dropout::unused_dropout;
 
 use super::layout::pretty;
 use crate::base::{Error, Result};

@@ -237,7 +237,8 @@ impl Spec {
         3 * (2 * self.params() + attention) as u64
     }
     /// How the projections that end a residual branch start: the deviation over the root of their number, two a block
-    /// (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3).
+    /// (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3). In every family: transformers
+    /// does so for GPT-2 and starts the others flat.
     pub(super) fn residual_init(&self) -> Init {
         Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt())
     }

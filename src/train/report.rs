@@ -6,6 +6,7 @@ use super::resume::Resume;
 use super::settings::{OffloadName, ShardingName};
 use crate::base::meter::CATEGORIES;
 use crate::base::{Category, Result};
+use crate::ckpt;
 use crate::optim::Warmup;
 use crate::store::Offload;
 
@@ -98,6 +99,7 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
     ]);
     let unclipped = s.fsdp.deepspeed.as_deref().filter(|_| engine.grad_clip == 0.0).and_then(deepspeed::unclipped);
     lines.extend(unclipped.map(|what| format!("clip     {what}")));
+    lines.extend(undropped(plan)?);
     lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
     if let Some(Resume { dir, state: then, .. }) = resumed {
@@ -146,6 +148,19 @@ pub fn next(plan: &Plan) -> Option<String> {
         (None, Some(dir)) => format!("--pretrain {} --generate TEXT writes on from a text", dir.display()),
     };
     Some(format!("next     {what}"))
+}
+
+/// Dropout that the model's configuration asks for and this run does without.
+fn undropped(plan: &Plan) -> Result<Option<String>> {
+    let (Some(dir), dropout) = (&plan.settings.model.pretrain, plan.engine.spec.dropout) else { return Ok(None) };
+    let unused: Vec<String> = ckpt::hf::unused_dropout(dir, dropout)?;
+    Ok((!unused.is_empty()).then(|| {
+        format!(
+            "dropout  not applied: {} of {}. --dropout P drops embeddings and residual branches; attention is never dropped",
+            unused.join(", "),
+            dir.join(ckpt::hf::FILE).display()
+        )
+    }))
 }
 
 /// What `--cpu-offload` comes to.

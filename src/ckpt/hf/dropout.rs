@@ -1,0 +1,19 @@
+//! Dropout that a `config.json` asks for. Never part of a [`crate::nn::Spec`] that is trained: a run has its own.
+use super::{FILE, Map, Value};
+use crate::base::{Error, Result};
+use std::{fs, path::Path};
+
+/// Keys of all families, and whether a run's dropout stands for them; of attention's probabilities there is none here.
+const KEYS: [(&str, bool); 4] =
+    [("attention_dropout", false), ("attn_pdrop", false), ("embd_pdrop", true), ("resid_pdrop", true)];
+
+/// "attn_pdrop 0.1": those in `dir` that training with `dropout` does not apply.
+pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {
+    let path = dir.join(FILE);
+    let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let map: Map<String, Value> = serde_json::from_slice(&text)
+        .map_err(|e| Error::input(format!("{}: is not a JSON object ({e})", path.display())))?;
+    let asked = KEYS.iter().filter_map(|(key, ours)| Some((key, map.get(*key)?.as_f64()?, *ours)));
+    let unused = asked.filter(|(_, p, ours)| *p > 0.0 && !(*ours && *p as f32 == dropout));
+    Ok(unused.map(|(key, p, _)| format!("{key} {p}")).collect())
+}
