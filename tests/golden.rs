@@ -1,17 +1,27 @@
 //! The model against PyTorch and Hugging Face transformers: loss, logits, every gradient and ten training steps of two
 //! tiny models. `tests/golden/make.py` made the files.
+mod common;
+#[path = "golden/init.rs"]
+mod init;
 #[path = "common/plain.rs"]
 mod plain;
 #[path = "common/tensors.rs"]
 mod tensors;
+#[path = "golden/training.rs"]
+mod training;
 
-use flatshard::base::{Category, DType};
+use common::{fsdp, options, ranks, sharded};
+use flatshard::base::{DType, Result};
+use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::{AdamW, Buf, Device, LIMBS};
+use flatshard::device::{Device, IGNORE};
 use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Spec, Workspace, WorkspaceOptions};
+use flatshard::optim::Rule;
+use flatshard::strategy::{Engine, EngineOptions, Step};
 use plain::{Docs, Plain, Told, device, distance, groups};
 use serde_json::Value;
 use std::collections::HashMap;
+use std::ops::Range;
 use tensors::Tensors;
 
 fn spec(arch: Arch) -> Spec {
@@ -69,20 +79,19 @@ impl Golden {
     fn numbers(&self, name: &str) -> Vec<f64> {
         self.values[name].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
     }
-    /// Batch `b`, each token's target the next one of its document.
-    fn batch(&self, dev: &dyn Device, b: usize) -> (Docs, Told) {
-        let n: usize = self.lengths.iter().sum();
-        let tokens = &self.tokens[b * n..(b + 1) * n];
-        let ends: Vec<usize> = self
-            .lengths
-            .iter()
-            .scan(0, |end, &n| {
-                *end += n;
-                Some(*end)
-            })
-            .collect();
-        let target = |i: usize| if ends.contains(&(i + 1)) { -100 } else { tokens[i + 1] as i32 };
-        self.micro(dev, tokens, &(0..n).map(target).collect::<Vec<_>>(), 1.0)
+    /// Some documents of batch `b`, each token's target the next one of its document.
+    fn micro_batch(&self, b: usize, documents: Range<usize>) -> MicroBatch {
+        let ends: Vec<usize> = (0..=self.lengths.len()).map(|i| self.lengths[..i].iter().sum()).collect();
+        let (first, n) = (ends[documents.start], ends[self.lengths.len()]);
+        let own = first..ends[documents.end];
+        let token = |i: usize| self.tokens[b * n + i];
+        let target = |i: usize| if ends.contains(&(i + 1)) { IGNORE } else { token(i + 1) as i32 };
+        MicroBatch {
+            tokens: own.clone().map(token).collect(),
+            targets: own.map(target).collect(),
+            positions: self.lengths[documents.clone()].iter().flat_map(|&len| 0..len as u32).collect(),
+            cu_seqlens: ends[documents.start..=documents.end].iter().map(|end| (end - first) as u32).collect(),
+        }
     }
     fn micro(&self, dev: &dyn Device, tokens: &[u32], targets: &[i32], scale: f32) -> (Docs, Told) {
         let count = targets.iter().filter(|&&t| t != -100).count();
@@ -194,66 +203,59 @@ fn fp16_is_as_near_as_pytorchs() {
     }
 }
 
-fn alloc_with(dev: &dyn Device, values: &[f32]) -> Buf {
-    let mut buf = dev.alloc(DType::F32, values.len(), Category::Optimizer).unwrap();
-    dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
-    buf
-}
-
-/// Ten losses and gradient norms of AdamW with clipping and with weight decay by the segment table. Measured: losses
-/// 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true
+/// Ten losses and gradient norms of two ranks' engines: AdamW with clipping and with weight decay by the segment table. Measured:
+/// losses 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true
 /// gradient is zero.)
 fn training_agrees(arch: Arch) {
-    let Model { golden, dev, decoder, mut store, mut ws } = Model::new(arch, DType::F32);
-    let alloc = |dtype, len| dev.alloc(dtype, len, Category::Optimizer).unwrap();
-    let like = |bufs: &[Buf]| -> Vec<Buf> { bufs.iter().map(|b| alloc(DType::F32, b.len())).collect() };
-    let (mut m, mut v) = (like(&store.master), like(&store.master));
-    let one = alloc_with(&dev, &[1.0]);
-    let (mut limbs, mut scale) = (alloc(DType::F64, LIMBS), alloc(DType::F32, 2));
-    let batches = [golden.batch(&dev, 0), golden.batch(&dev, 1)];
-    let betas = golden.numbers("betas");
-
+    let golden = Golden::read(arch);
     let (losses, norms) = (golden.numbers("losses"), golden.numbers("norms"));
+    let [beta1, beta2] = [0, 1].map(|i| golden.numbers("betas")[i] as f32);
+    let [eps, weight_decay, max_norm] = ["eps", "weight_decay", "max_norm"].map(|name| golden.number(name) as f32);
+    let rule = Rule::AdamW { beta1, beta2, eps, weight_decay };
+    let options = EngineOptions { grad_clip: max_norm, ..options(&spec(arch), fsdp(sharded()), rule) };
+    let reports = ranks(2, |rank| {
+        let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+        fill(&mut engine, &golden)?;
+        let steps = (1..=losses.len()).map(|number| {
+            // Of four documents each rank has two.
+            let batch = golden.micro_batch((number - 1) % 2, 2 * rank.rank..2 * rank.rank + 2);
+            let tokens = engine.global_count(batch.loss_tokens())?;
+            let step = Step { number: number as u64, lr: golden.number("lr") as f32, tokens };
+            engine.train_step(&[batch], &step)
+        });
+        steps.collect::<Result<Vec<_>>>()
+    });
     let (mut clipped, mut worst) = (0, (0f64, 0f64));
-    for step in 1..=losses.len() {
-        store.zero_grads(&dev);
-        let (docs, told) = &batches[(step - 1) % 2];
-        decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
-        let loss = ws.take_loss(&dev).unwrap() * told.loss_scale as f64;
-
-        dev.zero(limbs.view_mut()).unwrap();
-        store.grads.iter().for_each(|g| dev.sum_squares(g.view(), limbs.view_mut()).unwrap());
-        dev.clip_scale(limbs.view(), golden.number("max_norm") as f32, one.view(), scale.view_mut()).unwrap();
-        let norm = scale.view().host::<f32>("norm").unwrap()[1] as f64;
-        clipped += (norm > golden.number("max_norm")) as usize;
-        for (layer, layout) in store.layouts.iter().enumerate() {
-            for segment in &layout.segments {
-                let h = AdamW {
-                    lr: golden.number("lr") as f32,
-                    beta1: betas[0] as f32,
-                    beta2: betas[1] as f32,
-                    eps: golden.number("eps") as f32,
-                    weight_decay: if segment.decay { golden.number("weight_decay") as f32 } else { 0.0 },
-                    step: step as u64,
-                };
-                let range = segment.range();
-                let (m, v) = (m[layer].view_mut().slice(range.clone()), v[layer].view_mut().slice(range.clone()));
-                let (g, p) =
-                    (store.grads[layer].view().slice(range.clone()), store.master[layer].view_mut().slice(range));
-                let h = alloc_with(&dev, bytemuck::cast_slice(&[h.scalars()]));
-                dev.adamw(h.view(), scale.view(), g, m, v, p, None).unwrap();
-            }
-        }
-        store.publish(&dev);
-
-        let (want_loss, want_norm) = (losses[step - 1], norms[step - 1]);
-        println!("step {step}: loss {loss:.6} ({want_loss:.6}), norm {norm:.6} ({want_norm:.6})");
+    for (step, (report, (want_loss, want_norm))) in reports[0].iter().zip(losses.iter().zip(&norms)).enumerate() {
+        let (loss, norm) = (report.loss, report.grad_norm as f64);
+        println!("step {}: loss {loss:.6} ({want_loss:.6}), norm {norm:.6} ({want_norm:.6})", step + 1);
         worst = (worst.0.max((loss / want_loss - 1.0).abs()), worst.1.max((norm / want_norm - 1.0).abs()));
+        clipped += (report.grad_norm > max_norm) as usize;
     }
     assert!(worst.0 < 1e-5, "losses: relative error {:.1e}", worst.0);
     assert!(worst.1 < 1e-4, "gradient norms: relative error {:.1e}", worst.1);
     assert!(clipped > 0 && clipped < losses.len(), "{clipped} steps were clipped: both kinds are to be tested");
 }
+
+/// PyTorch's weights, what this rank owns of them.
+fn fill(engine: &mut Engine, golden: &Golden) -> Result<()> {
+    let dev = engine.device().clone();
+    let store = engine.state().0;
+    store.for_each_piece(&mut |mut piece| {
+        let mut values = vec![0f32; piece.master.len()];
+        for segment in &piece.layout.segments {
+            let weight = &golden.tensors[&format!("weight.{}", segment.name)];
+            assert_eq!(weight.len(), segment.len(), "{}", segment.name);
+            for (i, at) in segment.range().enumerate().filter(|(_, at)| *at >= piece.start) {
+                values.get_mut(at - piece.start).into_iter().for_each(|value| *value = weight[i]);
+            }
+        }
+        dev.upload(bytemuck::cast_slice(&values), piece.master.reborrow())?;
+        piece.param.map_or(Ok(()), |param| dev.copy(piece.master.as_view(), param))
+    })?;
+    store.weights_changed()
+}
+
 #[test]
 fn llama_trains_like_pytorch() {
     training_agrees(Arch::Llama);
