@@ -1,5 +1,6 @@
 //! The one error type. Every variant carries what a user needs to act: the operation, the rank or path, the values.
 //! Never prints and never exits: the binaries map an error to an exit status by [`Error::exit_status`].
+use super::quote::message;
 use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -8,10 +9,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// Bad flags, config, data or checkpoint: found before anything starts or is overwritten. Exit status 2.
     /// The text names the value and the remedy.
-    #[error("{0}")]
+    #[error("{}", message(.0))]
     Input(String),
     /// A checkpoint is not what was written, or parts of it are missing. Exit status 2, where no older one is gone on from.
-    #[error("{0}")]
+    #[error("{}", message(.0))]
     Damaged(String),
     /// An operation was handed lengths, dtypes or values that do not fit it: a fault of the program.
     #[error("{op}: {what}")]

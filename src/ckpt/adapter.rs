@@ -4,14 +4,14 @@ use super::layout::{ADAPTER_PREFIX, Share, pretty, runs};
 use super::load::widen;
 use super::source::bad;
 use super::{CHUNK, Checkpointer};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::device::Device;
 use crate::nn::{Lora, Segment};
 use crate::store::Store;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 pub const FILE: &str = "adapter_config.json";
@@ -44,7 +44,7 @@ pub fn config(lora: &Lora, base: Option<&Path>) -> String {
 /// What `dir/adapter_config.json` says. An error names the key whose meaning is not known here.
 pub fn read(dir: &Path) -> Result<Lora> {
     let path = dir.join(FILE);
-    let text = fs::read(&path).map_err(|e| bad(&path, format!("{e}; an adapter's directory has this file")))?;
+    let text = open::read(&path).map_err(|e| bad(&path, format!("{e}; an adapter's directory has this file")))?;
     let config: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| bad(&path, format!("not JSON: {e}")))?;
     let is_set = |key: &str| match config.get(key) {
         None | Some(Value::Null | Value::Bool(false)) => false,
@@ -98,7 +98,8 @@ struct Pair {
 /// By the name of the module's weight.
 fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
     let path = dir.join(WEIGHTS);
-    let bytes = fs::read(&path).map_err(|e| bad(&path, e))?;
+    let mut bytes = Vec::new();
+    open::file(&path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|e| bad(&path, e))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(&path, format!("not a safetensors file: {e}")))?;
     let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
     for (name, view) in tensors.tensors() {

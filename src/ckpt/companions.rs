@@ -3,7 +3,7 @@
 use super::layout::pretty;
 use super::source::bad;
 use super::{adapter, hf};
-use crate::base::Result;
+use crate::base::{Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -56,7 +56,7 @@ impl Companions {
         for (dir, names) in [(tokenizer, &TOKENIZER[..]), (model.map(directory), &[GENERATION])] {
             let Some(dir) = dir else { continue };
             for name in names {
-                match fs::read(dir.join(name)) {
+                match open::read(&dir.join(name)) {
                     Ok(content) => companions.files.push((name.to_string(), content)),
                     Err(e) if e.kind() == ErrorKind::NotFound => {}
                     Err(e) => return Err(bad(&dir.join(name), e)),
@@ -68,7 +68,7 @@ impl Companions {
             let then = Spec { dropout: spec.dropout, ..hf::read(dir)? };
             let path = dir.join(hf::FILE);
             if then == *spec {
-                let text = fs::read(&path).map_err(|e| bad(&path, e))?;
+                let text = open::read(&path).map_err(|e| bad(&path, e))?;
                 companions.config = Some(serde_json::from_slice(&text).map_err(|e| bad(&path, e))?);
             }
         }

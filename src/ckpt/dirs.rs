@@ -1,6 +1,6 @@
 //! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed. Never
 //! reads what is inside, and never removes a directory that does not carry our name.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -61,7 +61,7 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
 /// highest step when a run was taken up again from an earlier one.
 pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
     let complete = complete(dir)?;
-    let named = fs::read_to_string(dir.join(LATEST)).ok();
+    let named = open::read(&dir.join(LATEST)).ok().and_then(|text| String::from_utf8(text).ok());
     let named = named.and_then(|n| complete.iter().find(|(s, _)| Some(*s) == step(n.trim())).cloned());
     Ok(named.or(complete.into_iter().next()).map(|(_, path)| path))
 }

@@ -1,6 +1,6 @@
 //! What safetensors files and their index say that they hold. Pure: bytes in, a table or one complaint out; never opens a
 //! file, and never trusts a length, a name or an offset. The complaints do not name the file: callers put its path in front.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, quote};
 use safetensors::{Dtype, tensor::Metadata};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
@@ -34,7 +34,7 @@ pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
 /// The tensors that `json`, the header of a file of `file` bytes, describes, in the order of their offsets. They do not
 /// overlap, leave no gap and end where the file ends.
 pub fn tensors(json: &[u8], file: u64) -> Result<Vec<Entry>> {
-    let unusable = |e: &dyn fmt::Display| Error::input(format!("has a header that cannot be used: {e}"));
+    let unusable = |e: &dyn fmt::Display| Error::input(format!("has a header that cannot be used: {}", quote(e)));
     serde_json::from_slice::<Unique>(json).map_err(|e| unusable(&e))?;
     let meta: Metadata = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
     let data = 8 + json.len() as u64;
@@ -67,12 +67,17 @@ pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     struct Index {
         weight_map: Option<Unique>,
     }
-    let index: Index = serde_json::from_slice(json).map_err(|e| Error::input(format!("is not an index ({e})")))?;
+    let index: Index =
+        serde_json::from_slice(json).map_err(|e| Error::input(format!("is not an index ({})", quote(e))))?;
     let Some(Unique(map)) = index.weight_map else { return Err(Error::input("has no weight_map")) };
     map.into_iter()
         .map(|(tensor, file)| match file {
             Value::String(file) => plain(&file).map(|_| (tensor, file.clone())),
-            other => Err(Error::input(format!("tensor {tensor} is in {other}, which is not the name of a file"))),
+            other => Err(Error::input(format!(
+                "tensor {} is in {}, which is not the name of a file",
+                quote(tensor),
+                quote(other)
+            ))),
         })
         .collect()
 }
@@ -80,9 +85,9 @@ pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
 /// A file name that stays in its directory.
 pub fn plain(name: &str) -> Result<&str> {
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
-    plain
-        .then_some(name)
-        .ok_or_else(|| Error::input(format!("names the file {name:?}, which is not a plain file name")))
+    plain.then_some(name).ok_or_else(|| {
+        Error::input(format!("names the file {}, which is not a plain file name", quote(format_args!("{name:?}"))))
+    })
 }
 
 /// A JSON object that says nothing twice: readers differ in which of two they believe.

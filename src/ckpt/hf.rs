@@ -7,11 +7,11 @@ mod read;
 pub use dropout::unused_dropout;
 
 use super::layout::pretty;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open, quote};
 use crate::nn::parallel::plan::TpPlan;
 use crate::nn::{Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
-use std::{fs, path::Path};
+use std::path::Path;
 
 pub const FILE: &str = "config.json";
 /// How ranks share modules, in [`FILE`].
@@ -21,7 +21,7 @@ const TP_PLAN: &str = "base_model_tp_plan";
 pub fn read(dir: &Path) -> Result<Spec> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-    let text = fs::read(&path).map_err(|e| {
+    let text = open::read(&path).map_err(|e| {
         bad(format!("{e}; a Hugging Face model directory holds {FILE} and model.safetensors or its parts"))
     })?;
     parse(&text).map_err(|e| bad(e.to_string()))
@@ -32,12 +32,12 @@ pub fn read(dir: &Path) -> Result<Spec> {
 pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-    let text = fs::read(&path).map_err(|e| bad(e.to_string()))?;
+    let text = open::read(&path).map_err(|e| bad(e.to_string()))?;
     let map: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+        serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({})", quote(e))))?;
     let Some(plan) = map.get(TP_PLAN).filter(|plan| !plan.is_null()) else { return Ok(None) };
     let mut plan: TpPlan = serde_json::from_value(plan.clone())
-        .map_err(|e| bad(format!("{TP_PLAN} must be an object of module names and styles ({e})")))?;
+        .map_err(|e| bad(format!("{TP_PLAN} must be an object of module names and styles ({})", quote(e))))?;
     plan.entry("lm_head".into()).or_insert_with(|| "colwise_gather_output".into());
     Ok(Some(plan))
 }
@@ -45,7 +45,7 @@ pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
 /// The model that the text of a `config.json` describes.
 pub fn parse(text: &[u8]) -> Result<Spec> {
     let map: Map<String, Value> =
-        serde_json::from_slice(text).map_err(|e| Error::input(format!("is not a JSON object ({e})")))?;
+        serde_json::from_slice(text).map_err(|e| Error::input(format!("is not a JSON object ({})", quote(e))))?;
     read::spec(&map)
 }
 

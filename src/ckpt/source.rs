@@ -3,7 +3,7 @@
 use super::layout::{Plan, Tensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::nn::{Layout, Spec};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ impl Source {
             let stated = header::plain(name).map_err(|e| bad(&dir.join(state::FILE), e))?;
             let path = dir.join(stated);
             let content =
-                fs::read(&path).map_err(|e| damaged(&path, format!("{e}; the checkpoint is not complete")))?;
+                open::read(&path).map_err(|e| damaged(&path, format!("{e}; the checkpoint is not complete")))?;
             if file_checksum(&content) != *sum {
                 let found = file_checksum(&content);
                 return Err(damaged(
@@ -121,7 +121,8 @@ pub fn is_model(dir: &Path) -> Result<()> {
         return Ok(());
     }
     if names.contains("snapshots") {
-        let head = fs::read_to_string(dir.join("refs/main")).unwrap_or_default();
+        let head = open::read(&dir.join("refs/main")).unwrap_or_default();
+        let head = String::from_utf8_lossy(&head);
         let snapshot = dir.join("snapshots").join(if head.trim().is_empty() { "REVISION" } else { head.trim() });
         return refuse(format!("is the hub's cache of a model; give {}", snapshot.display()));
     }
@@ -159,8 +160,10 @@ impl Found {
         if single.exists() {
             return self.add(single, |_, _| Ok(()));
         }
-        let text =
-            fs::read(&index).map_err(|_| bad(&single, "is missing, and so is an index of several such files"))?;
+        let text = open::read(&index).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => bad(&single, "is missing, and so is an index of several such files"),
+            _ => bad(&index, e),
+        })?;
         let placed = header::index(&text).map_err(|e| bad(&index, e))?;
         let names: BTreeSet<&String> = placed.values().collect();
         for name in names {
@@ -180,7 +183,7 @@ impl Found {
     /// Reads and checks the header of one file. `expected` judges each tensor's name.
     fn add(&mut self, path: PathBuf, expected: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
         let failed = |e: std::io::Error| bad(&path, e);
-        let file = File::open(&path).map_err(failed)?;
+        let file = open::file(&path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0)

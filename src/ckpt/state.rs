@@ -1,10 +1,10 @@
 //! `trainer_state.json`: where the run stood, and the checksums of everything beside it. Never interprets the run's own
 //! settings: it keeps them so that the trainer can compare.
 use super::layout::pretty;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub const FILE: &str = "trainer_state.json";
@@ -108,14 +108,14 @@ pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
 /// Of a whole checkpoint, without reading it: the state's file holds the checksums of all others.
 pub fn fingerprint(dir: &Path) -> Result<u64> {
     let path = dir.join(FILE);
-    fs::read(&path).map(|text| xxh3_64(&text)).map_err(|e| Error::io("read", path, e))
+    open::read(&path).map(|text| xxh3_64(&text)).map_err(|e| Error::io("read", path, e))
 }
 
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);
     let damaged = |what: String| Error::Damaged(format!("{}: {what}", path.display()));
-    let text = fs::read(&path).map_err(|e| damaged(format!("{e}, so this is not a complete checkpoint")))?;
+    let text = open::read(&path).map_err(|e| damaged(format!("{e}, so this is not a complete checkpoint")))?;
     let mut map: Map<String, Value> =
         serde_json::from_slice(&text).map_err(|e| damaged(format!("is not the JSON object that was written ({e})")))?;
     let stored = map.shift_remove("checksum");
@@ -141,6 +141,7 @@ pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn state() -> TrainerState {
         let object = |value: Value| value.as_object().cloned().unwrap();

@@ -1,7 +1,7 @@
 //! The header of a NumPy array file (NEP 1, versions 1 to 3) and its integers as token ids. Never reads anything but 1-D
 //! little-endian integers.
 use super::reader::Place;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -26,7 +26,7 @@ impl Integer {
 
 /// Every id of the file in order, in pieces, to `sink`; each is checked to be in `0..bound`.
 pub(super) fn read(path: &Path, bound: usize, mut sink: impl FnMut(&[u32]) -> Result<()>) -> Result<()> {
-    let mut file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+    let mut file = open::file(path).map_err(|e| Error::io("open", path, e))?;
     let (integer, len) = header(path, &mut file)?;
     let mut raw = vec![0u8; integer.bytes << 16];
     let mut ids = Vec::with_capacity(1 << 16);

@@ -3,12 +3,11 @@
 use super::cache::Writer;
 use super::reader::Place;
 use super::recipe::{Fault, Outcome, Recipe, Row};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, reader::RowIter};
 use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +43,7 @@ impl<'a> Rows<'a> {
     /// A line is a row; blank ones are none.
     pub fn jsonl(&mut self, path: &Path) -> Result<()> {
         let io = |e| Error::io("read", path, e);
-        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
         let mut file = BufReader::with_capacity(1 << 20, file);
         let recipe = self.recipe;
         let make = |line: &Vec<u8>, row: &mut Row| recipe.line(line, row);
@@ -78,7 +77,7 @@ impl<'a> Rows<'a> {
         let bad = |e: parquet::errors::ParquetError| {
             Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))
         };
-        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
         let reader = SerializedFileReader::new(file).map_err(bad)?;
         let schema = reader.metadata().file_metadata().schema().clone();
         let columns = self.columns(&schema);

@@ -2,7 +2,7 @@
 use super::cache::Writer;
 use super::corpus::Source;
 use super::tokenizer::Tokenizer;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -91,7 +91,7 @@ impl<'a> Texts<'a> {
 
     /// One file. False, with nothing written, where it is not text; an empty file is no text.
     fn file(&mut self, path: &Path) -> Result<bool> {
-        let mut file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        let mut file = open::file(path).map_err(|e| Error::io("open", path, e))?;
         let (mut held, mut lead, mut first) = (Vec::new(), 0, true);
         loop {
             let n = fill(&mut file, &mut self.chunk).map_err(|e| Error::io("read", path, e))?;

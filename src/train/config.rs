@@ -3,7 +3,7 @@
 use super::args::Cli;
 use super::settings::Settings;
 use super::{deepspeed, effect, stages};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open, quote};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -65,7 +65,7 @@ pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
     let mut names = Vec::new();
     if let Some(path) = &cli.files.config {
         let file = File::read(path)?;
-        overlay(&mut asked, file.settings(cli)?);
+        overlay(&mut asked, file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref())?);
         for (name, body) in file.stages()? {
             // All are read, so that a fault in the last is known before the first has run.
             let sections = file.sections(&body)?;
@@ -130,24 +130,41 @@ struct File<'a> {
     tree: Tree,
 }
 
+/// The settings of a configuration file's bytes alone, without flags or defaults: YAML, or JSON where `path` ends so.
+pub fn parse(text: &[u8], path: &Path) -> Result<Value> {
+    let file = File::parse(text, path)?;
+    let mut settings = file.settings(None, None)?;
+    for (_, body) in file.stages()? {
+        overlay(&mut settings, file.sections(&body)?);
+    }
+    Ok(settings)
+}
+
 impl<'a> File<'a> {
     fn read(path: &'a Path) -> Result<File<'a>> {
+        let text = open::read(path)
+            .map_err(|e| Error::input(format!("{}: cannot read this configuration: {e}", path.display())))?;
+        File::parse(&text, path)
+    }
+
+    fn parse(text: &[u8], path: &'a Path) -> Result<File<'a>> {
         let fault = |what: String| Error::input(format!("{}: {what}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|e| fault(format!("cannot read this configuration: {e}")))?;
+        let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
         let json = path.extension().is_some_and(|e| e == "json");
         let tree: Value = match json {
             true => serde_json::from_str(text.trim_start_matches('\u{feff}'))
-                .map_err(|e| fault(format!("not JSON: {e}")))?,
-            false => serde_saphyr::from_str(&text).map_err(|e| {
+                .map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
+            false => serde_saphyr::from_str(text).map_err(|e| {
                 // Its first line says what and where; a drawing of the place follows.
                 let text = e.to_string();
-                fault(format!("not YAML: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: ")))
+                let first = text.lines().next().unwrap_or_default();
+                fault(format!("not YAML: {}", quote(first.trim_start_matches("error: "))))
             })?,
         };
         match tree {
             Value::Object(tree) => Ok(File { path, tree }),
             Value::Null => Ok(File { path, tree: Tree::new() }),
-            other => Err(fault(format!("sections expected (model: ..., optim: ...), found {other}"))),
+            other => Err(fault(format!("sections expected (model: ..., optim: ...), found {}", quote(other)))),
         }
     }
 
@@ -155,17 +172,17 @@ impl<'a> File<'a> {
         Error::input(format!("{}: {what}", self.path.display()))
     }
 
-    /// The file as a tree of [`Settings`], named blocks picked by the flags of `cli` laid over the plain sections.
-    fn settings(&self, cli: &Cli) -> Result<Value> {
+    /// The file as a tree of [`Settings`], the named blocks `model` and `fsdp` laid over the plain sections.
+    fn settings(&self, model: Option<&str>, fsdp: Option<&str>) -> Result<Value> {
         let schema = to_tree(&Settings::default())?;
         let mut out = self.sections(&Value::Object(self.tree.clone()))?;
         if let Some(body) = self.tree.get("distributed") {
             self.distributed(&mut out, &schema, "distributed", body)?;
         }
-        if let Some(name) = &cli.files.model_config {
+        if let Some(name) = model {
             self.section(&mut out, &schema, "model", self.named("model_configs", name)?)?;
         }
-        if let Some(name) = &cli.files.fsdp_config {
+        if let Some(name) = fsdp {
             let body = self.named("distributed_examples", name)?;
             let at = format!("distributed_examples.{name}");
             self.distributed(&mut out, &schema, &at, body.get("distributed").unwrap_or(body))?;
@@ -209,7 +226,7 @@ impl<'a> File<'a> {
         match value {
             Value::Object(tree) => Ok(Some(tree)),
             Value::Null => Ok(None),
-            other => Err(self.fault(format!("{at}: expected keys with values, found {other}"))),
+            other => Err(self.fault(format!("{at}: expected keys with values, found {}", quote(other)))),
         }
     }
 
@@ -217,9 +234,11 @@ impl<'a> File<'a> {
         let name = if section == "runtime" { "run" } else { section };
         if schema.get(name).is_none() && !OTHER.contains(&section) {
             let known = schema.as_object().into_iter().flat_map(|s| s.keys().map(String::as_str)).chain(OTHER);
-            return Err(
-                self.fault(format!("unknown section {section}: the nearest known one is {}", nearest(section, known)))
-            );
+            return Err(self.fault(format!(
+                "unknown section {}: the nearest known one is {}",
+                quote(section),
+                nearest(section, known)
+            )));
         }
         for (key, value) in self.body(section, body)?.into_iter().flatten() {
             match FULLER.iter().find(|f| (f.0, f.1) == (section, key.as_str())) {
@@ -240,7 +259,7 @@ impl<'a> File<'a> {
             Some((other, _)) => format!("it belongs to the section {other}"),
             None => format!("the nearest known one is {section}.{}", nearest(key, keys.chain(fuller))),
         };
-        self.fault(format!("unknown key {section}.{key}: {hint}"))
+        self.fault(format!("unknown key {section}.{}: {hint}", quote(key)))
     }
 
     /// `distributed: {strategy, num_nodes, devices, fsdp: {enabled, ...}}`.
@@ -259,7 +278,8 @@ impl<'a> File<'a> {
                             _ => self.set(out, schema, "run", "strategy", &"ddp".into())?,
                         },
                         Some(other) => {
-                            return Err(self.fault(format!("{at}.fsdp.enabled: expected true or false, found {other}")));
+                            return Err(self
+                                .fault(format!("{at}.fsdp.enabled: expected true or false, found {}", quote(other))));
                         }
                     }
                     self.section(out, schema, "fsdp", &Value::Object(fsdp))?;
@@ -271,7 +291,8 @@ impl<'a> File<'a> {
                     Some((_, _, section, key)) => self.set(out, schema, section, key, value)?,
                     None => {
                         let near = nearest(key, ["strategy", "num_nodes", "devices", "fsdp"]);
-                        return Err(self.fault(format!("unknown key {at}.{key}: the nearest known one is {at}.{near}")));
+                        return Err(self
+                            .fault(format!("unknown key {at}.{}: the nearest known one is {at}.{near}", quote(key))));
                     }
                 },
             }
@@ -298,7 +319,7 @@ impl<'a> File<'a> {
             ] {
                 text = text.replace(&format!("expected {rust}"), &format!("expected {plain}"));
             }
-            return Err(self.fault(format!("{section}.{key}: {text}")));
+            return Err(self.fault(format!("{section}.{key}: {}", quote(text))));
         }
         overlay(out, tree);
         Ok(())

@@ -8,7 +8,7 @@ mod keys;
 
 use super::config::nearest;
 use super::settings::Settings;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open, quote};
 use keys::Key;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -23,8 +23,13 @@ pub struct Read {
 
 /// The settings of the file at `path`. `asked`: what flags and configuration files say.
 pub fn read(path: &Path, asked: &Value) -> Result<Read> {
+    parse(&text(path)?, path, asked)
+}
+
+/// The same of the file's bytes.
+pub fn parse(text: &[u8], path: &Path, asked: &Value) -> Result<Read> {
     let mut file = File { path, asked, out: json!({}), half: None, exports_half: false, offloaded: Vec::new() };
-    let tree = tree(path)?;
+    let tree = tree(text).map_err(|what| file.fault(what))?;
     file.keys("", &tree, keys::top())?;
     if tree["zero_optimization"].is_null() && asked["fsdp"]["zero_stage"].is_null() {
         return Err(file.fault("zero_optimization.stage is missing: say 1, 2 or 3, or pass --zero-stage".into()));
@@ -56,15 +61,18 @@ pub fn read(path: &Path, asked: &Value) -> Result<Read> {
     Ok(Read { given: file.out, defaults })
 }
 
-fn tree(path: &Path) -> Result<Value> {
-    let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read this file: {e}")))?;
-    serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| bad(format!("not JSON: {e}")))
+fn text(path: &Path) -> Result<Vec<u8>> {
+    open::read(path).map_err(|e| Error::input(format!("{}: cannot read this file: {e}", path.display())))
+}
+
+fn tree(text: &[u8]) -> std::result::Result<Value, String> {
+    let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
+    serde_json::from_slice(text).map_err(|e| format!("not JSON: {}", quote(e)))
 }
 
 /// What is to be said of a run whose file leaves out clipping; see [Note: DeepSpeed's versions].
 pub fn unclipped(path: &Path) -> Option<String> {
-    let silent = tree(path).ok()?["gradient_clipping"].is_null();
+    let silent = tree(&text(path).ok()?).ok()?["gradient_clipping"].is_null();
     silent.then(|| {
         format!(
             "{} has no gradient_clipping: gradients are not clipped; DeepSpeed clips at 1 since 0.19.3",
@@ -89,7 +97,7 @@ impl File<'_> {
         Error::input(format!("{}: {what}", self.path.display()))
     }
     fn refuse(&self, at: &str, value: &Value, why: &str) -> Error {
-        self.fault(format!("{at} is {value}: {why}"))
+        self.fault(format!("{} is {}: {why}", quote(at), quote(value)))
     }
 
     /// DeepSpeed's default of this one key overrules another key, so it is not taken without a word.
@@ -111,7 +119,7 @@ impl File<'_> {
         let Some(body) = body.as_object() else {
             return match body {
                 Value::Null => Ok(()),
-                other => Err(self.fault(format!("{at}: keys with values are expected, found {other}"))),
+                other => Err(self.fault(format!("{at}: keys with values are expected, found {}", quote(other)))),
             };
         };
         for (name, value) in body {
@@ -119,7 +127,7 @@ impl File<'_> {
             let Some((_, key)) = table.iter().find(|(known, _)| known == name) else {
                 let near = nearest(name, table.iter().map(|(known, _)| *known));
                 let near = if at.is_empty() { near.to_string() } else { format!("{at}.{near}") };
-                return Err(self.fault(format!("unknown key {path}: the nearest known one is {near}")));
+                return Err(self.fault(format!("unknown key {}: the nearest known one is {near}", quote(path))));
             };
             if !value.is_null() {
                 self.key(&path, value, key)?;
@@ -150,7 +158,7 @@ impl File<'_> {
     /// `type` and `params` of a block.
     fn kind<'b>(&self, at: &str, body: &'b Value) -> Result<(&'b str, &'b Value)> {
         if let Some(key) = body.as_object().and_then(|b| b.keys().find(|k| !["type", "params"].contains(&k.as_str()))) {
-            return Err(self.fault(format!("unknown key {at}.{key}: there are {at}.type and {at}.params")));
+            return Err(self.fault(format!("unknown key {at}.{}: there are {at}.type and {at}.params", quote(key))));
         }
         match body["type"].as_str() {
             Some(kind) => Ok((kind, &body["params"])),
@@ -181,12 +189,14 @@ impl File<'_> {
         for (said, who) in [(&self.asked[section][name], "--"), (&self.out[section][name], "another key says ")] {
             if !said.is_null() && !same(said, &value) {
                 return Err(self.fault(format!(
-                    "{at} is {value}, but {who}{shown} {said}: make them equal, or set {at} to \"auto\""
+                    "{at} is {}, but {who}{shown} {}: make them equal, or set {at} to \"auto\"",
+                    quote(&value),
+                    quote(said)
                 )));
             }
         }
         if let Err(e) = serde_json::from_value::<Settings>(json!({section: {name: value}})) {
-            return Err(self.fault(format!("{at}: {e}")));
+            return Err(self.fault(format!("{at}: {}", quote(e))));
         }
         let out = self.out.as_object_mut().map(|out| out.entry(section).or_insert_with(|| json!({})));
         out.into_iter().for_each(|body| body[name] = value.clone());

@@ -2,7 +2,7 @@
 //! that they can be shown. Never starts anything and never writes.
 use super::settings::*;
 use super::{knobs, recompute, zero};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
@@ -257,7 +257,10 @@ pub fn format(d: &Data, tokenizer: &Tokenizer) -> Result<Format> {
         (Some(given), _) => {
             let bad = |what: String| Error::input(format!("--tokenizer-chat-template {given}: {what}"));
             let text = match Path::new(given).is_file() {
-                true => std::fs::read_to_string(given).map_err(|e| bad(e.to_string()))?,
+                true => {
+                    let text = open::read(Path::new(given)).map_err(|e| bad(e.to_string()))?;
+                    String::from_utf8(text).map_err(|_| bad("is not UTF-8".into()))?
+                }
                 false if given.contains('{') => given.clone(),
                 false => return Err(bad("is no file, and no Jinja text either".into())),
             };

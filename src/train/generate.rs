@@ -9,7 +9,7 @@ use super::device::{self, Seat};
 use super::launch::{self, Launch};
 use super::settings::{DeviceName, Settings, ShardingName, StrategyName};
 use super::{batch, bytes, effect, memory, mesh, restart, tensor};
-use crate::base::{Category, Error, Meter, Result};
+use crate::base::{Category, Error, Meter, Result, open};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
@@ -266,7 +266,7 @@ fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
     for name in ["generation_config.json", ckpt::hf::FILE] {
         let path = model.join(name);
-        let Ok(text) = std::fs::read(&path) else { continue };
+        let Ok(text) = open::read(&path) else { continue };
         let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
         let parsed: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON ({e})")))?;
         let ids = match &parsed["eos_token_id"] {

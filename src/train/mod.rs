@@ -9,7 +9,7 @@ mod bytes;
 mod carrier;
 mod check;
 pub mod config;
-mod deepspeed;
+pub mod deepspeed;
 mod derive;
 mod device;
 mod effect;

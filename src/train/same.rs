@@ -8,7 +8,7 @@
 //! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: [`super::shared`].
 use super::plan::Plan;
 use super::resume::Resume;
-use crate::base::{Error, Result, printable};
+use crate::base::{Error, Result, open, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
@@ -227,9 +227,9 @@ fn weights(dir: &Path) -> Result<u64> {
         names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors"));
         names.sort();
         let mut hash = Xxh3::new();
-        hash.update(&std::fs::read(dir.join("config.json"))?);
+        hash.update(&open::read(&dir.join("config.json"))?);
         for name in names {
-            let mut file = File::open(dir.join(&name))?;
+            let mut file = open::file(&dir.join(&name))?;
             let len = file.seek(SeekFrom::End(0))?;
             file.seek(SeekFrom::Start(len.saturating_sub(SAMPLE)))?;
             let mut end = Vec::new();

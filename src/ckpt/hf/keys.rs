@@ -1,5 +1,5 @@
 //! The keys of a JSON object, each asked for by name; what nobody asked for must be known not to matter. Never guesses.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, limits, quote};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,7 +16,6 @@ const HARMLESS: &[&str] = &[
     "base_model_pp_plan",
     "base_model_tp_plan",
     "begin_suppress_tokens",
-    "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
     "cls_token_id",
@@ -27,7 +26,6 @@ const HARMLESS: &[&str] = &[
     "early_stopping",
     "embd_pdrop",
     "encoder_no_repeat_ngram_size",
-    "eos_token_id",
     "exponential_decay_length_penalty",
     "finetuning_task",
     "forced_bos_token_id",
@@ -50,7 +48,6 @@ const HARMLESS: &[&str] = &[
     "output_attentions",
     "output_hidden_states",
     "output_scores",
-    "pad_token_id",
     "prefix",
     "pretraining_tp",
     "problem_type",
@@ -106,17 +103,36 @@ impl<'a> Keys<'a> {
     }
     fn typed<T>(&self, key: &str, kind: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.present(key) else { return Ok(None) };
-        of(value).map(Some).ok_or_else(|| Error::input(format!("{} is {value}; it must be {kind}", self.name(key))))
+        of(value)
+            .map(Some)
+            .ok_or_else(|| Error::input(format!("{} is {}; it must be {kind}", self.name(key), quote(value))))
     }
     pub fn whole(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
+    /// A whole number that is no larger than the setting `setting` may be.
+    pub fn size(&self, key: &str, setting: &str) -> Result<Option<usize>> {
+        let n = self.whole(key)?;
+        n.map_or(Ok(()), |n| limits::check(setting, &self.name(key), n as u64))?;
+        Ok(n)
+    }
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", Value::as_f64)
     }
-    /// A number above 0.
+    /// A number above 0, also in 32 bits.
     pub fn positive(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number above 0", |v| v.as_f64().filter(|&x| x > 0.0))
+        let fits = |x: &f64| *x as f32 > 0.0 && (*x as f32).is_finite();
+        self.typed(key, "a number above 0", |v| v.as_f64().filter(fits))
+    }
+    /// From 0 to 1.
+    pub fn fraction(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number from 0 to 1", |v| v.as_f64().filter(|x| (0.0..=1.0).contains(x)))
+    }
+    /// A token's id, or a list of some; files also say -1 for none.
+    pub fn ids(&self, key: &str) -> Result<()> {
+        let id = |v: &Value| v.as_i64().is_some_and(|id| (-1..1 << 31).contains(&id));
+        let ids = |v: &'a Value| v.as_array().map_or(id(v), |list| list.iter().all(id)).then_some(());
+        self.typed(key, "the id of a token, below 2^31, or a list of such ids", ids).map(|_| ())
     }
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string", Value::as_str)
@@ -146,7 +162,7 @@ impl<'a> Keys<'a> {
         let value = self.map.get(key).unwrap_or(&Value::Null);
         let instead: Vec<String> = allowed.iter().map(Value::to_string).collect();
         let instead = if instead.is_empty() { "null or absent".into() } else { instead.join(" or ") };
-        Error::input(format!("{} is {value}, which is not supported; it must be {instead}", self.name(key)))
+        Error::input(format!("{} is {}, which is not supported; it must be {instead}", self.name(key), quote(value)))
     }
 
     /// Refuses what was not asked for, unless it is known not to matter, or says that something is not there.
@@ -164,9 +180,10 @@ impl<'a> Keys<'a> {
         match self.map.iter().find(|(key, value)| !asked.contains(*key) && !harmless(key) && !nothing(value)) {
             None => Ok(()),
             Some((key, value)) => Err(Error::input(format!(
-                "{} is {value}: this key is not known for such a model, and might change what it computes; remove it where \
+                "{} is {}: this key is not known for such a model, and might change what it computes; remove it where \
                  it does not",
-                self.name(key)
+                quote(self.name(key)),
+                quote(value)
             ))),
         }
     }

@@ -1,7 +1,7 @@
 //! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's class
 //! there. Never reads a file.
 use super::keys::Keys;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, quote};
 use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 
@@ -10,6 +10,7 @@ const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gp
 pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     let keys = Keys::new(map, "");
     keys.only("quantization_config", &[])?;
+    ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let spec = match keys.text("model_type")? {
         None => return Err(Error::input(format!("model_type is missing; {FAMILIES}"))),
         Some("llama") => rotary_family(&keys, Arch::Llama)?,
@@ -21,7 +22,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
         // "gemma3" is the model of text and images; some text-only files say it too.
         Some("gemma3") if keys.present("text_config").is_none() => rotary_family(&keys, Arch::Gemma3)?,
         Some("gpt2") => gpt2(&keys)?,
-        Some(other) => return Err(Error::input(format!("model_type is {other:?}; {FAMILIES}"))),
+        Some(other) => return Err(Error::input(format!("model_type is \"{}\"; {FAMILIES}", quote(other)))),
     };
     keys.finish()?;
     spec.validate()?;
@@ -31,8 +32,9 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
 /// Llama and its descendants: what they have in common, then what some have.
 fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
     let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
-    let (dim, heads) = (keys.need("hidden_size", Keys::whole)?, keys.need("num_attention_heads", Keys::whole)?);
-    let layers = keys.need("num_hidden_layers", Keys::whole)?;
+    let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
+    let (dim, heads) = (size("hidden_size", "embed_dim")?, size("num_attention_heads", "num_heads")?);
+    let layers = size("num_hidden_layers", "num_layers")?;
     keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
     if gemma {
         keys.get("hidden_act"); // there in many files, read by nobody
@@ -57,19 +59,21 @@ fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
         _ => false,
     };
     let (window, windowed) = windows(keys, arch, layers)?;
-    let max_len = keys.need("max_position_embeddings", Keys::whole)?;
+    let max_len = size("max_position_embeddings", "max_positions")?;
     let (rope, local_rope) = rotaries(keys, arch, max_len)?;
     let mut spec = Spec {
         arch,
-        vocab: keys.need("vocab_size", Keys::whole)?,
+        vocab: size("vocab_size", "vocab_size")?,
         dim,
         layers,
         heads,
-        kv_heads: keys.or("num_key_value_heads", kv_default, Keys::whole)?.unwrap_or(heads),
-        head_dim: keys.whole("head_dim")?.or(head_dim).unwrap_or(dim / heads.max(1)),
-        ff: keys.need("intermediate_size", Keys::whole)?,
+        kv_heads: keys
+            .or("num_key_value_heads", kv_default, |keys, key| keys.size(key, "num_kv_heads"))?
+            .unwrap_or(heads),
+        head_dim: keys.size("head_dim", "head_dim")?.or(head_dim).unwrap_or(dim / heads.max(1)),
+        ff: size("intermediate_size", "ff_hidden_dim")?,
         max_len,
-        norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        norm_eps: keys.fraction("rms_norm_eps")?.unwrap_or(1e-6) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(gemma),
         rope: Some(rope),
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
@@ -100,10 +104,11 @@ fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
 
 /// The window, and which layers are within it; (0, none) where none is.
 fn windows(keys: &Keys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
+    let within = |keys: &Keys, key: &str| keys.size(key, "max_len");
     let window = match arch {
-        Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, Keys::whole)?,
+        Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, within)?,
         Arch::Qwen2 | Arch::Qwen3 => {
-            let window = keys.or("sliding_window", 4096, Keys::whole)?;
+            let window = keys.or("sliding_window", 4096, within)?;
             window.filter(|_| matches!(keys.flag("use_sliding_window"), Ok(Some(true))))
         }
         _ => {
@@ -145,11 +150,13 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>> {
         Some("sliding_attention") => Ok(true),
         Some("full_attention") => Ok(false),
         _ => Err(Error::input(format!(
-            "layer_types holds {value}, which is not supported; full_attention and sliding_attention are"
+            "layer_types holds {}, which is not supported; full_attention and sliding_attention are",
+            quote(value)
         ))),
     };
     let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
-        return Err(Error::input(format!("layer_types is {types}; it must name the type of each of {layers} layers")));
+        let found = types.as_array().map_or(quote(types).to_string(), |values| format!("a list of {}", values.len()));
+        return Err(Error::input(format!("layer_types is {found}; it must name the type of each of {layers} layers")));
     };
     values.iter().map(kind).collect::<Result<_>>().map(Some)
 }
@@ -190,7 +197,7 @@ fn rotary(keys: &Keys, theta: f64, max_len: usize) -> Result<Rotary> {
     let theta = keys.positive("rope_theta")?.unwrap_or(theta);
     let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     keys.get("type");
-    let original = || Ok(keys.whole("original_max_position_embeddings")?.unwrap_or(max_len));
+    let original = || Ok(keys.size("original_max_position_embeddings", "max_positions")?.unwrap_or(max_len));
     let need = |key| keys.need(key, Keys::positive);
     let scaling = match keys.text(key)? {
         None | Some("default") => Scaling::None,
@@ -234,20 +241,21 @@ fn gpt2(keys: &Keys) -> Result<Spec> {
         keys.only(off, &[json!(false)])?;
     }
     keys.get("n_ctx"); // the same as n_positions
-    let (dim, heads) = (keys.need("n_embd", Keys::whole)?, keys.need("n_head", Keys::whole)?);
+    let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
+    let (dim, heads) = (size("n_embd", "embed_dim")?, size("n_head", "num_heads")?);
     Ok(Spec {
         arch: Arch::Gpt,
-        vocab: keys.need("vocab_size", Keys::whole)?,
+        vocab: size("vocab_size", "vocab_size")?,
         dim,
-        layers: keys.need("n_layer", Keys::whole)?,
+        layers: size("n_layer", "num_layers")?,
         heads,
         kv_heads: heads,
         head_dim: dim / heads.max(1),
-        ff: keys.whole("n_inner")?.unwrap_or(4 * dim),
-        max_len: keys.need("n_positions", Keys::whole)?,
-        norm_eps: keys.number("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+        ff: keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
+        max_len: size("n_positions", "max_positions")?,
+        norm_eps: keys.fraction("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
-        dropout: keys.number("resid_pdrop")?.unwrap_or(0.1) as f32,
+        dropout: keys.fraction("resid_pdrop")?.unwrap_or(0.1) as f32,
         rope: None,
         activation: Activation::Gelu,
         ..Spec::default()

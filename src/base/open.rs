@@ -1,0 +1,67 @@
+//! Files that a user or another program made, opened for reading. Regular files only, checked on the open descriptor, so that
+//! a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
+use rustix::fs::OFlags;
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Configurations, indices, tokenizers, templates: the largest in use have some 50 MB.
+const MOST: u64 = 1 << 30;
+
+/// The regular file at `path`; an error for anything else, without waiting for it.
+pub fn file(path: &Path) -> Result<File> {
+    // Opening a pipe that nobody writes to would wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let kind = file.metadata()?.file_type();
+    match kind.is_file() {
+        true => Ok(file),
+        false => Err(Error::new(ErrorKind::InvalidInput, format!("it is {}, not a regular file", name(kind)))),
+    }
+}
+
+/// All of a regular file that is kept in memory.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    let file = file(path)?;
+    let len = file.metadata()?.len();
+    if len > MOST {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("it has {len} bytes; at most {MOST} are read")));
+    }
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn name(kind: FileType) -> &'static str {
+    match () {
+        _ if kind.is_dir() => "a directory",
+        _ if kind.is_fifo() => "a named pipe",
+        _ if kind.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regular_files_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"text").unwrap();
+        assert_eq!(read(&path).unwrap(), b"text");
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = [(dir.path(), "a directory"), (&pipe, "a named pipe"), (Path::new("/dev/zero"), "a device")];
+        for (path, what) in refused {
+            let error = read(path).unwrap_err().to_string();
+            assert!(error.contains(&format!("it is {what}, not a regular file")), "{error}");
+        }
+        // A sparse file of 2 TB takes no room on the disk, and would take all memory.
+        let huge = dir.path().join("huge");
+        File::create(&huge).unwrap().set_len(2 << 40).unwrap();
+        let error = read(&huge).unwrap_err().to_string();
+        assert!(error.contains("it has 2199023255552 bytes; at most 1073741824"), "{error}");
+    }
+}
