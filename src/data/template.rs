@@ -3,9 +3,12 @@
 //! minijinja is the interpreter; what a template may use beyond Jinja proper is listed in [`ChatTemplate::new`]: the Python
 //! methods of strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and
 //! `{% generation %}` blocks, which render as if their tags were not there.
+mod bounds;
+
+use crate::base::quote;
+use minijinja::machinery::Instructions;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, Output, State, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::ser::Formatter;
 use std::io;
@@ -14,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub struct ChatTemplate {
     env: Environment<'static>,
+    instructions: Instructions<'static>,
     bos: String,
     eos: String,
     fingerprint: u64,
@@ -25,18 +29,19 @@ impl ChatTemplate {
     /// From a Jinja text and the spellings of the tokenizer's special tokens. An error says what is wrong, and in which line.
     pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
         let mut env = Environment::new();
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_unknown_method_callback(unknown_method_callback);
+        bounds::install(&mut env);
         env.set_formatter(as_python_prints);
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
         env.add_function("strftime_now", |format: String| strftime(&format, now()));
         env.add_filter("tojson", tojson);
-        env.add_template_owned(NAME, without_generation_tags(text)).map_err(|e| what(&e))?;
+        let instructions = bounds::compile(NAME, without_generation_tags(text)).map_err(|e| {
+            let (place, detail) = what(&e);
+            format!("{place}: {detail}")
+        })?;
         let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
-        Ok(ChatTemplate { env, bos: bos.into(), eos: eos.into(), fingerprint })
+        Ok(ChatTemplate { env, instructions, bos: bos.into(), eos: eos.into(), fingerprint })
     }
 
     /// Equal for templates that render the same.
@@ -46,14 +51,17 @@ impl ChatTemplate {
 
     /// The text of a conversation; with `prompt`, the beginning of the assistant's next answer behind it.
     pub fn render(&self, messages: &[Value], prompt: bool) -> Result<String, String> {
-        let template = self.env.get_template(NAME).map_err(|e| what(&e))?;
         // Without tools and documents they are there and None, as in transformers.
         let (none, messages) = (Value::from(()), Value::from(messages.to_vec()));
         let context = context! {
             messages, tools => none, documents => none, add_generation_prompt => prompt,
             bos_token => self.bos, eos_token => self.eos,
         };
-        template.render(context).map_err(|e| what(&e))
+        bounds::run(&self.env, &self.instructions, context).map_err(|e| {
+            // Said of a row: "line 7 does not fit: no such role (line 3 of the chat template)".
+            let (place, detail) = what(&e);
+            format!("does not fit: {detail} ({place})")
+        })
     }
 }
 
@@ -63,16 +71,19 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// "line 3 of the chat template: only user and assistant roles are supported"
-fn what(e: &Error) -> String {
+/// ("line 3 of the chat template", "only user and assistant roles are supported")
+fn what(e: &Error) -> (String, String) {
     // The innermost error is the one that the template raised; its line is the place that called.
     let mut inner = e;
     while let Some(deeper) = std::error::Error::source(inner).and_then(|s| s.downcast_ref::<Error>()) {
         inner = deeper;
     }
     let line = inner.line().or(e.line()).map_or(String::new(), |line| format!("line {line} of "));
-    let detail = inner.detail().map_or_else(|| inner.kind().to_string(), str::to_string);
-    format!("{line}the {NAME}: {detail}")
+    let detail = match inner.kind() {
+        ErrorKind::OutOfFuel => bounds::OUT_OF_FUEL.to_string(),
+        kind => inner.detail().map_or_else(|| kind.to_string(), str::to_string),
+    };
+    (format!("{line}the {NAME}"), quote(detail).to_string())
 }
 
 /// `{% generation %}` and its end, whatever their whitespace controls, as a condition that always holds: whitespace around
@@ -102,6 +113,8 @@ fn without_generation_tags(text: &str) -> String {
 
 /// Python's `str()` where it is not Rust's.
 fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
+    let weight = bounds::weigh(state, std::slice::from_ref(value))?;
+    bounds::spend(state, weight.text + weight.parts)?;
     let text = match (value.is_none(), value.kind(), value.is_true()) {
         (true, ..) => "None",
         (_, minijinja::value::ValueKind::Bool, true) => "True",
@@ -112,7 +125,7 @@ fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<()
 }
 
 /// `json.dumps(value, ensure_ascii=False, ..)`, as transformers' filter of this name does it.
-fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
+fn tojson(state: &State, value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let [item, colon] = match separators.as_deref() {
@@ -122,6 +135,10 @@ fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
+    let weight = bounds::weigh(state, std::slice::from_ref(&value))?;
+    let line = (indent.unwrap_or(0) as u64).saturating_mul(weight.depth as u64 + 1);
+    let each = line.saturating_add((item.len() + colon.len()) as u64);
+    bounds::spend(state, weight.text.saturating_add(weight.parts.saturating_mul(each)))?;
     let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut tree = serde_json::to_value(&value).map_err(bad)?;
     if sort {

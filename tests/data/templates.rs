@@ -43,9 +43,12 @@ fn a_template_that_fails_says_where() {
     assert!(fault.starts_with("line 2 of the chat template"), "{fault}");
     let template = new("a\n\n{{ raise_exception('no ' + messages[0].role) }}").unwrap();
     let message = |role: &str| Message::from_serialize(serde_json::json!({"role": role, "content": "x"}));
-    assert_eq!(template.render(&[message("tool")], false).unwrap_err(), "line 3 of the chat template: no tool");
+    assert_eq!(
+        template.render(&[message("tool")], false).unwrap_err(),
+        "does not fit: no tool (line 3 of the chat template)"
+    );
     let template = new("{{ messages[0].nothing.at_all }}").unwrap();
-    assert!(template.render(&[message("user")], false).unwrap_err().starts_with("line 1 of"));
+    assert!(template.render(&[message("user")], false).unwrap_err().ends_with("(line 1 of the chat template)"));
 }
 
 #[test]
@@ -55,4 +58,78 @@ fn the_date_is_todays() {
     let text = template.render(&[], false).unwrap();
     let (year, length) = text.split_once('|').unwrap();
     assert!((2024..2100).contains(&year.parse::<u32>().unwrap()) && length == "6", "{text}");
+}
+
+#[test]
+fn hostile_templates_end_soon_and_say_why() {
+    let double = |start: &str, step: &str| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+        )
+    };
+    let text = "MiB of text";
+    let cases = [
+        (double("'ab'", "ns.x ~ ns.x"), text),
+        (double("'ab'", "ns.x + ns.x"), text),
+        (double("'ab'", "ns.x|replace('', ns.x)"), "MiB of text"),
+        (double("'ab'", "[ns.x, ns.x]|join(ns.x)"), text),
+        (double("'ab'", "'%s%s' | format(ns.x, ns.x)"), text),
+        (double("'ab'", "'{}{}'.format(ns.x, ns.x)"), text),
+        (double("[1, 2]", "ns.x + ns.x") + "{{ ns.x | length }}", "1000000 parts"),
+        (double("[1, 2]", "[ns.x, ns.x]") + "{{ ns.x }}", "1000000 parts"),
+        (double("[1, 2]", "[ns.x, ns.x]") + "{{ ns.x == ns.x }}", "1000000 parts"),
+        (double("[1, 2]", "{'a': ns.x, 'b': ns.x}") + "{{ ns.x | tojson }}", "1000000 parts"),
+        (double("[1, 2]", "ns.x[1:] + ns.x[:1] + ns.x"), "1000000 parts"),
+        ("{% set x = 'ab' %}".to_string() + &"{% set x = x ~ x %}".repeat(60), text),
+        ("{% set x = 'ab' %}".to_string() + &"{% set x %}{{ x }}{{ x }}{% endset %}".repeat(60), text),
+        ("{% macro f(x, n) %}{{ f(x ~ x, n - 1) if n else '' }}{% endmacro %}{{ f('ab', 60) }}".into(), text),
+        ("{{ 'a\nb' | indent(100000000000) }}".into(), "MiB of text"),
+        ("{{ 'a\nb' | indent(width=100000000000) }}".into(), "MiB of text"),
+        ("{{ messages | tojson(indent=1000000000) }}".into(), "MiB of text"),
+        ("{{ '%1000000000d' | format(1) }}".into(), "MiB of text"),
+        ("{{ '{:1000000000}'.format(1) }}".into(), "MiB of text"),
+        ("{{ [1] | batch(1000000000, 0) | list }}".into(), "MiB of text"),
+        ("{{ [1] | slice(1000000000) | list }}".into(), "MiB of text"),
+        ("{% set n = 1000000000000 %}{{ ([1] * n) | length }}".into(), "1000000 parts"),
+        ("{% set n = 1000000000000 %}{{ 2 in [1] * n }}".into(), "1000000 parts"),
+        ("{% set n = 90000000 %}{{ 'a' * n }}".into(), text),
+        ("{{ 'a' * 99999999 * 9 }}".into(), "multiplies constants"),
+        ("{{ ('a') * (99 * 99) }}".into(), "multiplies constants"),
+        ("{{ 'aaa'.count('') }}".into(), "never ends"),
+        ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "64 levels"),
+        (
+            "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}".into(),
+            "64 levels",
+        ),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}".into(), "instructions"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}".into(), "instructions"),
+        ("{% for i in range(99999) %}".to_string() + &"x".repeat(99_999) + "{% endfor %}", "MiB of text"),
+        ("{{ ".to_string() + &"a + ".repeat(99_999) + "a }}", "more than 2000 words"),
+        ("{% block a %}{{ self.a() }}{% endblock %}".into(), "blocks"),
+        ("{% include 'chat template' %}".into(), "other templates"),
+        ("{{ raise_exception('no' ~ messages[0].content * 100) }}".into(), "nononono"),
+    ];
+    let message = |content: &str| Message::from_serialize(serde_json::json!({"role": "user", "content": content}));
+    let begin = std::time::Instant::now();
+    for (source, says) in &cases {
+        let fault = ChatTemplate::new(source, ("", "")).and_then(|t| t.render(&[message("no")], false)).unwrap_err();
+        let start: String = source.chars().take(100).collect();
+        assert!(fault.contains(says) && fault.chars().count() < 400, "{start}: {fault}");
+        assert!(fault.contains("of the chat template") || !fault.contains("does not fit"), "{start}: {fault}");
+    }
+    assert!(begin.elapsed().as_secs() < 120, "{:?}", begin.elapsed());
+    let sum = format!("{{{{ {}1 }}}}", "1 - a + ".repeat(490)).replace('a', "(messages | length)");
+    assert_eq!(
+        ChatTemplate::new(&sum[..], ("", "")).unwrap_err(),
+        "the chat template: an expression has more than 2000 words"
+    );
+    let sum = format!("{{{{ {}1 }}}}", "n + ".repeat(990)).replace('n', "1");
+    assert_eq!(ChatTemplate::new(&sum, ("", "")).unwrap().render(&[message("")], false).unwrap(), "991");
+    // Within the bounds nothing differs: a long conversation, its parts copied, joined and multiplied.
+    let long: Vec<Message> = (0..2000).map(|i| message(&format!("{i} ").repeat(100))).collect();
+    let source = "{% set ns = namespace(n=0, all='') %}{% for m in messages[1:] %}{% set ns.n = ns.n + m.content|length %}\
+                  {{ ' ' * loop.index0 }}{{ m['content'].strip() }}{% endfor %}{{ ns.n }}";
+    let text = ChatTemplate::new(source, ("", "")).unwrap().render(&long, false).unwrap();
+    let letters: usize = (1..2000).map(|i| format!("{i} ").len() * 100).sum();
+    assert!(text.ends_with(&letters.to_string()) && text.len() > letters, "{} {letters}", text.len());
 }
