@@ -1,7 +1,10 @@
 //! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands beside it. Never reads text files.
-use crate::base::{Error, Result};
+mod growth;
+
+use crate::base::{Error, Result, open, quote};
 use serde_json::{Map, Value};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenizers::Tokenizer as Pipeline;
@@ -19,6 +22,9 @@ pub const FILES: [&str; 8] = [
     "merges.txt",
 ];
 
+/// Bytes that may come of one text.
+const LONGEST: u64 = 256 << 20;
+
 /// Closed on purpose: a tokenizer is chosen once, by name, and each has its own `match` arm.
 #[derive(Clone, Debug)]
 pub enum Tokenizer {
@@ -31,6 +37,8 @@ pub enum Tokenizer {
 pub struct Loaded {
     path: PathBuf,
     pipeline: Pipeline,
+    /// A text may become this many times as long before it is cut into tokens.
+    growth: u64,
     /// Largest id and one.
     vocab: usize,
     bos: Option<Special>,
@@ -53,7 +61,7 @@ impl Tokenizer {
         match (name, Path::new(name)) {
             ("bytes", _) => Ok(Tokenizer::Bytes),
             (_, dir) if dir.is_dir() => Tokenizer::load(&dir.join(FILES[0])),
-            (_, file) if file.is_file() => Tokenizer::load(file),
+            (_, file) if file.exists() => Tokenizer::load(file),
             _ => Err(Error::input(format!(
                 "--tokenizer {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
                  (257 ids); rows that are already tokens (JSONL with `input_ids`, a .npy array) need none"
@@ -64,16 +72,18 @@ impl Tokenizer {
     /// The `tokenizer.json` at `path`; special tokens and chat templates come from the files beside it.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let bad = |path: &Path, what: String| Error::input(format!("{}: {what}", path.display()));
-        let read = |path: &Path| match std::fs::read(path) {
+        let read = |path: &Path| match open::read(path) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(Error::io("read", path, e)),
+            Err(e) => Err(bad(path, format!("cannot be read: {e}"))),
         };
         let Some(bytes) = read(path)? else {
             return Err(bad(path, "is not there: a tokenizer is a tokenizer.json of the `tokenizers` library".into()));
         };
-        let mut pipeline = Pipeline::from_bytes(&bytes)
-            .map_err(|e| bad(path, format!("is not a tokenizer of the `tokenizers` library ({e})")))?;
+        // Before anything is made of it: to load a tokenizer is to normalize its special tokens.
+        let growth = growth::growth(&bytes).map_err(|e| bad(path, format!("is no usable tokenizer: {}", quote(e))))?;
+        let mut pipeline = caught(|| Pipeline::from_bytes(&bytes))
+            .map_err(|e| bad(path, format!("is not a tokenizer of the `tokenizers` library ({})", quote(e))))?;
         // What a training script left in the file; lengths are this program's affair.
         pipeline.with_padding(None).with_truncation(None).map_err(|e| bad(path, e.to_string()))?;
 
@@ -87,7 +97,7 @@ impl Tokenizer {
         };
         let mut object = |name: &str| -> Result<Map<String, Value>> {
             let Some((path, bytes)) = beside(name)? else { return Ok(Map::new()) };
-            serde_json::from_slice(&bytes).map_err(|e| bad(&path, format!("is not a JSON object ({e})")))
+            serde_json::from_slice(&bytes).map_err(|e| bad(&path, format!("is not a JSON object ({})", quote(e))))
         };
         let config = object("tokenizer_config.json")?;
         let map = object("special_tokens_map.json")?;
@@ -99,13 +109,16 @@ impl Tokenizer {
             let Some(text) = text else { return Ok(None) };
             match pipeline.token_to_id(text) {
                 Some(id) => Ok(Some(Special { text: text.into(), id })),
-                None => Err(bad(path, format!("has no token {text:?}, which the files beside it call the {key}"))),
+                None => Err(bad(
+                    path,
+                    format!("has no token \"{}\", which the files beside it call the {key}", quote(text)),
+                )),
             }
         };
         let (bos, eos) = (special("bos_token")?, special("eos_token")?);
         let flag = |key: &str| config.get(key).and_then(Value::as_bool);
-        let around = around(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)])
-            .map_err(|e| bad(path, format!("cannot tokenize a letter ({e})")))?;
+        let around = caught(|| around(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
+            .map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
         let vocab = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let mut templates = templates(&config).map_err(|e| bad(&path.with_file_name("tokenizer_config.json"), e))?;
         if let Some((path, bytes)) = beside("chat_template.jinja")? {
@@ -115,7 +128,17 @@ impl Tokenizer {
         }
         let fingerprint = hash.digest();
         let path = path.to_path_buf();
-        Ok(Tokenizer::File(Arc::new(Loaded { path, pipeline, vocab, bos, eos, around, templates, fingerprint })))
+        Ok(Tokenizer::File(Arc::new(Loaded {
+            path,
+            pipeline,
+            growth,
+            vocab,
+            bos,
+            eos,
+            around,
+            templates,
+            fingerprint,
+        })))
     }
 
     /// `bytes`, or the path.
@@ -235,14 +258,24 @@ impl Tokenizer {
                 });
                 String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
             }
-            Tokenizer::File(t) => t.pipeline.decode(ids, true).unwrap_or_default(),
+            Tokenizer::File(t) => caught(|| t.pipeline.decode(ids, true)).unwrap_or_default(),
         }
     }
 }
 
 impl Loaded {
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding> {
-        self.pipeline.encode(text, false).map_err(|e| Error::op("tokenizer", format!("{}: {e}", self.path.display())))
+        if (text.len() as u64).saturating_mul(self.growth) > LONGEST {
+            return Err(Error::input(format!(
+                "{}: can make a text of {} bytes {} times as long; at most {} MiB may come of one text. Cut it into shorter ones",
+                self.path.display(),
+                text.len(),
+                self.growth,
+                LONGEST >> 20
+            )));
+        }
+        caught(|| self.pipeline.encode(text, false))
+            .map_err(|e| Error::op("tokenizer", format!("{}: {}", self.path.display(), quote(e))))
     }
 }
 
@@ -250,6 +283,11 @@ impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "Tokenizer({}, {} ids)", self.path.display(), self.vocab)
     }
+}
+
+/// The library panics where a file contradicts itself in ways that it does not check.
+fn caught<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the file contradicts itself".into()))
 }
 
 /// What stands around the tokens of a text: as the post-processor has it, then as the flags say of (bos, eos).
@@ -291,6 +329,6 @@ fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, St
             let all: Option<Vec<_>> = list.iter().map(one).collect();
             all.ok_or_else(|| "chat_template is a list whose entries are not all {\"name\", \"template\"}".into())
         }
-        Some(other) => Err(format!("chat_template is {other}; it must be a text or a list of named ones")),
+        Some(other) => Err(format!("chat_template is {}; it must be a text or a list of named ones", quote(other))),
     }
 }
