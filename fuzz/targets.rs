@@ -2,6 +2,7 @@
 //! through the same functions.
 use flatshard::ckpt::{header, hf};
 use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
+use flatshard::train::{config, deepspeed};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -66,5 +67,57 @@ pub fn jsonl(bytes: &[u8]) {
                 Err(fault) => assert!(!fault.is_empty()),
             }
         }
+    }
+}
+
+/// A configuration file becomes settings or a short message, as YAML and as JSON.
+pub fn yaml(bytes: &[u8]) {
+    for path in ["run.yaml", "run.json"] {
+        short(config::parse(bytes, Path::new(path)).map(drop));
+    }
+}
+
+/// So does a configuration of DeepSpeed, whatever flags ask for.
+pub fn deepspeed(bytes: &[u8]) {
+    let flags = serde_json::json!({"precision": {"precision": "fp16"}, "optim": {"lr": 0.001}});
+    for asked in [serde_json::json!({}), flags] {
+        short(deepspeed::parse(bytes, Path::new("ds.json"), &asked).map(drop));
+    }
+}
+
+/// A tokenizer that is loaded (what the library panics on is caught: see `fuzz_targets/tokenizer.rs`) makes ids below its vocabulary's size of any text, and text of any ids.
+pub fn tokenizer(bytes: &[u8]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, bytes).expect("a file");
+    let Ok(tokenizer) = Tokenizer::load(&path).map_err(|e| short(Err(e))) else { return };
+    for text in ["", "a", "Hello, world!  \u{1f600} e\u{301}\n\0", "aaaa bbbb <s> ["] {
+        let mut ids = Vec::new();
+        match tokenizer.encode(text, &mut ids) {
+            Ok(()) => assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab())),
+            Err(e) => short(Err(e)),
+        }
+        tokenizer.decode(&ids);
+    }
+}
+
+/// A template renders a conversation or says what is wrong, in bounded time and memory.
+pub fn template(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let message = |role, content| minijinja::context! { role, content };
+    let talk = [message("system", "Be brief."), message("user", " Hi\nthere "), message("assistant", "Hello.")];
+    let result = ChatTemplate::new(text, ("<s>", "</s>")).and_then(|t| {
+        t.render(&talk[1..], true)?;
+        t.render(&talk, false)
+    });
+    if let Err(text) = result {
+        assert!(!text.is_empty() && text.chars().count() < 500, "{text}");
+    }
+}
+
+/// A message is a few sentences, however much it could quote.
+fn short(result: flatshard::base::Result<()>) {
+    if let Err(e) = result {
+        assert!(e.to_string().chars().count() < 1500, "{e}");
     }
 }

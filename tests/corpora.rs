@@ -33,3 +33,19 @@ fn configs() {
 fn rows() {
     replay("jsonl", targets::jsonl);
 }
+#[test]
+fn tokenizers() {
+    replay("tokenizer", targets::tokenizer);
+}
+#[test]
+fn templates() {
+    replay("template", targets::template);
+}
+#[test]
+fn configurations() {
+    replay("yaml", targets::yaml);
+}
+#[test]
+fn configurations_of_deepspeed() {
+    replay("deepspeed", targets::deepspeed);
+}

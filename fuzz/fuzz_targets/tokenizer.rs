@@ -1,0 +1,13 @@
+//! See `targets::tokenizer`.
+#![no_main]
+#[allow(dead_code)] // the other targets
+#[path = "../targets.rs"]
+mod targets;
+
+// libFuzzer's hook would end the process at panics of the `tokenizers` library, which are caught. One that is not still ends it.
+libfuzzer_sys::fuzz_target!(
+    init: std::panic::set_hook(Box::new(|_| {})),
+    |bytes: &[u8]| if std::panic::catch_unwind(|| targets::tokenizer(bytes)).is_err() {
+        std::process::abort()
+    }
+);
