@@ -1,4 +1,5 @@
-//! Floor 0: errors, dtypes, the counter-based generator, memory accounting, and what files of others may be. Never knows of devices, ranks or layers.
+//! Floor 0: errors, dtypes, the counter-based generator, memory accounting, and what files of others may be. Never knows of
+//! devices, ranks or layers.
 pub mod dtype;
 pub mod error;
 pub mod history;

@@ -8,7 +8,7 @@ mod bounds;
 use crate::base::quote;
 use minijinja::machinery::Instructions;
 use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, Error, ErrorKind, Output, State, context};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, context};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 use std::io;
@@ -114,7 +114,8 @@ fn without_generation_tags(text: &str) -> String {
 /// Python's `str()` where it is not Rust's.
 fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
     let weight = bounds::weigh(state, std::slice::from_ref(value))?;
-    bounds::spend(state, weight.text + weight.parts)?;
+    let escaped = if matches!(state.auto_escape(), AutoEscape::None) { 1 } else { 6 }; // "<" as "&#x3c;"
+    bounds::spend(state, escaped * (weight.text + weight.parts))?;
     let text = match (value.is_none(), value.kind(), value.is_true()) {
         (true, ..) => "None",
         (_, minijinja::value::ValueKind::Bool, true) => "True",

@@ -22,7 +22,7 @@ const MADE: u64 = 512 << 20;
 const READ: u64 = 16 << 30;
 /// Of one value: parts, bytes of text, levels.
 const PARTS: u64 = 1_000_000;
-const TEXT: u64 = 64 << 20;
+const TEXT: u64 = 16 << 20; // a list of its letters takes 24 times as much
 const DEEP: u32 = 64;
 /// Bytes of a template, and words between two braces: the compiler's recursion is as deep as an expression is long.
 const TEMPLATE: usize = 1 << 20;
