@@ -1,6 +1,6 @@
 //! Bulk copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited for in
 //! groups. As late as the hardware may: what is on its way to shared memory lands when the scheduler says, what leaves is
-//! read and written at the wait. Never executes anything else.
+//! read and written at the wait. Until then nobody may write what a copy reads. Never executes anything else.
 //!
 //! A copy that adds is a read and a write of what it adds to, though the hardware would take two at a time: sums of f32 depend
 //! on their order, so two that nothing orders are a race here.
@@ -14,12 +14,13 @@ use super::memory_ops::Touch;
 use super::report::Kind;
 use super::shadow::{Access, Proxy, Who};
 use super::tensor::{MAP_BYTES, Piece, TensorMap};
-use super::warp::{Warp, lanes};
+use super::warp::{Stretch, Warp, lanes};
 use std::collections::VecDeque;
 
 /// A copy on its way to shared memory: pieces with their offsets there, and the mbarrier that counts them.
 pub struct Flight {
     pieces: Vec<(usize, Vec<u8>)>,
+    from: Vec<Stretch>,
     bytes: usize,
     barrier: usize,
     pc: usize,
@@ -156,13 +157,12 @@ impl Machine<'_, '_> {
     ) -> Step {
         let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
         self.check_shown(cta, warp, lane, barrier, at);
-        let mut flight = Flight { pieces: vec![], bytes: 0, barrier, pc: at.pc };
+        let mut flight = Flight { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (global, shared, bytes) in pieces {
             let mut data = vec![0; bytes];
             if let Some(address) = global {
-                let touch = Touch { space: Space::Global, address, bytes, access: Access::Read, proxy: Proxy::Async };
-                data.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
+                flight.from.push(self.hold(cta, warp, lane, address, &mut data, Proxy::Async, at)?);
                 sectors.push(address / 32);
             }
             let touch =
@@ -179,8 +179,9 @@ impl Machine<'_, '_> {
     }
     /// One copy arrives: its bytes are there for whoever waits for the mbarrier.
     pub(super) fn land(&mut self, cta: &mut Cta, warps: usize, index: usize) {
-        let Flight { pieces, bytes, barrier, pc } = cta.flights.swap_remove(index);
+        let Flight { pieces, from, bytes, barrier, pc } = cta.flights.swap_remove(index);
         let by = self.agent(cta, Agent::CopyEngine, warps, pc);
+        self.let_go(&from, by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
         for (offset, data) in pieces {
             cta.shared[offset..offset + data.len()].copy_from_slice(&data);
             cta.shadow.land(offset, data.len(), by);
@@ -240,7 +241,7 @@ impl Machine<'_, '_> {
         let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
         leaving.data = Some(leaving.pieces.iter().map(|(from, _, n)| cta.shared[*from..from + n].to_vec()).collect());
         for (from, _, bytes) in &leaving.pieces {
-            cta.shadow.let_go(*from, *bytes, who.epoch(), &who);
+            cta.shadow.let_go(*from, *bytes, who.epoch(), |e| who.follows(e));
         }
     }
     fn write_leaving(&mut self, cta: &Cta, warp: &Warp, lane: usize, leaving: Leaving, at: At) {

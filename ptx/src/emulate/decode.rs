@@ -1,5 +1,6 @@
 //! A mnemonic and its operands to an operation that can be executed. A form that is not listed is an error: a modifier
 //! that was skipped would be a wrong answer without a word.
+use super::approximate::{Approximate, approximate};
 use super::decode_hopper::{Hopper, hopper};
 use super::decode_memory::memory;
 use super::kernel::{Operand, PARAMETER_BASE, Register, Special};
@@ -69,6 +70,12 @@ pub enum Op {
         function: LaneFn,
         to: Register,
         from: [Source; 3],
+    },
+    /// The same, not to the last bit.
+    Approximate {
+        how: Approximate,
+        to: Register,
+        from: [Source; 2],
     },
     Special {
         to: Register,
@@ -286,16 +293,18 @@ fn other(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
             };
             Op::Vote { how, to: register(to)?, from, negated, mask: source(mask)? }
         }
-        (_, [to, sources @ ..]) => match lane_op(parts) {
-            Some((n, function)) if n == sources.len() => {
-                let mut from = [Source::Immediate(0); 3];
-                for (slot, operand) in from.iter_mut().zip(sources) {
-                    *slot = source(operand)?;
+        (_, [to, sources @ ..]) => {
+            let operand = |i: usize| sources.get(i).map_or(Ok(Source::Immediate(0)), source);
+            match (lane_op(parts), approximate(parts)) {
+                (Some((n, function)), _) if n == sources.len() => {
+                    Op::Lane { function, to: register(to)?, from: [operand(0)?, operand(1)?, operand(2)?] }
                 }
-                Op::Lane { function, to: register(to)?, from }
+                (_, Some((n, how))) if n == sources.len() => {
+                    Op::Approximate { how, to: register(to)?, from: [operand(0)?, operand(1)?] }
+                }
+                _ => return Ok(None),
             }
-            _ => return Ok(None),
-        },
+        }
         _ => return Ok(None),
     };
     Ok(Some(op))

@@ -76,6 +76,8 @@ pub struct Kernel {
     pub min_ctas: u32,
     /// The block has exactly so many threads.
     pub exact_threads: bool,
+    /// What the errors of approximate instructions are drawn from: as if it ran on another GPU.
+    pub seed: u64,
     pub(super) files: Vec<String>,
 }
 

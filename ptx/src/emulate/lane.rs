@@ -1,6 +1,6 @@
 //! Instructions in which a lane's result is a function of its own operands: the table from mnemonic to function. Whatever
-//! modifier the table does not name is refused, never ignored. Approximate instructions are computed with the host's
-//! libm; plain `add` and `mul` are not contracted, which ptxas may do where a kernel does not say `.rn`.
+//! modifier the table does not name is refused, never ignored. Approximate instructions are approximate.rs's; plain `add`
+//! and `mul` are not contracted, which ptxas may do where a kernel does not say `.rn`.
 use half::{bf16, f16};
 
 /// Operands as 64-bit register slots; missing ones are 0. Results fill the slot: 32-bit ones leave the upper half 0.
@@ -26,10 +26,6 @@ fn from_f(x: f32) -> u64 {
 }
 fn from_d(x: f64) -> u64 {
     x.to_bits()
-}
-/// Subnormals to zeros of their sign.
-fn flush(x: f32) -> f32 {
-    if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 /// To nearest even; every NaN is the one that the hardware gives.
 pub fn to_bf16(x: f32) -> u64 {
@@ -90,18 +86,9 @@ fn unary(parts: &[&str]) -> Option<LaneFn> {
         ["popc", "b32"] => |a, _, _| u(a).count_ones() as u64,
         ["clz", "b32"] => |a, _, _| u(a).leading_zeros() as u64,
         ["brev", "b32"] => |a, _, _| u(a).reverse_bits() as u64,
-        ["ex2", "approx", "f32"] => |a, _, _| from_f(f(a).exp2()),
-        ["ex2", "approx", "ftz", "f32"] => |a, _, _| from_f(flush(flush(f(a)).exp2())),
-        ["lg2", "approx", "f32"] => |a, _, _| from_f(f(a).log2()),
-        ["lg2", "approx", "ftz", "f32"] => |a, _, _| from_f(flush(f(a)).log2()),
-        ["rcp", "approx" | "rn", "f32"] => |a, _, _| from_f(1.0 / f(a)),
-        ["rcp", "approx", "ftz", "f32"] => |a, _, _| from_f(flush(1.0 / flush(f(a)))),
-        ["rsqrt", "approx", "f32"] => |a, _, _| from_f((1.0 / (f(a) as f64).sqrt()) as f32),
-        ["sqrt", "approx" | "rn", "f32"] => |a, _, _| from_f(f(a).sqrt()),
+        ["rcp", "rn", "f32"] => |a, _, _| from_f(1.0 / f(a)),
+        ["sqrt", "rn", "f32"] => |a, _, _| from_f(f(a).sqrt()),
         ["sqrt", "rn", "f64"] => |a, _, _| from_d(d(a).sqrt()),
-        ["sin", "approx", "f32"] => |a, _, _| from_f(f(a).sin()),
-        ["cos", "approx", "f32"] => |a, _, _| from_f(f(a).cos()),
-        ["tanh", "approx", "f32"] => |a, _, _| from_f(f(a).tanh()),
         ["cvt", "rn", "bf16", "f32"] => |a, _, _| to_bf16(f(a)),
         ["cvt", "f32", "bf16"] => |a, _, _| from_f(from_bf16(a)),
         ["cvt", "rn", "f16", "f32"] => |a, _, _| to_f16(f(a)),
@@ -144,7 +131,7 @@ fn binary(parts: &[&str]) -> Option<LaneFn> {
         ["mul", "wide", "s32"] => |a, b, _| (s(a) as i64 * s(b) as i64) as u64,
         ["mul", "f32"] | ["mul", "rn", "f32"] => |a, b, _| from_f(f(a) * f(b)),
         ["mul", "f64"] | ["mul", "rn", "f64"] => |a, b, _| from_d(d(a) * d(b)),
-        ["div", "rn", "f32"] | ["div", "full" | "approx", "f32"] => |a, b, _| from_f(f(a) / f(b)),
+        ["div", "rn", "f32"] => |a, b, _| from_f(f(a) / f(b)),
         ["div", "rn", "f64"] => |a, b, _| from_d(d(a) / d(b)),
         // Division by zero gives all ones and the dividend, as the hardware's sequence does.
         ["div", "u32"] => |a, b, _| u(a).checked_div(u(b)).unwrap_or(!0) as u64,

@@ -7,8 +7,9 @@ use super::report::{Counts, Finding, Kind, Report};
 use super::shadow::Shadow;
 use super::sync_ops::release;
 use super::tensor::MAP_BYTES;
-use super::warp::{LANES, State, Warp};
+use super::warp::{LANES, Meet, State, Warp};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// CTAs that are resident at a time, as on a multiprocessor.
 const RESIDENT: usize = 4;
@@ -46,9 +47,13 @@ pub struct Launch<'a> {
     pub dynamic_shared: usize,
     pub arguments: &'a [Argument],
     /// 0: CTAs in order, warps for as long as they can. Otherwise CTAs are shuffled, and a warp drawn at random runs for
-    /// 1 to 64 instructions.
+    /// 1 to 64 instructions. With [`LATE`], lanes that have diverged stay apart for as long as they may: those that take a branch
+    /// go first where the number is odd. More instructions are executed then, and counted.
     pub schedule: u64,
 }
+
+/// Added to a [schedule](Launch::schedule): a kernel that takes for granted that lanes meet behind a branch fails.
+pub const LATE: u64 = 1 << 63;
 
 /// SplitMix64 (Steele et al. 2014).
 struct Draw(u64);
@@ -70,6 +75,10 @@ struct Resident {
 impl Launch<'_> {
     /// Runs to the end; memory holds the results. Any finding makes it an error.
     pub fn run(&self, memory: &mut Memory) -> Result<Counts, Report> {
+        self.run_some(0..self.grid.iter().product(), memory)
+    }
+    /// The same of some CTAs of a grid that would take too long.
+    pub fn run_some(&self, ctas: Range<u32>, memory: &mut Memory) -> Result<Counts, Report> {
         let kernel = self.kernel;
         memory.allocations.iter_mut().for_each(|a| a.shadow.forget());
         let mut machine = Machine {
@@ -90,7 +99,7 @@ impl Launch<'_> {
         if let Some(open) = machine.shared.iter_mut().find(|f| f.bytes == 0) {
             open.bytes = self.dynamic_shared;
         }
-        let outcome = self.check(&mut machine).and_then(|()| self.schedule(&mut machine));
+        let outcome = self.check(&mut machine).and_then(|()| self.schedule(&mut machine, ctas));
         if outcome.is_err() || !machine.report.findings.is_empty() { Err(machine.report) } else { Ok(machine.counts) }
     }
     fn blame(&self, machine: &mut Machine, kind: Kind, what: String) -> Stop {
@@ -143,12 +152,19 @@ impl Launch<'_> {
             progress: 0,
         };
         let threads = self.threads();
-        Resident { cta, warps: (0..threads.div_ceil(LANES)).map(|w| Warp::new(self.kernel, id, w, threads)).collect() }
+        Resident {
+            cta,
+            warps: (0..threads.div_ceil(LANES)).map(|w| Warp::new(self.kernel, id, w, threads, self.meet())).collect(),
+        }
     }
-    fn schedule(&self, machine: &mut Machine) -> Result<(), Stop> {
-        let mut draw = Draw(self.schedule);
-        let mut queue: Vec<u32> = (0..self.grid.iter().product()).rev().collect();
-        if self.schedule != 0 {
+    fn meet(&self) -> Meet {
+        if self.schedule & LATE == 0 { Meet::Soon } else { Meet::Late { taken_first: self.schedule & 1 == 1 } }
+    }
+    fn schedule(&self, machine: &mut Machine, ctas: Range<u32>) -> Result<(), Stop> {
+        let schedule = self.schedule & !LATE;
+        let mut draw = Draw(schedule);
+        let mut queue: Vec<u32> = ctas.rev().collect();
+        if schedule != 0 {
             for i in (1..queue.len()).rev() {
                 queue.swap(i, draw.below(i + 1));
             }
@@ -162,10 +178,10 @@ impl Launch<'_> {
             if residents.is_empty() {
                 return Ok(());
             }
-            let turn = if self.schedule == 0 { 0 } else { draw.below(residents.len()) };
+            let turn = if schedule == 0 { 0 } else { draw.below(residents.len()) };
             let resident = &mut residents[turn];
             let Resident { cta, warps } = resident;
-            if !cta.flights.is_empty() && self.schedule != 0 && draw.below(LANDING) == 0 {
+            if !cta.flights.is_empty() && schedule != 0 && draw.below(LANDING) == 0 {
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
             }
             wake(cta, warps, machine.writes);
@@ -183,7 +199,7 @@ impl Launch<'_> {
                 }
                 return Err(self.deadlock(machine, &residents[turn]));
             }
-            let (next, fuel) = match self.schedule {
+            let (next, fuel) = match schedule {
                 0 => (ready[0], 4096),
                 _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
             };
@@ -201,7 +217,7 @@ impl Launch<'_> {
                 machine.finish_flights(cta);
                 machine.finish_wgmma(cta, warps);
                 residents.swap_remove(turn);
-            } else if self.schedule == 0 && warps[next].state == State::Ready {
+            } else if schedule == 0 && warps[next].state == State::Ready {
                 // It may spin on what another CTA has to do.
                 residents.rotate_left(1);
             }

@@ -10,7 +10,7 @@ use super::report::{Counts, Finding, Kind, Report, Thread};
 use super::shadow::Shadow;
 use super::spin::Past;
 use super::sync_ops::Arrival;
-use super::warp::{Group, LANES, State, Warp, lanes};
+use super::warp::{Group, LANES, Meet, State, Warp, lanes};
 use std::collections::{BTreeMap, HashMap};
 
 /// The launch cannot go on; why is in the report.
@@ -151,9 +151,21 @@ impl Machine<'_, '_> {
                 warp.looks_on(&self.kernel.instructions[group.pc].op);
                 self.execute(cta, warp, index, active, at)?;
                 self.check_flying(warp, at);
+                if matches!(warp.state, State::Looking { .. }) && warp.meet != Meet::Soon && warp.groups.len() > 1 {
+                    // What it looks out for may be for the other lanes to do.
+                    warp.groups.rotate_left(1);
+                    warp.state = State::Ready;
+                }
                 return Ok(());
             }
             blocked.get_or_insert((at, active, missing));
+        }
+        if blocked.is_some() && warp.meet != Meet::Soon {
+            let apart = warp.groups.len();
+            warp.merge();
+            if warp.groups.len() < apart {
+                return Ok(());
+            }
         }
         if let Some(pc) = polling {
             warp.state = State::Polling { pc };
@@ -180,6 +192,16 @@ impl Machine<'_, '_> {
                 let mut values = [0; LANES];
                 for lane in lanes(active) {
                     values[lane] = function(value(a, lane), value(b, lane), value(c, lane));
+                }
+                warp.set(*to, active, &values);
+            }
+            Op::Approximate { how, to, from } => {
+                let [a, b] = from.map(|source| self.read(warp, source, active, at));
+                let of =
+                    |lane: usize| how.of(f32::from_bits(a[lane] as u32), f32::from_bits(b[lane] as u32), kernel.seed);
+                let mut values = [0; LANES];
+                for lane in lanes(active) {
+                    values[lane] = of(lane).to_bits() as u64;
                 }
                 warp.set(*to, active, &values);
             }

@@ -55,6 +55,12 @@ impl Mbarrier {
     pub fn unwaited(&self) -> Option<usize> {
         self.landed.map(|(_, pc)| pc)
     }
+    /// `bytes` more are to come; whether the object can count so many.
+    fn expect(&mut self, bytes: u64) -> bool {
+        let bytes = bytes as u32 as i64;
+        self.bytes += bytes;
+        bytes <= MOST && self.bytes <= MOST
+    }
     pub fn state(&self) -> String {
         format!("phase {} lacks {} arrivals and {} bytes", self.phase, self.pending, self.bytes)
     }
@@ -245,19 +251,20 @@ impl Machine<'_, '_> {
                     for lane in lanes(mask) {
                         let offset = self.mbarrier(cta, warp, lane, address, at)?;
                         let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };
-                        barrier.bytes += expect.map_or(0, |expect| expect[lane] as u32 as i64);
+                        let countable = expect.is_none_or(|expect| barrier.expect(expect[lane]));
                         barrier.gathered.join(&view);
                         phases[lane] = barrier.phase as u64;
-                        let wrong = counts[lane] as u32 as u64 > barrier.pending || barrier.bytes > MOST;
+                        let count = counts[lane] as u32 as u64;
+                        let wrong = !(1..=barrier.pending).contains(&count);
                         let state = barrier.state();
-                        barrier.pending = barrier.pending.saturating_sub(counts[lane] as u32 as u64);
+                        barrier.pending = barrier.pending.saturating_sub(count);
                         cta.progress += barrier.settle() as u64;
                         if wrong {
-                            let what =
-                                format!("arrives {} times at the mbarrier at {address:#x}: {state}", counts[lane]);
+                            let what = format!("arrives {count} times at the mbarrier at {address:#x}: {state}");
                             self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
                             return Err(Stop);
                         }
+                        self.check_bytes(countable, &state, address, lane, at)?;
                     }
                 }
                 if let Some(to) = to {
@@ -269,9 +276,10 @@ impl Machine<'_, '_> {
                     (self.addresses(warp, *address, active, at), self.read(warp, *bytes, active, at));
                 for lane in lanes(active) {
                     let offset = self.mbarrier(cta, warp, lane, addresses[lane], at)?;
-                    if let Some(barrier) = cta.mbarriers.get_mut(&offset) {
-                        barrier.bytes += bytes[lane] as u32 as i64;
-                    }
+                    let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };
+                    let countable = barrier.expect(bytes[lane]);
+                    let state = barrier.state();
+                    self.check_bytes(countable, &state, addresses[lane], lane, at)?;
                 }
             }
             Hopper::Registers { count, more } => {
@@ -290,6 +298,14 @@ impl Machine<'_, '_> {
             _ => {}
         }
         Ok(())
+    }
+    fn check_bytes(&mut self, countable: bool, state: &str, address: u64, lane: usize, at: At) -> Step {
+        if countable {
+            return Ok(());
+        }
+        let what = format!("expects more bytes than the mbarrier at {address:#x} can count, {MOST}: {state}");
+        self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
+        Err(Stop)
     }
     pub(super) fn fence(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, fence: Fence) {
         if active == 0 {

@@ -78,12 +78,27 @@ impl<'m> Memory<'m> {
         }
         self.add(name, bytes.as_ptr() as u64 % KEPT, Data::Write(bytes), written)
     }
+    /// A buffer of up to 64 GiB of which only pieces are there, in order, each at its offset: an access elsewhere is out of bounds.
+    /// So what lies beyond 4 GiB costs nothing. Gives the address of byte 0; a piece is an allocation as far beyond it.
+    pub fn sparse(&mut self, name: &str, pieces: Vec<(u64, Vec<u8>)>, written: bool) -> u64 {
+        let base = self.next();
+        for (offset, bytes) in pieces {
+            self.put(&format!("{name} + {offset:#x}"), base + offset, Data::Own(bytes), written);
+        }
+        base
+    }
+    /// The first address of the next range.
+    fn next(&self) -> u64 {
+        (self.allocations.last().map_or(0, |last| last.address >> RANGE) + 1) << RANGE
+    }
     fn add(&mut self, name: &str, start: u64, data: Data<'m>, written: bool) -> u64 {
-        let shadow = Shadow::new(data.bytes().len(), written);
-        let range = self.allocations.last().map_or(0, |last| last.address >> RANGE) + 1;
-        let address = (range << RANGE) + start;
-        self.allocations.push(Allocation { name: name.to_string(), address, data, shadow });
+        let address = self.next() + start;
+        self.put(name, address, data, written);
         address
+    }
+    fn put(&mut self, name: &str, address: u64, data: Data<'m>, written: bool) {
+        let shadow = Shadow::new(data.bytes().len(), written);
+        self.allocations.push(Allocation { name: name.to_string(), address, data, shadow });
     }
     /// An allocation's bytes. A byte that nothing has written is an error: the kernel was to fill it.
     pub fn download(&self, pointer: u64) -> Result<&[u8], String> {

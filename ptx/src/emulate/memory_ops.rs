@@ -6,7 +6,7 @@ use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::{Allocation, Data, Outside};
 use super::report::{Kind, Thread};
 use super::shadow::{Access, Proxy, Trouble, Who};
-use super::warp::{Copy, LANES, Warp, lanes};
+use super::warp::{Copy, LANES, Stretch, Warp, lanes};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -109,8 +109,8 @@ impl Machine<'_, '_> {
         }
         Ok(())
     }
-    /// `cp.async`: the bytes are taken at issue, the destination is 0xFF and out of bounds for all until the wait: late
-    /// as the hardware may be, never earlier.
+    /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the destination is 0xFF
+    /// and out of bounds for all: late as the hardware may be, never earlier.
     pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
         if let Op::CopyAsync { bytes, to, from, read } = op {
             let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
@@ -126,23 +126,17 @@ impl Machine<'_, '_> {
                     return Err(Stop);
                 }
                 // A partial copy reads no byte beyond its part.
-                for (i, piece) in data[..wanted].chunks_mut(PIECE).enumerate() {
-                    let address = from[lane] + (PIECE * i) as u64;
-                    let touch = Touch {
-                        space: Space::Global,
-                        address,
-                        bytes: PIECE,
-                        access: Access::Read,
-                        proxy: Proxy::Generic,
-                    };
-                    piece.copy_from_slice(self.touch(cta, warp, lane, touch, at)?);
+                let (at_once, mut read_at) = (if wanted == *bytes { wanted } else { PIECE }, vec![]);
+                for (i, piece) in data[..wanted].chunks_mut(at_once).enumerate() {
+                    let address = from[lane] + (at_once * i) as u64;
+                    read_at.push(self.hold(cta, warp, lane, address, piece, Proxy::Generic, at)?);
                 }
                 let (address, access) = (to[lane], Access::Write);
                 let touch = Touch { space: Space::Shared, address, bytes: *bytes, access, proxy: Proxy::Generic };
                 self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
                 let to = (to[lane] - SHARED_BASE) as usize;
                 cta.shadow.depart(to, *bytes);
-                warp.copies[lane].open.push(Copy { to, data });
+                warp.copies[lane].open.push(Copy { to, data, from: read_at });
             }
         }
         for lane in lanes(active) {
@@ -157,13 +151,43 @@ impl Machine<'_, '_> {
                 Op::CopyWait(None) => landed = copies.groups.drain(..).flatten().chain(copies.open.drain(..)).collect(),
                 _ => {}
             }
-            for Copy { to, data } in landed {
+            for Copy { to, data, from } in landed {
                 cta.shared[to..to + data.len()].copy_from_slice(&data);
                 let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
                 cta.shadow.land(to, data.len(), who.epoch());
+                self.let_go(&from, who.epoch(), |e| who.follows(e));
             }
         }
         Ok(())
+    }
+    /// Reads global memory for an asynchronous copy: nobody may write there until [`Machine::let_go`].
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn hold(
+        &mut self,
+        cta: &Cta,
+        warp: &Warp,
+        lane: usize,
+        address: u64,
+        data: &mut [u8],
+        proxy: Proxy,
+        at: At,
+    ) -> Result<Stretch, Stop> {
+        let (at, bytes) = (At { lane: Some(lane), ..at }, data.len());
+        let (allocation, offset) = self.find_global(address, bytes, at)?;
+        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy };
+        let source = &mut self.memory.allocations[allocation];
+        data.copy_from_slice(&source.data.bytes()[offset..offset + bytes]);
+        if let Some(trouble) = source.shadow.hold(offset, bytes, &who) {
+            let name = format!("'{}'", source.name);
+            self.judge(Some(trouble), Access::Read, &name, offset, bytes, at);
+        }
+        Ok(Stretch { allocation, offset, bytes })
+    }
+    /// The copy has read its source: a read of `by`, which `follows` others.
+    pub(super) fn let_go(&mut self, from: &[Stretch], by: Epoch, follows: impl Fn(&Epoch) -> bool) {
+        for Stretch { allocation, offset, bytes } in from {
+            self.memory.allocations[*allocation].shadow.let_go(*offset, *bytes, by, &follows);
+        }
     }
     /// What a strong access tells others of, before a write, or learns of, after a read: see [`Fences`](super::warp::Fences).
     fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: Order, address: u64, write: bool) {
@@ -318,10 +342,13 @@ impl Machine<'_, '_> {
             None => return,
             Some(Trouble::Unwritten) => (Kind::Uninitialised, format!("{here}, which nothing has written")),
             Some(Trouble::InFlight) => (Kind::InFlight, format!("{here}, to which an asynchronous copy is in flight")),
-            Some(Trouble::Held) => (Kind::InFlight, format!("{here}, which a bulk copy or a wgmma still reads")),
-            Some(Trouble::Race(Access::Write, e)) if e.warp as usize == self.warps() => {
+            Some(Trouble::Held) => {
+                (Kind::InFlight, format!("{here}, which an asynchronous copy or a wgmma still reads"))
+            }
+            Some(Trouble::Race(other @ (Access::Write | Access::Read), e)) if e.warp as usize == self.warps() => {
                 let place = self.kernel.place(e.pc as usize);
-                (Kind::InFlight, format!("{here}, to which {place} copies; its mbarrier has not been waited for"))
+                let way = if other == Access::Write { "to" } else { "from" };
+                (Kind::InFlight, format!("{here}, {way} which {place} copies; its mbarrier has not been waited for"))
             }
             Some(Trouble::Race(other, e)) => {
                 let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));

@@ -5,9 +5,11 @@
 //! What it executes: the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
 //! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. Whatever else a kernel holds is refused with its line.
 //!
-//! Up to four CTAs are resident and their warps run in turns drawn from a seed. Fences, releases and acquires order threads
-//! of a CTA and of several; caches and time are not modelled: counts are evidence, not speed. How matrices lie in registers
-//! and in shared memory is told in layouts.rs, with what is to be proven on a GPU.
+//! Up to four CTAs are resident and their warps run in turns drawn from a seed; with [`LATE`], lanes that have diverged stay apart
+//! until an instruction needs them together. Fences, releases and acquires order threads of a CTA and of several; caches and time are
+//! not modelled: counts are evidence, not speed. Approximate instructions are off by as much as documented, the same each time.
+//! How matrices lie in registers and in shared memory is told in layouts.rs, with what is to be proven on a GPU.
+mod approximate;
 mod bulk;
 mod clock;
 mod decode;
@@ -33,7 +35,7 @@ mod warp;
 mod wgmma;
 
 pub use kernel::Kernel;
-pub use launch::{Argument, Launch};
+pub use launch::{Argument, LATE, Launch};
 pub use layouts::Swizzle;
 pub use memory::{Allocation, Data, Memory};
 pub use parse::parse;

@@ -122,6 +122,7 @@ impl Parser<'_> {
             max_registers: None,
             min_ctas: 1,
             exact_threads: false,
+            seed: 0,
             files: self.files.to_vec(),
         };
         let mut body = Body { kernel, raw: vec![], wanted: vec![], found: vec![] };

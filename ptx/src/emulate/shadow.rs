@@ -86,12 +86,12 @@ impl Accesses {
     fn unordered(&self, who: &Who) -> Option<Epoch> {
         self.slice().iter().find(|e| !who.follows(e)).copied()
     }
-    /// `new` is known to all who know of what `who` does from now on.
-    fn add(&mut self, mut new: Epoch, who: &Who) {
+    /// `new` is known to all who know of what happens from now on, and so is what it `follows`.
+    fn add(&mut self, mut new: Epoch, follows: impl Fn(&Epoch) -> bool) {
         match self {
             Accesses::None => *self = Accesses::One(new),
             Accesses::One(old) if same_step(old, &new) => old.lanes |= new.lanes,
-            Accesses::One(old) if who.follows(old) => *old = new,
+            Accesses::One(old) if follows(old) => *old = new,
             Accesses::One(old) => *self = Accesses::Many(vec![*old, new]),
             Accesses::Many(epochs) => {
                 if epochs.len() >= Self::CTAS && epochs.iter().all(|e| e.cta != new.cta) {
@@ -101,7 +101,7 @@ impl Accesses {
                     if same_step(e, &new) {
                         new.lanes |= e.lanes;
                     }
-                    !same_step(e, &new) && !who.follows(e)
+                    !same_step(e, &new) && !follows(e)
                 });
                 epochs.push(new);
             }
@@ -249,8 +249,8 @@ impl Shadow {
                 trouble = cell.judge(kind, who);
             }
             match kind {
-                Access::Read => cell.reads.add(new, who),
-                Access::Atomic => cell.atomics.add(new, who),
+                Access::Read => cell.reads.add(new, |e| who.follows(e)),
+                Access::Atomic => cell.atomics.add(new, |e| who.follows(e)),
                 Access::Write => {
                     let Cell { in_flight, held, .. } = *cell;
                     *cell = Cell { write: Some(new), written: true, in_flight, held, ..Cell::default() };
@@ -280,11 +280,11 @@ impl Shadow {
         });
         trouble
     }
-    /// The read is over, for `who` has waited: a read of `by`.
-    pub fn let_go(&mut self, offset: usize, bytes: usize, by: Epoch, who: &Who) {
+    /// The read is over: a read of `by`, which `follows` others.
+    pub fn let_go(&mut self, offset: usize, bytes: usize, by: Epoch, follows: impl Fn(&Epoch) -> bool) {
         self.each(offset, bytes, |cell| {
             cell.held = cell.held.saturating_sub(1);
-            cell.reads.add(by, who);
+            cell.reads.add(by, &follows);
         });
     }
 }

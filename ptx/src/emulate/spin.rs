@@ -31,7 +31,13 @@ impl Warp {
     /// The instruction that comes next: part of a loop that looks, or its end.
     pub(super) fn looks_on(&mut self, op: &Op) {
         match (op, &mut self.spin) {
-            (Op::Lane { .. } | Op::Branch(_) | Op::Load { order: Order { strong: true, .. }, .. }, Some(spin)) => {
+            (
+                Op::Lane { .. }
+                | Op::Approximate { .. }
+                | Op::Branch(_)
+                | Op::Load { order: Order { strong: true, .. }, .. },
+                Some(spin),
+            ) => {
                 spin.instructions += 1;
             }
             _ => self.spin = None,

@@ -16,6 +16,16 @@ pub struct Group {
     pub mask: u32,
 }
 
+/// When lanes that have diverged run together again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meet {
+    /// Lowest program counter first; equal ones merge, so structured code reconverges.
+    Soon,
+    /// At instructions that need them together, and nowhere else: one group runs as far as it can, then the next. First those
+    /// that take a branch, or those that do not.
+    Late { taken_first: bool },
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Ready,
@@ -37,10 +47,19 @@ pub enum State {
     Done,
 }
 
-/// A `cp.async` in flight: an offset in shared memory, and the bytes as they were at issue.
+/// A `cp.async` in flight: an offset in shared memory, the bytes as they were at issue, and where they are read.
 pub struct Copy {
     pub to: usize,
     pub data: Vec<u8>,
+    pub from: Vec<Stretch>,
+}
+
+/// Bytes of an allocation of global memory, by its index.
+#[derive(Clone, Copy)]
+pub struct Stretch {
+    pub allocation: usize,
+    pub offset: usize,
+    pub bytes: usize,
 }
 
 /// One lane's copies: not yet committed, and the committed groups, oldest first.
@@ -52,8 +71,9 @@ pub struct Copies {
 
 pub struct Warp {
     pub id: usize,
-    /// Lowest program counter first; the first that can run does. Equal ones merge, so structured code reconverges.
+    /// The first that can run does. See [`Meet`].
     pub groups: Vec<Group>,
+    pub meet: Meet,
     pub registers: Vec<[u64; LANES]>,
     /// Lanes in which each register holds something.
     pub written: Vec<u32>,
@@ -103,12 +123,13 @@ pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 
 impl Warp {
     /// Warp `id` of a CTA of `threads`; registers hold a value that is hardly ever right.
-    pub fn new(kernel: &Kernel, cta: u32, id: usize, threads: usize) -> Warp {
+    pub fn new(kernel: &Kernel, cta: u32, id: usize, threads: usize, meet: Meet) -> Warp {
         let here = (threads - id * LANES).min(LANES);
         let warps = threads.div_ceil(LANES);
         Warp {
             id,
             groups: vec![Group { pc: 0, mask: u32::MAX >> (LANES - here) }],
+            meet,
             registers: vec![[0xDEAD_BEEF_DEAD_BEEF; LANES]; kernel.registers.len()],
             written: vec![0; kernel.registers.len()],
             warps,
@@ -156,18 +177,22 @@ impl Warp {
         let Group { pc, mask } = self.groups[group];
         self.groups[group] = Group { pc: pc + 1, mask: mask & !taken };
         if let Some(pc) = to {
-            self.groups.push(Group { pc, mask: taken });
+            let after = self.meet != Meet::Late { taken_first: true };
+            self.groups.insert(group + after as usize, Group { pc, mask: taken });
         }
         if self.groups.len() > 1 || self.groups[0].mask == 0 {
-            self.merge();
+            self.groups.retain(|group| group.mask != 0);
+            if self.meet == Meet::Soon {
+                self.merge();
+            }
         }
         if self.groups.is_empty() {
             self.state = State::Done;
         }
     }
-    fn merge(&mut self) {
-        self.groups.retain(|group| group.mask != 0);
-        self.groups.sort_unstable_by_key(|group| group.pc);
+    /// Groups at the same instruction become one.
+    pub fn merge(&mut self) {
+        self.groups.sort_by_key(|group| group.pc);
         self.groups.dedup_by(|next, kept| {
             let same = next.pc == kept.pc;
             kept.mask |= if same { next.mask } else { 0 };

@@ -97,7 +97,7 @@ impl Machine<'_, '_> {
                 for held in warp.flying.groups.drain(..done).flatten().collect::<Vec<_>>() {
                     held.to.iter().chain(&held.a).for_each(|&register| warp.flying.busy[register] -= 1);
                     let who = Who { cta: cta.id, warp, lanes: u32::MAX, pc: at.pc, proxy: Proxy::Async };
-                    held.reads.iter().for_each(|&offset| cta.shadow.let_go(offset, 16, by, &who));
+                    held.reads.iter().for_each(|&offset| cta.shadow.let_go(offset, 16, by, |e| who.follows(e)));
                 }
             }
             Wgmma(op) => self.wgmma(cta, warp, op, at)?,

@@ -1,10 +1,11 @@
 //! Every check is proved by a planted fault that it catches, under several schedules; the same kernels without the fault
 //! raise no alarm under any. And what is not modelled is refused.
+mod approximate;
 mod memory;
 mod order;
 mod text;
 
-use flatshard_ptx::emulate::{Argument, Counts, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{Argument, Counts, Kind, LATE, Launch, Memory, Report, parse};
 
 pub const SCHEDULES: std::ops::Range<u64> = 0..8;
 

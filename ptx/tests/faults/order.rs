@@ -54,6 +54,72 @@ fn missing_waits() {
     caught(Kind::InFlight, &["write of shared 'stage'"], |s| reverse_of(&source, s));
 }
 
+/// What a copy reads is not to be written before the wait, by the thread that copies or by one that knows no more than that it does.
+#[test]
+fn sources_of_copies_in_flight() {
+    let wait = "cp.async.wait_group 1;";
+    let source = plant(REVERSE, wait, &format!("@%more st.global.b32 [%x], %lane; {wait}"));
+    caught(Kind::InFlight, &["write of 'x'", "which an asynchronous copy or a wgmma still reads"], |s| {
+        reverse_of(&source, s)
+    });
+    let waited = plant(REVERSE, wait, &format!("cp.async.wait_group 0; @%more st.global.b32 [%x], %lane;"));
+    for schedule in SCHEDULES {
+        reverse_of(&waited, schedule).unwrap_or_else(|report| panic!("{report}"));
+    }
+    // The neighbour's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing says so.
+    let store = "xor.b32 %use, %lane, 1; mul.wide.u32 %off, %use, 4; mov.u64 %z, %x0; add.u64 %z, %z, %off; st.global.b32 [%z], %lane;";
+    let other = |text: &str| {
+        let source = plant(
+            REVERSE,
+            "    mul.wide.u32 %off, %lane, 4;",
+            ".reg .b64 %z, %x0; mov.u64 %x0, %x; mul.wide.u32 %off, %lane, 4;",
+        );
+        plant(&source, "LOOP:\n", &format!("{text}\nLOOP:\n"))
+    };
+    let early = other(&format!("bar.warp.sync -1; cp.async.wait_group 0; {store}"));
+    let late = other(&format!("cp.async.wait_group 0; bar.warp.sync -1; {store}"));
+    caught(Kind::Race, &["write of 'x'", "unordered with the read by"], |s| reverse_of(&early, s));
+    for schedule in SCHEDULES {
+        reverse_of(&late, schedule).unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
+/// Both sides of a branch count themselves, and all read the count behind it: no race, for the accesses are strong, and right as long
+/// as lanes meet where the sides do. Nothing says that they do but a barrier.
+#[test]
+fn lanes_that_meet_late() {
+    let count = |meet: &str| {
+        let source = format!(
+            ".visible .entry k(.param .u64 p_y) {{ .reg .pred %p; .reg .b32 %t, %s, %v; .reg .b64 %y, %o; .shared .b32 s;
+            ld.param.u64 %y, [p_y]; mov.u32 %t, %tid.x; mov.u32 %s, s; setp.eq.u32 %p, %t, 0; @%p st.shared.b32 [%s], 0; bar.warp.sync -1;
+            setp.lt.u32 %p, %t, 16; @%p bra LOW; red.relaxed.cta.shared.add.u32 [%s], 1; bra MEET;
+            LOW: red.relaxed.cta.shared.add.u32 [%s], 1;
+            MEET: {meet} ld.relaxed.cta.shared.b32 %v, [%s]; mul.wide.u32 %o, %t, 4; add.u64 %y, %y, %o; st.global.b32 [%y], %v; ret; }}"
+        );
+        move |schedule: u64| {
+            let mut memory = Memory::new();
+            let y = memory.alloc("y", 128);
+            run(&source, &mut memory, 1, 32, &[Argument::Pointer(y)], schedule)
+                .unwrap_or_else(|report| panic!("{report}"));
+            memory.download(y).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect::<Vec<u32>>()
+        }
+    };
+    let (implied, ordered) = (count(""), count("bar.warp.sync -1;"));
+    for schedule in SCHEDULES {
+        assert_eq!(implied(schedule), [32; 32], "schedule {schedule}");
+        // Whichever side goes first sees itself alone.
+        assert_eq!(implied(LATE | schedule).iter().filter(|v| **v == 16).count(), 16, "schedule {schedule}, late");
+        assert_eq!(ordered(LATE | schedule), [32; 32], "schedule {schedule}, late");
+    }
+    // The kernels that are right are so, and their faults are found.
+    let want = (0..N).sum::<usize>() as f32;
+    for schedule in SCHEDULES.map(|s| s | LATE) {
+        assert_eq!(sum_of(SUM, N as u32, schedule).unwrap_or_else(|report| panic!("{report}")).0[0], want);
+        let diverged = plant(SUM, "bar.sync 0;", "@%first bar.sync 0;");
+        assert!(sum_of(&diverged, 250, schedule).is_err_and(|report| report.has(Kind::Divergent)));
+    }
+}
+
 #[test]
 fn divergence() {
     let shuffle = "shfl.sync.bfly.b32 %other, %sum, 16, 31, -1;";

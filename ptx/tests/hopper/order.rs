@@ -201,6 +201,45 @@ fn plain_bulk_copies_go_both_ways() {
     );
 }
 
+/// Thread 0 writes what the copy to shared memory reads: before the copy has landed, as nothing but the mbarrier tells.
+#[test]
+fn sources_of_bulk_copies_in_flight() {
+    let issued = "mbarrier.arrive.release.cta.shared::cta.b64 %d0, [bar];\n";
+    assert!(ROUND.contains(issued));
+    wrong(Kind::InFlight, &ROUND.replace(issued, &format!("{issued}    st.global.b32 [%y+64], %t;\n")), 1, 64);
+    // A thread of the other warp, behind the barrier, has not waited for the mbarrier; behind its wait it may write.
+    let store = "setp.eq.u32 %q, %t, 50; @%q st.global.b32 [%y+64], %t;";
+    wrong(Kind::InFlight, &ROUND.replace("TRY:", &format!("{store}\nTRY:")), 1, 64);
+    let waited = ROUND.replace("    mov.u32 %r0, s;", &format!("    {store}\n    mov.u32 %r0, s;"));
+    assert_eq!(right(&waited, 1, 64)[16], 50);
+}
+
+/// An mbarrier counts 2^20 - 1 bytes and as many arrivals, and an arrival counts for one at least.
+#[test]
+fn what_an_mbarrier_cannot_count() {
+    let body = |text: &str| {
+        format!(
+            "setp.ne.u32 %p, %t, 0; @%p bra END; mbarrier.init.shared.b64 [bar], 4; {text} mbarrier.inval.shared.b64 [bar]; END:"
+        )
+    };
+    let expect = |bytes: u32| format!("mbarrier.expect_tx.relaxed.cta.shared.b64 [bar], {bytes};");
+    let arrive = |bytes: u32| format!("mbarrier.arrive.expect_tx.shared.b64 %d0, [bar], {bytes};");
+    for text in [expect(0xfffff), arrive(0xfffff), expect(0xffff0) + &arrive(15)] {
+        right(&body(&text), 1, 32);
+    }
+    for text in [
+        expect(1 << 20),
+        arrive(1 << 20),
+        expect(u32::MAX),
+        expect(0xffff0) + &expect(16),
+        expect(0xfffff) + &arrive(1),
+    ] {
+        wrong(Kind::Phase, &body(&text), 1, 32);
+    }
+    wrong(Kind::Phase, &body("mbarrier.arrive.shared.b64 %d0, [bar], 0;"), 1, 32);
+    wrong(Kind::Phase, &body("").replace("[bar], 4", "[bar], 1048576"), 1, 32);
+}
+
 /// Each CTA adds four numbers to what is there when those before it have.
 const ADD: &str = "
     setp.ne.u32 %p, %t, 0;

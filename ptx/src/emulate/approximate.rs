@@ -1,0 +1,87 @@
+//! Approximate instructions: the exact result, moved by as much as the PTX ISA allows. How far is a function of the operands
+//! and of a seed, so a kernel gives the same bits each time, and one that needs an exact result fails. Never moves what the
+//! manual's tables of special values fix: results for zeros, infinities and NaN.
+
+/// Largest error of an instruction.
+#[derive(Clone, Copy)]
+enum Error {
+    /// Units in the last place.
+    Ulps(f64),
+    Relative(f64),
+    Absolute(f64),
+}
+use Error::*;
+
+/// An instruction: its function in f64, and its error for an operand.
+#[derive(Clone, Copy)]
+pub struct Approximate {
+    function: fn(f64, f64) -> f64,
+    error: fn(f64) -> Error,
+    /// Subnormal operands and results become zeros of their sign.
+    flushes: bool,
+}
+
+/// The number of sources, and the instruction.
+pub fn approximate(parts: &[&str]) -> Option<(usize, Approximate)> {
+    // 2^-22.9
+    const ROOT: f64 = 1.2776e-7;
+    const MANTISSA: f64 = 1.0 / (1 << 22) as f64;
+    let (flushes, plain) = match parts {
+        [name, how, "ftz", "f32"] => (true, [*name, *how]),
+        [name, how, "f32"] => (false, [*name, *how]),
+        _ => return None,
+    };
+    let one = |function, error| Some((1, Approximate { function, error, flushes }));
+    match plain {
+        ["ex2", "approx"] => one(|x, _| x.exp2(), |_| Relative(MANTISSA)),
+        // Near 1 the logarithm is near 0, and its relative error is any.
+        ["lg2", "approx"] => {
+            one(|x, _| x.log2(), |x| if x > 0.5 && x < 2.0 { Absolute(MANTISSA) } else { Relative(MANTISSA) })
+        }
+        ["rcp", "approx"] => one(|x, _| 1.0 / x, |_| Ulps(1.0)),
+        ["sqrt", "approx"] => one(|x, _| x.sqrt(), |_| Relative(MANTISSA / 2.0)),
+        ["rsqrt", "approx"] => one(|x, _| 1.0 / x.sqrt(), |_| Relative(ROOT)),
+        ["sin", "approx"] => one(|x, _| x.sin(), turned),
+        ["cos", "approx"] => one(|x, _| x.cos(), turned),
+        ["tanh", "approx"] => one(|x, _| x.tanh(), |_| Relative(1.0 / 2048.0)),
+        ["div", "approx" | "full"] => Some((2, Approximate { function: |x, y| x / y, error: |_| Ulps(2.0), flushes })),
+        _ => None,
+    }
+}
+
+/// Of sines and cosines: 2^-20.5 within two turns, 2^-14.7 within a hundred half turns; beyond, the manual promises nothing.
+fn turned(x: f64) -> Error {
+    use std::f64::consts::PI;
+    Absolute(if x.abs() <= 2.0 * PI { 6.74e-7 } else { 3.76e-5 })
+}
+
+impl Approximate {
+    pub fn of(&self, a: f32, b: f32, seed: u64) -> f32 {
+        let flush = |x: f32| if self.flushes && x.is_subnormal() { 0.0f32.copysign(x) } else { x };
+        let (a, b) = (flush(a), flush(b));
+        let exact = (self.function)(a as f64, b as f64);
+        let nearest = exact as f32;
+        let fixed = a == 0.0 || !a.is_finite() || nearest == 0.0 || !nearest.is_finite();
+        if fixed {
+            return flush(nearest);
+        }
+        // Units of the result's place: 2^-23 of its power of two, and no less than the smallest subnormal.
+        let place = f32::from_bits((nearest.to_bits() & 0x7f80_0000).max(1 << 23)) as f64 / (1 << 23) as f64;
+        let most = match (self.error)(a as f64) {
+            Ulps(n) => n * place,
+            Relative(part) => part * exact.abs(),
+            Absolute(error) => error,
+        };
+        // Rounding takes up to half a unit of it.
+        let moved = exact + (most - place / 2.0).max(0.0) * draw(a.to_bits(), b.to_bits(), seed);
+        flush(moved as f32)
+    }
+}
+
+/// From -1 to 1: the finalizer of SplitMix64 (Steele et al. 2014).
+fn draw(a: u32, b: u32, seed: u64) -> f64 {
+    let mut z = ((b as u64) << 32 | a as u64) ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (z ^ z >> 31) as i64 as f64 / (1u64 << 63) as f64
+}
