@@ -32,24 +32,6 @@ fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Resul
 }
 
 #[test]
-fn every_barrier_and_wait_is_needed_and_its_loss_is_noticed() {
-    for entry in ENTRIES {
-        for (what, least) in [("bar.sync", 3), ("bar.warp.sync", 1), ("cp.async.wait_group", 1)] {
-            let mut tried = 0;
-            while let Some(outcome) = without(entry, what, tried, SCHEDULES[0]) {
-                assert!(outcome.is_err(), "{entry} without {what} number {tried} passes");
-                for schedule in &SCHEDULES[1..] {
-                    let outcome = without(entry, what, tried, *schedule).unwrap();
-                    assert!(outcome.is_err(), "{entry} without {what} number {tried}, schedule {schedule}, passes");
-                }
-                tried += 1;
-            }
-            assert!(tried >= least, "{entry}: only {tried} of {what}");
-        }
-    }
-}
-
-#[test]
 fn a_copy_that_is_not_waited_for_is_named() {
     for entry in ENTRIES {
         let report = without(entry, "cp.async.wait_group", 0, 1).unwrap().unwrap_err();
