@@ -3,7 +3,7 @@
 //! `cargo bench --bench host`
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
-use flatshard::data::{DataOptions, Dataset, Format, Tokenizer};
+use flatshard::data::{Cache, DataOptions, Dataset, Format, Tokenizer};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::host::Staged;
 use flatshard::device::{AdamW, Device, HostUpdate};
@@ -76,7 +76,7 @@ fn tokenize(c: &mut Criterion) {
                         max_len: 256,
                         max_samples: None,
                         seed: 1,
-                        cache_dir: cache.path().to_path_buf(),
+                        cache: Cache::at(cache.path()),
                         cargo_home: None,
                     };
                     assert!(Dataset::open(&options).unwrap().report().built);

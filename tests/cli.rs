@@ -65,7 +65,7 @@ fn file(dir: &TempDir, name: &str, text: &str) -> String {
 /// Every flag of CONTRACT's table.
 const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch embed-dim \
      num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset tokenizer input-key output-key \
-     [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle optimizer lr betas eps \
+     [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle [no-]cache cache-dir cache-limit optimizer lr betas eps \
      weight-decay warmup-steps warmup-type lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
      backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint activation-checkpoint-every \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
@@ -395,4 +395,35 @@ fn the_plan_says_what_a_rank_will_hold() {
     let optimizer = |plan: &Value| plan["plan"]["planned_bytes"]["optimizer"].as_u64().unwrap();
     assert!(optimizer(&alone) > 19 * optimizer(&fp32) / 10);
     assert_eq!(config(&["--sharding", "NO_SHARD"])["plan"]["mesh"]["dp_replicate"], 2);
+}
+
+#[test]
+fn the_token_cache_is_where_it_is_asked_for_and_a_run_goes_on_without_one() {
+    let dir = TempDir::new().unwrap();
+    let text = file(&dir, "t.txt", &"some text to train on\n".repeat(100));
+    let run = |more: &[&str]| {
+        let tiny = "--embed-dim 32 --num-layers 1 --max-len 16 --batch-size 2 --max-steps 1 --no-sample --no-eval";
+        let mut command = Command::new(FSDP);
+        command.args(tiny.split(' ')).args(["--dataset", &text]).args(more);
+        command.env("FLATSHARD_CACHE_DIR", dir.path().join("env")).env("TMPDIR", dir.path());
+        let out = command.output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{more:?}: {text}");
+        text
+    };
+    let files = |name: &str| fs::read_dir(dir.path().join(name)).map_or(0, |entries| entries.count());
+    assert!(!run(&["--no-cache"]).contains("warning"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing but the data is left");
+    let own = dir.path().join("own").display().to_string();
+    run(&["--cache-dir", &own]);
+    assert_eq!((files("own"), files("env")), (1, 0));
+    run(&[]);
+    assert_eq!((files("own"), files("env")), (1, 1));
+    // Two ranks and their launcher, one warning.
+    let blocked = file(&dir, "blocked", "not a directory");
+    let said = run(&["--cache-dir", &blocked]);
+    assert_eq!(said.matches("warning: the token cache cannot be written: ").count(), 1, "{said}");
+    assert!(said.contains(&blocked) && said.contains("--cache-dir"), "{said}");
+    refused_tiny(&["--cache-limit", "0"], &["cache_limit", "\"0\"", "10GB"]);
+    refused_tiny(&["--no-cache", "--cache-dir", &own], &["--cache-dir", "without effect"]);
 }

@@ -1,6 +1,6 @@
 //! A corpus larger than what may be held builds and reads in constant memory. A test binary of its own, so that the peak of
 //! its process is the peak of this.
-use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
+use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         max_len: 256,
         max_samples: None,
         seed: 1,
-        cache_dir: dir.path().join("cache"),
+        cache: Cache::at(dir.path().join("cache")),
         cargo_home: None,
     })
     .unwrap();

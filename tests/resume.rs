@@ -6,8 +6,8 @@ mod held;
 
 use common::*;
 use flatshard::base::{DType, Result};
-use flatshard::ckpt::{Checkpointer, TrainerState};
-use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
+use flatshard::ckpt::{self, Checkpointer, TrainerState};
+use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::store::{Offload, ShardedOptions};
 use flatshard::strategy::{Engine, EngineOptions};
@@ -37,7 +37,7 @@ fn run(
         max_len: ROW,
         max_samples: Some(60), // the run sees the end of an epoch and a new order
         seed: options.seed,
-        cache_dir: std::env::temp_dir(),
+        cache: Cache::at(std::env::temp_dir()),
         cargo_home: None,
     };
     let source = Arc::new(Dataset::open(&data).unwrap());

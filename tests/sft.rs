@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use flatshard::base::Result;
 use flatshard::base::rng::Rng;
-use flatshard::data::{DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, StepData, Tokenizer};
+use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, StepData, Tokenizer};
 use flatshard::strategy::{Engine, StepReport};
 use serde_json::Value;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn rows(n: u64) -> (tempfile::TempDir, Arc<Dataset>) {
         max_len: LEN,
         max_samples: None,
         seed: 1,
-        cache_dir: dir.path().join("cache"),
+        cache: Cache::at(dir.path().join("cache")),
         cargo_home: None,
     };
     let data = Arc::new(Dataset::open(&options).unwrap());

@@ -252,6 +252,11 @@ pub fn cache_dir() -> PathBuf {
     })
 }
 
+/// For files that go with their process.
+pub fn scratch_dir() -> PathBuf {
+    temp_dir()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

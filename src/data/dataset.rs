@@ -1,5 +1,5 @@
 //! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are asked for.
-use super::cache::{self, TokenFile};
+use super::cache::{self, Cache, Opened, TokenFile};
 use super::corpus::{Corpus, Kind};
 use super::format::Format;
 use super::reader;
@@ -26,8 +26,7 @@ pub struct DataOptions {
     pub max_samples: Option<u64>,
     /// Chooses the synthetic task.
     pub seed: u64,
-    /// Where token files are kept.
-    pub cache_dir: PathBuf,
+    pub cache: Cache,
     /// Where cargo keeps its registry, for the default corpus.
     pub cargo_home: Option<PathBuf>,
 }
@@ -57,6 +56,8 @@ pub struct Report {
     pub built: bool,
 }
 
+    /// The cache that could not be written, and why: each process has made the tokens for itself.
+    pub unkept: Option<String>,
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, first_bad, .. } = self;
@@ -109,8 +110,7 @@ impl Dataset {
     /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an id
     /// that the model does not have.
     pub fn open(options: &DataOptions) -> Result<Dataset> {
-        let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache_dir, cargo_home } =
-            options;
+        let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache, cargo_home } = options;
         format.check()?;
         if format.learns_responses() {
             tokenizer.end_of_text()?;
@@ -139,7 +139,7 @@ impl Dataset {
         let bound = if corpus.kind == Kind::Text { tokenizer.vocab() } else { *vocab };
         let recipe = Recipe { format: format.clone(), tokenizer: tokenizer.clone(), bound, max_len: *max_len };
         let mut first_bad = None;
-        let (file, built) = cache::open(cache_dir, key(&corpus, &recipe), bound, |out| {
+        let Opened { file, built, unkept } = cache::open(cache, key(&corpus, &recipe), bound, |out| {
             first_bad = reader::read(&corpus, &recipe, out)?;
             Ok(())
         })?;
@@ -171,6 +171,7 @@ impl Dataset {
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
         let rows = limit.min(Synthetic::ROWS);
         let report = Report {
+            unkept,
             what: format!("synthetic Markov chain (no model gets below a loss of {:.4})", Synthetic::FLOOR),
             files: 0,
             skipped: 0,
@@ -193,6 +194,7 @@ impl Dataset {
     }
     pub fn max_len(&self) -> usize {
         self.max_len
+            unkept: None,
     }
     pub fn report(&self) -> &Report {
         &self.report

@@ -16,12 +16,15 @@ mod reader;
 mod recipe;
 mod rows;
 mod synthetic;
+mod shapes;
+mod sweep;
 mod template;
 mod text;
 pub mod tokenizer;
 pub mod zigzag;
 
-pub use dataset::{DataOptions, Dataset, Report};
+pub use cache::Cache;
+pub use dataset::{DataOptions, Dataset, Report, no_rows};
 pub use format::Format;
 pub use loader::{Loader, LoaderOptions, StepData};
 pub use permutation::Permutation;

@@ -210,7 +210,7 @@ fn is_text(bytes: &[u8], cut: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::cache::{self, TokenFile};
+    use crate::data::cache::{self, Cache, TokenFile};
 
     /// However many threads there are: the same words, which the hash of the file says.
     #[test]
@@ -238,7 +238,7 @@ mod tests {
             let built = |threads: usize| -> TokenFile {
                 let to = dir.path().join(format!("{name}-{threads}"));
                 let build = |out: &mut Writer| Texts { threads, ..Texts::new(&tokenizer, out)? }.read(&files);
-                cache::open(&to, 1, tokenizer.vocab(), build).unwrap().0
+                cache::open(&Cache::at(to), 1, tokenizer.vocab(), build).unwrap().file
             };
             let alone = built(1);
             assert_eq!((alone.files(), alone.skipped()), (5, 1));

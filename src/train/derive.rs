@@ -6,7 +6,9 @@ use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
-use crate::data::{ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
+use crate::data::{
+    Cache, ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, no_rows, tokenizer,
+};
 use crate::nn::{Activation, Arch, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{Rule, Schedule, Shape, Warmup};
 use crate::store::ZeroOptions;
@@ -230,9 +232,29 @@ pub fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> R
         max_len: set(&s.data.max_len, "data.max_len")?,
         max_samples: s.data.max_samples.map(|n| n as u64),
         seed: engine.seed,
-        cache_dir: env::cache_dir(),
+        cache: cache(&s.data)?,
         cargo_home: env::cargo_home(),
     })
+    })?;
+    let flags = [
+        ("--packing-samples", s.data.packing_samples == Some(true)),
+        ("--tokenizer-chat-template", s.data.tokenizer_chat_template.is_some()),
+    ];
+    match flags.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !merges && !dataset.has_rows_of_its_own() => {
+            Err(no_rows(flag, &dataset.report().what, "has no rows"))
+        }
+        _ => Ok(dataset),
+    }
+}
+
+/// Where token files are kept: the settings' directory, or the environment's.
+fn cache(d: &Data) -> Result<Cache> {
+    let dir = d.cache_dir.clone().unwrap_or_else(env::cache_dir);
+    Ok(Cache {
+        dir: set(&d.cache, "data.cache")?.then_some(dir),
+        limit: bytes("cache_limit", &set(&d.cache_limit, "data.cache_limit")?)?,
+        scratch: env::scratch_dir(),
 }
 
 pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOptions> {

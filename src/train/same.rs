@@ -22,7 +22,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 17] = [
+const OWN: [(&str, &str); 20] = [
     ("run", "nproc_per_node"),
     ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
@@ -31,7 +31,10 @@ const OWN: [(&str, &str); 17] = [
     ("data", "dataset"),
     ("data", "tokenizer"),
     ("data", "tokenizer_chat_template"), // shows in the tokens
-    ("fsdp", "deepspeed"),               // what it says is in the other settings
+    ("data", "cache"),
+    ("data", "cache_dir"),
+    ("data", "cache_limit"),
+    ("fsdp", "deepspeed"), // what it says is in the other settings
     ("checkpoint", "ckpt_dir"),
     ("checkpoint", "save_hf"),
     ("checkpoint", "resume"),

@@ -214,6 +214,15 @@ pub struct Data {
     /// A new order of samples each epoch, from the seed
     #[arg(long)]
     pub shuffle: Option<bool>,
+    /// Keep the tokens of data sets on disk for later runs; off: each process tokenizes for itself, into a temporary file
+    #[arg(long)]
+    pub cache: Option<bool>,
+    /// Directory of the token cache [default: $FLATSHARD_CACHE_DIR, or flatshard in $XDG_CACHE_HOME or ~/.cache]
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Size of the token cache, as 10GB or 500MB: beyond it, the least recently used data sets that no run is reading are removed
+    #[arg(long, value_name = "SIZE")]
+    pub cache_limit: Option<String>,
 }
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]

@@ -56,10 +56,106 @@ fn flip(path: &Path, at: usize) {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_the_users_to_mend() {
-    let files = Files::with("t.txt", "some text");
-    fs::write(files.cache(), "a file where the directory should be").unwrap();
-    refused(Dataset::open(&files.options("t.txt", 4)), &["cache", "FLATSHARD_CACHE_DIR"]);
+fn a_cache_that_cannot_be_written_is_gone_on_without() {
+    let lines = "{\"input_ids\": [1, 2, 3, 4, 5, 6]}\n".repeat(400);
+    for (name, content) in [("t.txt", "some text that is long enough"), ("t.jsonl", &lines)] {
+        let kept = Files::with(name, content);
+        let expected = kept.open(name, 4);
+        assert_eq!(expected.report().unkept, None);
+        let files = Files::with(name, content);
+        fs::write(files.cache(), "a file where the directory should be").unwrap();
+        let data = files.open(name, 4);
+        assert_eq!((rows(&data), data.fingerprint()), (rows(&expected), expected.fingerprint()));
+        let unkept = data.report().unkept.clone().unwrap();
+        assert!(unkept.starts_with(files.cache().to_str().unwrap()) && unkept.contains("("), "{unkept}");
+        assert_eq!(fs::read(files.cache()).unwrap(), b"a file where the directory should be");
+        // What is wrong with the data is still said.
+        files.put("bad.jsonl", "[]x");
+        refused(Dataset::open(&files.options("bad.jsonl", 4)), &["bad.jsonl"]);
+    }
+}
+
+#[test]
+fn without_a_cache_nothing_is_left() {
+    let files = Files::with("t.jsonl", "{\"input_ids\": [1, 2, 3]}\n".repeat(9));
+    let scratch = files.0.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let none = Cache { dir: None, limit: 1, scratch: scratch.clone() };
+    let options = DataOptions { cache: none, ..files.options("t.jsonl", 4) };
+    for _ in 0..2 {
+        let data = Dataset::open(&options).unwrap();
+        assert_eq!((data.report().built, data.report().unkept.clone(), data.rows()), (true, None, 9));
+        assert_eq!(rows(&data)[8].0, [1, 2, 3]);
+        assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "while it is read, too");
+    }
+    assert!(!files.cache().exists());
+}
+
+/// 4 KiB of header and 8 KiB of tokens each.
+fn open_limited(files: &Files, name: &str, limit: u64) -> Dataset {
+    if !files.path(name).exists() {
+        files.put(name, "x".repeat(4096 - 1));
+    }
+    Dataset::open(&DataOptions { cache: Cache { limit, ..Cache::at(files.cache()) }, ..files.options(name, 64) })
+        .unwrap()
+}
+fn age(path: &Path, seconds: u64) {
+    let then = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
+    fs::File::options().write(true).open(path).unwrap().set_modified(then).unwrap();
+}
+
+#[test]
+fn beyond_its_limit_the_cache_forgets_what_was_not_used_for_longest_and_nobody_reads() {
+    const EACH: u64 = 4096 + 8192;
+    let files = Files::new();
+    let held = |name: &str| -> bool { !open_limited(&files, name, u64::MAX).report().built };
+    let mut paths = BTreeMap::new();
+    for (n, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        drop(open_limited(&files, name, u64::MAX));
+        let new = fs::read_dir(files.cache()).unwrap().map(|e| e.unwrap().path()).find(|p| !paths.contains_key(p));
+        let path = new.unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), EACH);
+        age(&path, 1000 - 100 * n as u64);
+        paths.insert(path, name);
+    }
+    // Within the limit nothing goes. To open one is to use it: now b is the oldest, then c, d, a.
+    drop(open_limited(&files, "a", 4 * EACH));
+    let reader = open_limited(&files, "c", 4 * EACH);
+    age(paths.iter().find(|(_, name)| **name == "c").unwrap().0, 800);
+    assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 4);
+    drop(open_limited(&files, "e", 3 * EACH)); // room for two more of four: b goes, c is read and stays, d goes
+    let left = |name: &str| paths.iter().any(|(path, n)| *n == name && path.exists());
+    assert_eq!(["a", "b", "c", "d"].map(left), [true, false, true, false]);
+    assert_eq!(rows(&reader)[0].0, [120; 64]);
+    assert!(held("a") && held("c") && held("e") && !held("b"));
+    // One that is larger than the limit serves while it is read, and goes when it no longer is.
+    drop(reader);
+    let only = open_limited(&files, "f", 1);
+    assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 1);
+    drop(only);
+    let next = open_limited(&files, "g", 1);
+    assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 1);
+    assert_eq!(rows(&next)[0].0, [120; 64]);
+}
+
+#[test]
+fn what_was_left_in_the_cache_is_cleared_and_what_is_not_ours_stays() {
+    let files = Files::new();
+    drop(open_limited(&files, "a", u64::MAX));
+    let ours =
+        ["0123456789abcdef.lock", "00000000000000ff.partial", "00000000000000ff.ends", "00000000000000fe.scratch"];
+    let others = ["poetry.lock", "0123456789abcdef.txt", "0123456789abcdef0.tokens", "notes.tokens"];
+    for name in ours.iter().chain(&others) {
+        fs::write(files.cache().join(name), "").unwrap();
+    }
+    fs::write(files.cache().join("0000000000000abc.lock"), "").unwrap();
+    let used = fs::File::open(files.cache().join("0000000000000abc.lock")).unwrap();
+    rustix::fs::flock(&used, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    drop(open_limited(&files, "a", 1));
+    let there = |name: &str| files.cache().join(name).exists();
+    assert_eq!(ours.map(there), [false; 4]);
+    assert_eq!(others.map(there), [true; 4]);
+    assert!(there("0000000000000abc.lock"), "an earlier version builds under this lock");
 }
 
 #[test]
@@ -98,7 +194,7 @@ fn opener() {
     let own = Files::with("t.txt", "a small corpus");
     let mut options = own.options("t.txt", 4);
     if let Some(dir) = given {
-        options = DataOptions { paths: vec![dir.join("data")], cache_dir: dir.join("cache"), ..options };
+        options = DataOptions { paths: vec![dir.join("data")], cache: Cache::at(dir.join("cache")), ..options };
     }
     let data = Dataset::open(&options).unwrap();
     assert!(data.rows() > 0);

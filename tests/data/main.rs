@@ -4,7 +4,7 @@ use flatshard::base::Error;
 use flatshard::base::rng::Rng;
 use flatshard::data::corpus::Corpus;
 use flatshard::data::{
-    DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, Permutation, StepData, Synthetic, Tokenizer,
+    Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, Permutation, StepData, Synthetic, Tokenizer,
 };
 use flatshard::device::IGNORE;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ impl Files {
             max_len,
             max_samples: None,
             seed: 1,
-            cache_dir: self.cache(),
+            cache: Cache::at(self.cache()),
             cargo_home: None,
         }
     }

@@ -1,0 +1,57 @@
+//! Keeps the directory of token files within its limit, and clears what killed builders left. Never removes a file that a
+//! process has locked, which is one that it reads or writes, and never one whose name is not of ours.
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Best effort: what cannot be removed stays, and where another process sweeps, that is enough.
+pub(super) fn sweep(dir: &Path, limit: u64) {
+    let Ok(own) = File::open(dir) else { return };
+    if flock(&own, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        return;
+    }
+    let mut kept = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        if stem.len() != 16 || !stem.bytes().all(|b| b.is_ascii_hexdigit()) {
+            continue;
+        }
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("tokens") => {
+                if let Ok(meta) = entry.metadata() {
+                    kept.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
+                }
+            }
+            // Earlier versions locked a file beside the token file, and left it.
+            Some("partial" | "scratch" | "lock" | "ends") => drop(remove_unused(&path)),
+            _ => {}
+        }
+    }
+    kept.sort();
+    let mut total: u64 = kept.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in &kept {
+        if total <= limit {
+            break;
+        }
+        if remove_unused(path) {
+            total -= len;
+        }
+    }
+}
+
+/// Unless a process has it locked; whether it did.
+fn remove_unused(path: &Path) -> bool {
+    let Ok(file) = File::options().read(true).write(true).open(path) else { return false };
+    let free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, path);
+    free && fs::remove_file(path).is_ok()
+}
+
+/// The file at `path` is still `file`.
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
+    let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    file.metadata().ok().map(id) == fs::metadata(path).ok().map(id)
+}
