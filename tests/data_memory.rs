@@ -44,8 +44,8 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     assert!(grown < ALLOWED, "building a corpus of {written} bytes took {grown} bytes of memory");
 
     // The last rows are there, and reading some does not bring in the rest.
-    let (packing, by_length) = (false, false);
-    let options = LoaderOptions {
+    let (packing, by_length, held_out) = (false, false, None);
+    let load = LoaderOptions {
         batch_size: 4,
         grad_accum: 1,
         dp_rank: 0,
@@ -54,6 +54,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         seed: 1,
         packing,
         by_length,
+        held_out,
     };
     let mut loader = Loader::new(Arc::new(data), options).unwrap();
     let mut data = StepData::default();

@@ -15,6 +15,7 @@ use held::state;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 const ROWS: usize = 4;
@@ -52,6 +53,7 @@ fn run(
             seed: options.seed,
             packing: false,
             by_length: false,
+            held_out: None,
         };
         let mut loader = Loader::new(source.clone(), loader)?;
         let layouts = engine.decoder().layouts().to_vec();
@@ -137,4 +139,74 @@ fn another_world_goes_on_with_the_same_data() {
         }
         assert_eq!(other.len(), 3);
     }
+}
+
+// --- the binary -------------------------------------------------------------------------------------------------------
+
+/// 100 rows, of which the last 8 are held out. Those have 9 tokens, the others 4, so that `tokens` of a step shows them.
+struct Job(tempfile::TempDir);
+impl Job {
+    fn new() -> Job {
+        let dir = tempfile::tempdir().unwrap();
+        let row = |r: usize| format!("{{\"input_ids\": {:?}}}\n", vec![r; if r < 92 { 4 } else { 9 }]);
+        fs::write(dir.path().join("t.jsonl"), (0..100).map(row).collect::<String>()).unwrap();
+        Job(dir)
+    }
+    /// Standard error, and the tokens of each step.
+    fn run(&self, batch: &str, ranks: &str, steps: &str, more: &[&str]) -> (String, Vec<u64>) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            command.env_remove(variable);
+        }
+        let _ = fs::remove_file(self.0.path().join("m.jsonl"));
+        let tiny = "--dataset t.jsonl --embed-dim 32 --num-layers 1 --num-heads 2 --max-len 16 --no-sample --seed 3";
+        command.args(tiny.split(' ')).args(["--ckpt-dir", "ck", "--resume", "auto", "--metrics-path", "m.jsonl"]);
+        command.args(["--batch-size", batch, "--nproc-per-node", ranks, "--max-steps", steps]).args(more);
+        let out = command.current_dir(self.0.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{text}");
+        let events = fs::read_to_string(self.0.path().join("m.jsonl")).unwrap();
+        let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        (text, events.filter(|e| e["event"] == "step").map(|e| e["tokens"].as_u64().unwrap()).collect())
+    }
+    /// Takes out of the newest checkpoint what checkpoints of earlier versions do not say.
+    fn age(&self) {
+        let dir = ckpt::newest(&self.0.path().join("ck")).unwrap().unwrap();
+        let (mut state, sums) = ckpt::state::read(&dir).unwrap();
+        assert_eq!(state.data.shift_remove("held_out"), Some(8.into()));
+        fs::write(dir.join(ckpt::state::FILE), ckpt::state::to_text(&state, &sums)).unwrap();
+    }
+}
+
+/// The tail of the data set stays out of training whatever the batch, the ranks and the order are from then on.
+#[test]
+fn another_batch_does_not_train_on_rows_that_were_held_out() {
+    for more in [&[][..], &["--packing-samples", "--max-len", "9"], &["--no-shuffle"]] {
+        let job = Job::new();
+        let first = if more == ["--no-shuffle"] { &[][..] } else { more };
+        let (text, tokens) = job.run("5", "2", "3", first);
+        assert!(tokens.len() == 3 && text.contains("over 64 held-out tokens"), "{text}");
+        let (text, tokens) = job.run("6", "1", "20", more);
+        assert!(!text.contains("held out") && text.contains("over 64 held-out tokens"), "{more:?}: {text}");
+        // More than an epoch of rows of 4 tokens; packed, two in each sequence.
+        let samples = if more.contains(&"--packing-samples") { 12 } else { 6 };
+        let whole = |t: &&u64| **t == 4 * samples || samples == 12 && t.is_multiple_of(4) && **t > 36;
+        assert_eq!(tokens.iter().filter(whole).count(), 17, "{more:?}: {tokens:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_does_not_say_what_was_held_out_goes_on_as_its_batch_decided() {
+    let job = Job::new();
+    job.run("5", "2", "3", &[]);
+    job.age();
+    let (text, _) = job.run("6", "1", "4", &[]);
+    let says = "does not say which rows are held out: it takes the last 10, as for its steps of 10 sequences";
+    assert!(text.contains(says), "{text}");
+    // From here on checkpoints say it.
+    let (text, _) = job.run("4", "1", "5", &[]);
+    assert!(!text.contains("held out") && text.contains("held-out tokens"), "{text}");
+    // Other rows cannot be split as these were.
+    let (text, _) = job.run("4", "1", "6", &["--max-samples", "90"]);
+    assert!(text.contains("warning: the rows are not those of the checkpoint"), "{text}");
 }

@@ -41,8 +41,9 @@ fn rows(n: u64) -> (tempfile::TempDir, Arc<Dataset>) {
 }
 
 fn loader(data: &Arc<Dataset>, batch_size: usize, grad_accum: usize, rank: (usize, usize), packing: bool) -> Loader {
-    let ((dp_rank, dp_size), shuffle, by_length) = (rank, false, false);
-    let options = LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 1, packing, by_length };
+    let ((dp_rank, dp_size), shuffle, by_length, held_out) = (rank, false, false, None);
+    let options =
+        LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 1, packing, by_length, held_out };
     Loader::new(data.clone(), options).unwrap()
 }
 
@@ -195,6 +196,25 @@ fn rows_are_refused_dropped_and_skipped_by_the_binary() {
         steps.iter().all(|s| s["tokens"] == 2 * 23 && s["trained_tokens"] == 2 * 5 && s["samples"] == 2),
         "{steps:?}"
     );
+}
+
+/// 400 samples of an array are samples, of which several share a sequence.
+#[test]
+fn the_header_tells_samples_from_sequences() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("arr.json");
+    let row = |i: usize| serde_json::json!({"instruction": format!("say {i}"), "input": "", "output": i.to_string()});
+    std::fs::write(&file, Value::Array((0..400).map(row).collect()).to_string()).unwrap();
+    let base =
+        "--apply-chat-template --embed-dim 32 --num-layers 1 --max-steps 1 --batch-size 1 --max-len 256 --no-eval";
+    let args: Vec<&str> = ["--dataset", file.to_str().unwrap()].into_iter().chain(base.split(' ')).collect();
+    for (more, says) in [(&["--packing-samples"][..], ", packed into sequences of 256\n"), (&[], "\n")] {
+        let out = run(&[&args[..], more].concat());
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}");
+        let says = format!("tokens in 400 samples of up to 256{says}");
+        assert!(text.contains(&says) && !text.contains("rows of"), "{text}");
+    }
 }
 
 #[test]

@@ -213,6 +213,10 @@ impl Dataset {
     }
 
     /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
+    /// The same, as checkpoints keep it.
+    pub fn fingerprint_text(&self) -> String {
+        format!("{:016x}", self.fingerprint)
+    }
     pub fn row_len(&self, row: u64) -> usize {
         match &self.source {
             Source::Rows(file) => file.row_len(row).min(self.max_len),

@@ -6,6 +6,7 @@ use super::packing::{self, WINDOW, Window};
 use super::permutation::Permutation;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
+use crate::device::IGNORE;
 use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,8 @@ pub struct LoaderOptions {
     pub packing: bool,
     /// Without packing, and where there is an order to choose: samples of a step are dealt by length.
     pub by_length: bool,
+    /// Rows at the end that are not trained on, as an earlier start of the run fixed it. None: [`held_out`] says.
+    pub held_out: Option<u64>,
 }
 
 /// One rank's part of an optimizer step.
@@ -59,9 +62,10 @@ impl StepData {
 /// sequence, and which are in a step, do not depend on how G is split, and the samples consumed still say where the run
 /// stands: those of whole windows, then of whole sequences in the window's order.
 ///
-/// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at least G
-/// and at most 256 (or G), in whole global batches. None where that would be more than a tenth of the dataset, and none of
-/// the rows of a JSONL file without shuffle: who lists rows in order means each of them.
+/// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at least 8
+/// and at most 256. None where that would be more than a tenth of the dataset, and none of the rows of a JSONL file without
+/// shuffle: who lists rows in order means each of them. Batch and mesh have no part in it, and checkpoints keep the number, so
+/// that a run that goes on differently neither trains on what it held out nor changes the order of an epoch.
 pub struct Loader {
     source: Arc<Dataset>,
     options: LoaderOptions,
@@ -78,6 +82,8 @@ pub struct Loader {
     /// The rows of the step at hand, by sequence; where each sequence ends in them.
     dealt: Vec<u64>,
     ends: Vec<usize>,
+    /// So many of them count: those that follow fill up the last batch of an evaluation and have no loss.
+    count: usize,
 }
 
 impl Loader {
@@ -99,15 +105,17 @@ impl Loader {
                 source.max_len()
             )));
         }
-        let ordered = source.has_rows_of_its_own() && !options.shuffle;
-        let held = if ordered { 0 } else { held_out(rows, global) };
+        let held = options.held_out.unwrap_or_else(|| held_out(&source, options.shuffle));
+        if held >= rows {
+            return Err(Error::input(format!("the dataset has {rows} rows, and all of them are held out ({held})")));
+        }
         let mut loader = Loader::over(source, options, 0, rows - held);
         if loader.options.packing && loader.rows <= WINDOW {
             loader.seek(0);
             let sequences = loader.window.sequences();
             if (sequences as u64) < global {
                 return Err(Error::input(format!(
-                    "the dataset has {} rows, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
+                    "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
                      batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks {dp_size}. Pass more data, make \
                      a batch or --max-len smaller, or leave out --packing-samples",
                     loader.rows,
@@ -117,7 +125,8 @@ impl Loader {
         }
         Ok(loader)
     }
-    /// Over the held-out rows, in order; `None` where none are. Its epoch is whole global batches.
+    /// Over the held-out rows, in order; `None` where none are. What its last global batch lacks is filled up with rows
+    /// without loss.
     pub fn held_out(&self) -> Option<Loader> {
         let options = LoaderOptions { shuffle: false, packing: false, by_length: false, ..self.options.clone() };
         let rows = self.source.rows() - self.rows;
@@ -138,6 +147,7 @@ impl Loader {
             lengths: Vec::new(),
             dealt: Vec::new(),
             ends: Vec::new(),
+            count: 0,
         }
     }
 
@@ -205,8 +215,8 @@ impl Loader {
             let start = if sequence == 0 { 0 } else { self.ends[sequence - 1] };
             self.fill(start..self.ends[sequence + batch_size - 1], batch);
         }
-        out.samples = self.dealt.len() as u64;
-        out.tokens = self.dealt.iter().map(|&row| self.source.row_len(row) as u64).sum();
+        out.samples = self.count as u64;
+        out.tokens = self.dealt[..self.count].iter().map(|&row| self.source.row_len(row) as u64).sum();
         out.position = self.position;
     }
 
@@ -220,6 +230,9 @@ impl Loader {
         }
         self.ends.clear();
         self.ends.extend(1..=global as usize);
+        let evaluates = self.first > 0;
+        let left = if evaluates { self.rows.saturating_sub(self.position) } else { global };
+        self.count = left.min(global) as usize;
         self.position += global;
         if self.options.by_length {
             let LoaderOptions { batch_size, dp_size, .. } = self.options;
@@ -247,6 +260,7 @@ impl Loader {
             self.ends.push(self.dealt.len());
             self.taken += 1;
         }
+        self.count = self.dealt.len();
     }
 
     /// Samples of a window.
@@ -279,9 +293,14 @@ impl Loader {
         out.tokens.resize(most, 0);
         out.targets.resize(most, 0);
         let mut at = 0;
-        for &row in &self.dealt[range] {
+        for i in range {
+            let row = self.dealt[i];
             let len = self.source.row_len(row);
-            self.source.fill(row, &mut out.tokens[at..at + len], &mut out.targets[at..at + len]);
+            let targets = &mut out.targets[at..at + len];
+            self.source.fill(row, &mut out.tokens[at..at + len], targets);
+            if i >= self.count {
+                targets.fill(IGNORE);
+            }
             out.positions.extend(0..len as u32);
             at += len;
             out.cu_seqlens.push(at as u32);
@@ -302,9 +321,19 @@ fn order(rows: u64, seed: u64, epoch: u64) -> Permutation {
     Permutation::new(rows, Rng::new(Rng::named(seed, "order of rows").key(), epoch))
 }
 
-/// Rows to hold out of `rows`; see [Note: held-out rows].
-fn held_out(rows: u64, global: u64) -> u64 {
-    let batches = (rows / 100).min(256) / global;
+/// Rows that a run on `source` holds out; see [Note: held-out rows].
+pub fn held_out(source: &Dataset, shuffle: bool) -> u64 {
+    let held = (source.rows() / 100).clamp(8, 256);
+    if held > source.rows() / 10 || in_order(source, shuffle) { 0 } else { held }
+}
+
+/// What runs held out that began with an earlier version of this program, in steps of `global` sequences: 1 % in whole steps.
+pub fn held_out_by_steps(source: &Dataset, shuffle: bool, global: u64) -> u64 {
+    let batches = (source.rows() / 100).min(256) / global.max(1);
     let held = batches.max(1) * global;
-    if held > rows / 10 { 0 } else { held }
+    if held > source.rows() / 10 || in_order(source, shuffle) { 0 } else { held }
+}
+
+fn in_order(source: &Dataset, shuffle: bool) -> bool {
+    source.has_rows_of_its_own() && !shuffle
 }

@@ -26,7 +26,7 @@ pub mod zigzag;
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset, Report, no_rows};
 pub use format::Format;
-pub use loader::{Loader, LoaderOptions, StepData};
+pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
 pub use prefetch::Prefetch;
 pub use recipe::{Outcome, Recipe, Row};

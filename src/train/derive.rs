@@ -257,7 +257,7 @@ fn cache(d: &Data) -> Result<Cache> {
         scratch: env::scratch_dir(),
 }
 
-pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOptions> {
+pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: u64) -> Result<LoaderOptions> {
     Ok(LoaderOptions {
         batch_size: set(&s.batch.batch_size, "batch.batch_size")?,
         grad_accum: set(&s.batch.grad_accum, "batch.grad_accum")?,
@@ -268,6 +268,7 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize) -> Result<LoaderOp
         packing: set(&s.data.packing_samples, "data.packing_samples")?,
         by_length: set(&s.data.group_by_length, "data.group_by_length")?,
     })
+        held_out: Some(held_out),
 }
 
 /// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks of.

@@ -35,6 +35,7 @@ mod run;
 mod same;
 pub mod settings;
 mod shared;
+mod split;
 mod stages;
 mod tensor;
 pub mod trace;

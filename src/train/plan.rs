@@ -4,6 +4,7 @@ use super::carrier::Carrier;
 use super::restart::{self, Restarts};
 use super::resume::{self, Resume};
 use super::settings::*;
+use super::split::{self, Split};
 use super::trace::Profile;
 use super::{batch, bytes, check, derive, device, effect, knobs, limits, memory, mesh, stages, tensor};
 use crate::base::meter::CATEGORIES;
@@ -33,6 +34,7 @@ pub struct Plan {
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub dataset: Arc<Dataset>,
+    pub split: Split,
     pub tokenizer: Tokenizer,
     pub schedule: Schedule,
     /// Ranks started on this host.
@@ -102,7 +104,8 @@ impl Plan {
             s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
         }
         let dataset = Arc::new(derive::dataset(&s, &tokenizer, &engine)?);
-        let loader = derive::loader(&s, &mesh, 0)?;
+        let split = Split::new(&s, &mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
+        let loader = derive::loader(&s, &mesh, 0, split.held_out)?;
         let steps = derive::steps(&mut s, &dataset, loader)?;
         let schedule = derive::schedule(&s.optim, steps)?;
         let profile = Profile::new(&s)?;
@@ -118,6 +121,7 @@ impl Plan {
             mesh,
             engine,
             dataset,
+            split,
             tokenizer,
             schedule,
             nproc,
@@ -141,7 +145,7 @@ impl Plan {
         self.schedule.total
     }
     pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
-        derive::loader(&self.settings, &self.mesh, dp_rank)
+        derive::loader(&self.settings, &self.mesh, dp_rank, self.split.held_out)
     }
     /// Tokens of an optimizer step, at most: rows that are shorter than max_len are not padded.
     pub fn tokens_per_step(&self) -> Result<u64> {
@@ -211,7 +215,8 @@ impl Plan {
                 "dataset": self.dataset.report().what,
                 "rows": self.dataset.rows(),
                 "max_len": self.dataset.max_len(),
-                "fingerprint": format!("{:016x}", self.dataset.fingerprint()),
+                "fingerprint": self.dataset.fingerprint_text(),
+                (split::HELD_OUT): self.split.held_out,
                 "shuffle": self.settings.data.shuffle,
                 "packing_samples": self.settings.data.packing_samples,
                 "batch_size": self.settings.batch.batch_size,

@@ -340,7 +340,7 @@ impl<'a> Trainer<'a> {
         let options = self.plan.loader(0)?;
         let rows = loader.rows_per_epoch();
         let (mut loss, mut tokens) = (0.0, 0);
-        for _ in 0..rows / options.global_batch() {
+        for _ in 0..rows.div_ceil(options.global_batch()) {
             loader.next(&mut self.held_out_data);
             let (sum, count) = self.engine.evaluate(&self.held_out_data.batches).map_err(|e| at_step(self.done, e))?;
             loss += sum;

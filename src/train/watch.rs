@@ -149,6 +149,14 @@ impl<'a> Watch<'a> {
         self.started = Instant::now();
         let device = self.device.name();
         self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
+        if let Some(unkept) = &self.plan.dataset.report().unkept {
+            let what = format!("warning: the token cache cannot be written: {unkept}");
+            self.say(
+                LogLevel::Warn,
+                format_args!("{what}. Each process tokenizes for itself: name another with --cache-dir"),
+            );
+        }
+        self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, format_args!("warning: {text}")));
         load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
         let (gpu, warnings) = self.gpu.sample();
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));

@@ -86,17 +86,17 @@ fn each_epoch_has_every_train_row_once_in_an_order_of_its_own() {
     let (_files, data) = numbered(1000);
     let stream: Vec<u32> = consumed(&data, 4, 1, 2, true, 500).concat();
     let epoch = Loader::new(data.clone(), load(4, 1, 0, 2, true)).unwrap().rows_per_epoch() as usize;
-    assert_eq!(epoch, 992); // 1 % of 1000 rows is one global batch of 8
+    assert_eq!(epoch, 990); // 1 % of 1000 rows is held out
     let epochs: Vec<&[u32]> = stream.chunks_exact(epoch).collect();
     assert_eq!(epochs.len(), 4);
     for epoch in &epochs {
         let rows: BTreeSet<u32> = epoch.iter().copied().collect();
-        assert!(rows.into_iter().eq(0..992));
+        assert!(rows.into_iter().eq(0..990));
     }
     assert!(epochs.iter().collect::<BTreeSet<_>>().len() == 4, "orders repeat");
     let other = LoaderOptions { seed: 8, ..load(4, 1, 0, 2, true) };
     let mut other = Loader::new(data, other).unwrap();
-    assert_ne!((0..992).map(|n| other.row(n) as u32).collect::<Vec<_>>(), epochs[0], "the seed changes nothing");
+    assert_ne!((0..990).map(|n| other.row(n) as u32).collect::<Vec<_>>(), epochs[0], "the seed changes nothing");
 }
 
 #[test]
@@ -118,31 +118,55 @@ fn a_loader_set_to_a_position_goes_on_as_if_it_had_been_there() {
 
 #[test]
 fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
-    for (n, batch, held) in
-        [(1000, 4, 8), (5000, 4, 48), (100_000, 4, 256), (100_000, 300, 600), (81, 4, 8), (79, 4, 0)]
-    {
+    for (n, held) in [(1000, 10), (5000, 50), (100_000, 256), (81, 8), (79, 0)] {
         let data = Arc::new(Dataset::open(&DataOptions { max_samples: Some(n), ..synthetic(2, 1) }).unwrap());
-        let train = Loader::new(data.clone(), load(batch, 1, 0, 2, true)).unwrap();
-        assert_eq!(train.rows_per_epoch(), n - held, "{n} rows");
-        let Some(mut rest) = train.held_out() else {
-            assert_eq!(held, 0, "{n} rows");
-            continue;
-        };
-        assert_eq!(rest.rows_per_epoch(), held);
-        assert!((0..held).map(|i| rest.row(i)).eq(n - held..n), "{n} rows");
-        assert!(rest.held_out().is_none());
-    }
-    // The evaluation of all ranks together sees each held-out row once.
-    let (_files, data) = numbered(1000);
-    let mut seen = BTreeMap::<u32, u32>::new();
-    for rank in 0..2 {
-        let mut held = Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap().held_out().unwrap();
-        while held.position() < held.rows_per_epoch() {
-            let rows = step(&mut held).batches.into_iter().flat_map(|b| b.tokens);
-            rows.step_by(2).for_each(|row| *seen.entry(row).or_default() += 1);
+        // However large a step is.
+        for batch in [1, 4, 7, 30] {
+            let train = Loader::new(data.clone(), load(batch, 1, 0, 2, true)).unwrap();
+            assert_eq!(train.rows_per_epoch(), n - held, "{n} rows");
+            let Some(mut rest) = train.held_out() else {
+                assert_eq!(held, 0, "{n} rows");
+                continue;
+            };
+            assert_eq!(rest.rows_per_epoch(), held);
+            assert!((0..held).map(|i| rest.row(i)).eq(n - held..n), "{n} rows");
+            assert!(rest.held_out().is_none());
         }
     }
-    assert!(seen.into_iter().eq((992..1000).map(|row| (row, 1))));
+    // The evaluation of all ranks together sees each held-out row once, whether their batches divide it or not: what fills up
+    // the last one has no loss, and each rank has as many micro-batches as the others.
+    let (_files, data) = numbered(1000);
+    for (batch, accum, dp, steps) in [(2, 2, 2, 2), (5, 1, 2, 1), (3, 1, 1, 4), (4, 1, 7, 1)] {
+        let (mut seen, mut samples) = (BTreeMap::<u32, u32>::new(), 0);
+        for rank in 0..dp {
+            let mut held = Loader::new(data.clone(), load(batch, accum, rank, dp, true)).unwrap().held_out().unwrap();
+            for _ in 0..steps {
+                let step = step(&mut held);
+                samples += if rank == 0 { step.samples } else { 0 };
+                for micro in step.batches {
+                    assert_eq!(micro.tokens.len(), 2 * batch);
+                    let rows = micro.tokens.chunks(2).zip(micro.targets.chunks(2));
+                    let counted = rows.filter(|(_, targets)| targets[0] != IGNORE);
+                    counted.for_each(|(row, _)| *seen.entry(row[0]).or_default() += 1);
+                }
+            }
+            assert!(held.position() >= held.rows_per_epoch());
+        }
+        assert!(seen.into_iter().eq((990..1000).map(|row| (row, 1))), "{batch} x {accum} x {dp}");
+        assert_eq!(samples, 10);
+    }
+}
+
+/// A run goes on with what it held out when it began, whatever the data would say now.
+#[test]
+fn what_a_run_held_out_before_it_holds_out_again() {
+    let (_files, data) = numbered(1000);
+    let fixed = |held_out| LoaderOptions { held_out: Some(held_out), ..load(4, 1, 0, 2, true) };
+    let mut train = Loader::new(data.clone(), fixed(24)).unwrap();
+    assert!((0..2 * 976).all(|n| train.row(n) < 976));
+    assert_eq!(train.held_out().unwrap().rows_per_epoch(), 24);
+    assert!(Loader::new(data.clone(), fixed(0)).unwrap().held_out().is_none());
+    refused(Loader::new(data, fixed(1000)), &["1000 rows", "held out"]);
 }
 
 #[test]
