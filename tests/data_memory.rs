@@ -26,7 +26,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         written += block.len() as u64;
     }
     let before = peak();
-    let data = Dataset::open(&DataOptions {
+    let options = DataOptions {
         paths: vec![path],
         tokenizer: Tokenizer::Bytes,
         format: Format::default(),
@@ -36,8 +36,8 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         seed: 1,
         cache: Cache::at(dir.path().join("cache")),
         cargo_home: None,
-    })
-    .unwrap();
+    };
+    let data = Dataset::open(&options).unwrap();
     assert!(data.report().built);
     assert_eq!(data.report().tokens, written + 1);
     let grown = peak() - before;
@@ -56,7 +56,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         by_length,
         held_out,
     };
-    let mut loader = Loader::new(Arc::new(data), options).unwrap();
+    let mut loader = Loader::new(Arc::new(data), load).unwrap();
     let mut data = StepData::default();
     loader.seek(loader.rows_per_epoch() - 4);
     loader.next(&mut data);
@@ -64,4 +64,19 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     assert!(text.contains("the quick brown fox jumps over the lazy dog"), "{text}");
     let grown = peak() - before;
     assert!(grown < ALLOWED, "reading rows took {grown} bytes of memory");
+
+    // Rows of a JSON array, which are little beside what else stands in them: it is read one by one.
+    let path = dir.path().join("large.json");
+    let row = format!("\n{{\"meta\": \"{}\", \"input_ids\": [1, 2, 3]}},", "x".repeat(20_000));
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    let count = SIZE / row.len() as u64;
+    file.write_all(b"[").unwrap();
+    (0..count).for_each(|_| file.write_all(row.as_bytes()).unwrap());
+    file.write_all(b"{\"input_ids\": [4]}]").unwrap();
+    file.into_inner().unwrap();
+    let before = peak();
+    let data = Dataset::open(&DataOptions { paths: vec![path], ..options }).unwrap();
+    assert_eq!((data.rows(), data.report().tokens), (count + 1, 3 * count + 1));
+    let grown = peak() - before;
+    assert!(grown < ALLOWED, "building an array of {SIZE} bytes took {grown} bytes of memory");
 }

@@ -143,7 +143,7 @@ fn the_shipped_example_learns_in_seconds() {
         assert!(number(step, "samples") >= 4.0, "several samples a sequence: {step}");
     }
     let run = &events(&metrics, "run")[0];
-    assert!(run["data"].as_str().unwrap().contains("rows of 512"), "{}", run["data"]);
+    assert!(run["data"].as_str().unwrap().contains("samples of up to 512"), "{}", run["data"]);
 }
 
 #[test]
@@ -260,6 +260,14 @@ fn flags_of_templates_are_checked_before_anything_starts() {
     refused(&with(&["--input-template", "{}"]), &["--input-template", "chat template"]);
     refused(&with(&["--vocab-size", "300", "--tokenizer", "tests/data/golden/byte_level"]), &["--tokenizer"]);
     refused(&["--dataset", "configs/sft.jsonl", "--input-key", "messages"], &["--input-key", "--output-key"]);
+    for flag in ["--apply-chat-template", "--multiturn", "--skip-bad-rows", "--packing-samples"] {
+        for text in ["README.md", "synthetic"] {
+            refused(
+                &["--dataset", text, flag],
+                &[flag, "has no effect here", text, ".json that is an array of objects"],
+            );
+        }
+    }
     let template = ["--tokenizer-chat-template", "{{ messages[0].content }}"];
     let small = ["--vocab-size", "300", "--tokenizer", "tests/data/golden/byte_level"];
     refused(&with(&[&template[..], &small].concat()), &["300", "360", "byte_level"]);

@@ -1,4 +1,5 @@
-//! Which files to train on. Never opens them: names, sizes and times are all that is looked at.
+//! Which files to train on, and what they are. Names, sizes and times say it; never reads more than the beginning of a `.json` file.
+use super::array::{self, Holds};
 use crate::base::{Error, Result};
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -6,12 +7,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a file is, by its name.
+/// What a file is, by its name; `.json` by its first element or line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Concatenated, an end-of-text token after each file.
     Text,
-    /// `.jsonl`: a line is a row.
+    /// `.jsonl`, and `.json` that is an array of objects or has one in each line.
     Rows,
     /// `.parquet`: rows in columns.
     Parquet,
@@ -20,18 +21,38 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn of(path: &Path) -> Kind {
+    /// None: the content says.
+    fn by_name(path: &Path) -> Option<Kind> {
         match path.extension().and_then(|e| e.to_str()) {
-            Some("jsonl") => Kind::Rows,
-            Some("parquet") => Kind::Parquet,
-            Some("npy") => Kind::Tokens,
-            _ => Kind::Text,
+            Some("jsonl") => Some(Kind::Rows),
+            Some("parquet") => Some(Kind::Parquet),
+            Some("npy") => Some(Kind::Tokens),
+            Some("json") => None,
+            _ => Some(Kind::Text),
         }
+    }
+    /// Of each file. Objects that a directory has besides text are text too, as in a directory of sources, unless they are
+    /// clearly rows: then somebody is to say which is meant.
+    fn of(files: &[Source]) -> Result<Vec<Kind>> {
+        let text = files.iter().any(|file| Kind::by_name(&file.path) == Some(Kind::Text));
+        let kind = |file: &Source| {
+            let rows = |holds| match holds {
+                Holds::Rows => true,
+                Holds::Objects => file.named || !text,
+                Holds::Text => false,
+            };
+            Ok(match Kind::by_name(&file.path) {
+                Some(kind) => kind,
+                None if rows(array::holds(&file.path).map_err(|e| Error::io("read", &file.path, e))?) => Kind::Rows,
+                None => Kind::Text,
+            })
+        };
+        files.iter().map(kind).collect()
     }
     fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
-            Kind::Rows => "rows (.jsonl)",
+            Kind::Rows => "rows (.jsonl, .json)",
             Kind::Parquet => "rows (.parquet)",
             Kind::Tokens => "token arrays (.npy)",
         }
@@ -91,16 +112,17 @@ impl Corpus {
         let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
-                "--dataset {what}: no files there. Pass text files, directories of them, .jsonl, .parquet or .npy files, or \
-                 `synthetic`"
+                "--dataset {what}: no files there. Pass text files, directories of them, .jsonl, .json, .parquet or .npy \
+                 files, or `synthetic`"
             )));
         };
-        let kind = Kind::of(&first.path);
-        if let Some(other) = files.iter().find(|f| Kind::of(&f.path) != kind) {
+        let kinds = Kind::of(&files)?;
+        let kind = kinds[0];
+        if let Some((other, its)) = files.iter().zip(&kinds).find(|(_, its)| **its != kind) {
             return Err(Error::input(format!(
                 "--dataset {what}: {} and {} do not mix ({} and {}). Name files of one kind",
                 kind.name(),
-                Kind::of(&other.path).name(),
+                its.name(),
                 first.path.display(),
                 other.path.display()
             )));

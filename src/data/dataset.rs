@@ -43,6 +43,8 @@ pub struct Report {
     pub bytes: u64,
     pub tokens: u64,
     pub rows: u64,
+    /// Rows are samples that were given one by one, of up to `max_len` tokens, not cut out of a stream.
+    pub samples: bool,
     pub max_len: usize,
     /// Rows of more than `max_len` tokens: their ends are not trained on.
     pub cut: u64,
@@ -54,23 +56,22 @@ pub struct Report {
     pub first_bad: Option<String>,
     /// The token file was made just now, not found.
     pub built: bool,
-}
-
     /// The cache that could not be written, and why: each process has made the tokens for itself.
     pub unkept: Option<String>,
+}
+
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, first_bad, .. } = self;
+        let plural = |n: u64| if n == 1 { "" } else { "s" };
         write!(f, "{what}: ")?;
         if *files > 0 {
-            write!(
-                f,
-                "{files} file{}, {:.1} MiB, ",
-                if *files == 1 { "" } else { "s" },
-                *bytes as f64 / (1 << 20) as f64
-            )?;
+            write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
         }
-        write!(f, "{tokens} tokens in {rows} rows of {max_len}")?;
+        match self.samples {
+            true => write!(f, "{tokens} tokens in {rows} sample{} of up to {max_len}", plural(*rows))?,
+            false => write!(f, "{tokens} tokens in {rows} row{} of {max_len}", plural(*rows))?,
+        }
         if *skipped > 0 {
             write!(f, "; {skipped} skipped, no text")?;
         }
@@ -126,12 +127,19 @@ impl Dataset {
             if paths.len() > 1 {
                 return Err(Error::input("--dataset synthetic does not mix with files: pass it alone"));
             }
+            if let Some(flag) = format.speaks_of_rows() {
+                return Err(no_rows(flag, "synthetic", "is a stream of tokens"));
+            }
             return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
         }
         let corpus = match paths.is_empty() {
             true => Corpus::default(cargo_home.as_deref())?,
             false => Corpus::find(paths)?,
         };
+        if let (Some(flag), false) = (format.speaks_of_rows(), corpus.kind.is_rows()) {
+            let what = if corpus.kind == Kind::Text { "is text" } else { "is an array of tokens" };
+            return Err(no_rows(flag, &corpus.what, what));
+        }
         if corpus.kind != Kind::Tokens {
             tokenizer.check_vocab(*vocab)?;
         }
@@ -154,14 +162,16 @@ impl Dataset {
             files: file.files(),
             skipped: file.skipped(),
             bytes: file.bytes(),
-            tokens: if is_rows { file.words() / 2 } else { file.words() },
+            tokens: if is_rows { (0..rows).map(|r| file.row_len(r) as u64).sum() } else { file.words() },
             rows,
+            samples: is_rows,
             max_len: *max_len,
             cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > *max_len).count() as u64 } else { 0 },
             dropped: file.dropped(),
             bad: file.bad(),
             first_bad,
             built,
+            unkept,
         };
         let fingerprint = file.content();
         let source = if is_rows { Source::Rows(file) } else { Source::Stream(file) };
@@ -171,19 +181,20 @@ impl Dataset {
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
         let rows = limit.min(Synthetic::ROWS);
         let report = Report {
-            unkept,
             what: format!("synthetic Markov chain (no model gets below a loss of {:.4})", Synthetic::FLOOR),
             files: 0,
             skipped: 0,
             bytes: 0,
             tokens: rows * max_len as u64,
             rows,
+            samples: false,
             max_len,
             cut: 0,
             dropped: 0,
             bad: 0,
             first_bad: None,
             built: false,
+            unkept: None,
         };
         let fingerprint = task.fingerprint();
         Ok(Dataset { source: Source::Synthetic(task), max_len, report, fingerprint })
@@ -194,7 +205,6 @@ impl Dataset {
     }
     pub fn max_len(&self) -> usize {
         self.max_len
-            unkept: None,
     }
     pub fn report(&self) -> &Report {
         &self.report
@@ -202,6 +212,10 @@ impl Dataset {
     /// Equal for equal tokens, on any machine: tells a resumed run that its data is not what it was.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+    /// The same, as checkpoints keep it.
+    pub fn fingerprint_text(&self) -> String {
+        format!("{:016x}", self.fingerprint)
     }
     /// The loss that no model can beat, in nats a token, where it is known.
     pub fn loss_floor(&self) -> Option<f64> {
@@ -213,10 +227,6 @@ impl Dataset {
     }
 
     /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
-    /// The same, as checkpoints keep it.
-    pub fn fingerprint_text(&self) -> String {
-        format!("{:016x}", self.fingerprint)
-    }
     pub fn row_len(&self, row: u64) -> usize {
         match &self.source {
             Source::Rows(file) => file.row_len(row).min(self.max_len),
@@ -261,13 +271,21 @@ fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     let made_by = (cache::VERSION, corpus.kind, tokenizer.fingerprint(), bound);
     hash.update(format!("{made_by:?}\n").as_bytes());
     if corpus.kind.is_rows() {
-        hash.update(format!("{format:?} {:?}\n", format.cuts().then_some(max_len)).as_bytes());
+        hash.update(format!("{format:?} {max_len}\n").as_bytes());
     }
     for file in &corpus.files {
         hash.update(file.path.as_os_str().as_encoded_bytes());
         hash.update(format!("\0{} {} {}\n", file.size, file.modified, file.named).as_bytes());
     }
     hash.digest()
+}
+
+/// Of data without rows, for a flag that speaks of them.
+pub fn no_rows(flag: &str, what: &str, is: &str) -> Error {
+    Error::input(format!(
+        "{flag} has no effect here: --dataset {what} {is}. Rows are .jsonl, .parquet, and .json that is an array of objects; \
+         remove {flag} or name such files"
+    ))
 }
 
 fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {
@@ -285,7 +303,7 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<
             ),
         },
         (_, 0) => format!(
-            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl, .parquet and .npy can be read",
+            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl, .json, .parquet and .npy can be read",
             file.skipped()
         ),
         _ => format!(

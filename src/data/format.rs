@@ -72,13 +72,18 @@ impl Format {
             _ => Ok(None),
         }
     }
-    /// Rows are cut where they are made, so that their tokens depend on `max_len`.
-    pub fn cuts(&self) -> bool {
-        self.input_key.is_some()
-            || self.apply_chat_template
-            || self.multiturn
-            || self.pretrain_mode
-            || self.chat.is_some()
+    /// The first of the flags given that speak of rows.
+    pub fn speaks_of_rows(&self) -> Option<&'static str> {
+        let flags = [
+            ("--input-key", self.input_key.is_some()),
+            ("--output-key", self.output_key.is_some()),
+            ("--input-template", self.input_template.is_some()),
+            ("--apply-chat-template", self.apply_chat_template),
+            ("--multiturn", self.multiturn),
+            ("--pretrain-mode", self.pretrain_mode),
+            ("--skip-bad-rows", self.skip_bad_rows),
+        ];
+        flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }
     /// Rows are said to be prompts and responses, which end with an end of text.
     pub fn learns_responses(&self) -> bool {

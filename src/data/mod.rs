@@ -3,6 +3,7 @@
 //! One way through: [`corpus`] finds files, `reader` turns them into tokens once, [`cache`] keeps those as a mapped file,
 //! [`Dataset`] cuts them into numbered rows of `max_len` tokens, and [`Loader`] hands each rank its rows. A row's number
 //! decides everything about it and a sample's number decides its row, so the whole state of a run's data is one number.
+mod array;
 pub mod cache;
 pub mod corpus;
 mod dataset;
@@ -15,9 +16,9 @@ mod prefetch;
 mod reader;
 mod recipe;
 mod rows;
-mod synthetic;
 mod shapes;
 mod sweep;
+mod synthetic;
 mod template;
 mod text;
 pub mod tokenizer;

@@ -12,7 +12,7 @@ use std::path::Path;
 pub(super) enum Place<'a> {
     /// Counted from 1.
     Line(&'a Path, u64),
-    /// Counted from 0, of Parquet.
+    /// Counted from 0, of Parquet or of a JSON array.
     Row(&'a Path, u64),
     /// Counted from 0.
     Index(&'a Path, u64),
@@ -46,7 +46,7 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut Writer) -> Result
             Kind::Rows | Kind::Parquet => {
                 let mut rows = Rows::new(recipe, out);
                 match corpus.kind {
-                    Kind::Rows => rows.jsonl(&file.path)?,
+                    Kind::Rows => rows.json(&file.path)?,
                     _ => rows.parquet(&file.path)?,
                 }
                 first_bad = first_bad.or(rows.first_bad);

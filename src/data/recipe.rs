@@ -7,6 +7,7 @@
 //! Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens or more is
 //! dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token is the end of text.
 use super::format::Format;
+use super::shapes;
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use minijinja::Value as Message;
@@ -63,7 +64,7 @@ impl Recipe {
             return Ok(if out.ids.is_empty() { Outcome::Dropped } else { Outcome::Kept });
         }
         if format.is_chat() {
-            return self.conversation(row, format.input_key.as_deref().unwrap_or("messages"), out);
+            return self.conversation(row, out);
         }
         match (&format.input_key, &format.output_key) {
             (Some(input), Some(output)) => {
@@ -80,7 +81,7 @@ impl Recipe {
 
     /// A row that says itself what it is: tokens, a text, or a conversation.
     fn plain(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
-        let there = |key: &str| row.get(key).filter(|v| !v.is_null());
+        let there = |key: &str| shapes::there(row, key);
         if let Some(input) = there("input_ids") {
             for id in array(input, "input_ids")? {
                 out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
@@ -110,13 +111,15 @@ impl Recipe {
                 out.ids.push(end);
             }
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
-        } else if there("messages").is_some() {
-            return self.conversation(row, "messages", out);
+        } else if there("messages").or(there("conversations")).is_some() {
+            return self.conversation(row, out);
+        } else if shapes::is_alpaca(row) {
+            return self.sample(&shapes::alpaca_prompt(row)?, string(row, "output")?, None, out);
         } else {
             let keys: Vec<&str> = row.keys().map(String::as_str).collect();
             return Err(format!(
-                "has none of `input_ids`, `text`, `messages`; its keys are: {}. Name the fields of prompt and response with \
-                 --input-key and --output-key",
+                "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`; its keys are: {}. \
+                 Name the fields of prompt and response with --input-key and --output-key",
                 keys.join(", ")
             ));
         }
@@ -126,11 +129,12 @@ impl Recipe {
         }
     }
 
-    fn conversation(&self, row: &Map<String, Value>, key: &str, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+    fn conversation(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
         let chat = self.format.chat.as_deref().ok_or(
             "has messages, but the tokenizer has no chat template: pass --tokenizer-chat-template, or a --tokenizer with one",
         )?;
-        let turns = self.turns(row, key)?;
+        let Format { input_key, output_key, .. } = &self.format;
+        let turns = shapes::turns(row, (input_key.as_deref(), output_key.as_deref()))?;
         let messages: Vec<Message> = turns.iter().map(Message::from_serialize).collect();
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
         let first = turns.len() - self.responses(row)?;
@@ -171,61 +175,10 @@ impl Recipe {
         self.sample(&prompt, response, Some(&ranges), out)
     }
 
-    /// How many messages at the end of [`Recipe::turns`] are the response.
+    /// How many messages at the end of [`shapes::turns`] are the response.
     fn responses(&self, row: &Map<String, Value>) -> std::result::Result<usize, Fault> {
         let list = self.format.output_key.as_ref().and_then(|key| row.get(key)?.as_array());
         Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
-    }
-
-    /// Every message of a row, checked: at least one in front of the response.
-    fn turns(&self, row: &Map<String, Value>, key: &str) -> std::result::Result<Vec<Value>, Fault> {
-        let input = field(row, key)?;
-        let mut turns = match (input, &self.format.output_key) {
-            (Value::String(text), Some(_)) => vec![serde_json::json!({"role": "user", "content": text})],
-            (Value::String(_), None) => {
-                return Err(format!(
-                    "has a text as {key}, where a list of messages is expected; with a text, name the field of the response \
-                     with --output-key"
-                ));
-            }
-            (list, _) => array(list, key)?.to_vec(),
-        };
-        if let Some(output) = &self.format.output_key {
-            match field(row, output)? {
-                Value::String(text) => turns.push(serde_json::json!({"role": "assistant", "content": text})),
-                message @ Value::Object(_) => turns.push(message.clone()),
-                list => turns.extend(array(list, output)?.iter().cloned()),
-            }
-        }
-        for (i, turn) in turns.iter().enumerate() {
-            let Value::Object(fields) = turn else {
-                return Err(format!(
-                    "has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"
-                ));
-            };
-            let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            match fields.get("role") {
-                Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
-                Some(role) => {
-                    return Err(format!("has a message {i} by {role}; a role is one of: {}", ROLES.join(", ")));
-                }
-                None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
-            }
-            match fields.get("content") {
-                Some(Value::String(_) | Value::Array(_)) => {}
-                // An assistant may only call tools.
-                None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
-                None => return Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
-                Some(other) => {
-                    return Err(format!("has a message {i} whose content is {}: it must be a text", kind(other)));
-                }
-            }
-        }
-        match turns.len() {
-            0 => Err(format!("has no messages in {key}")),
-            1 => Err(format!("has one message in {key}: there is no prompt in front of the response")),
-            _ => Ok(turns),
-        }
     }
 
     /// See [Note: prompts and responses]. `ranges`: tokens with loss; none: all behind the prompt.
@@ -289,9 +242,6 @@ impl Recipe {
     }
 }
 
-/// Whom a message may be by. Templates know fewer; a name that none knows is a mistake in the data.
-const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
-
 /// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`: templates
 /// of thinking models leave out the thoughts of earlier answers, which come first.
 fn told<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
@@ -310,19 +260,19 @@ pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, Fault>
     }
 }
 
-fn field<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a Value, Fault> {
+pub(super) fn field<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a Value, Fault> {
     row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
         let keys: Vec<&str> = row.keys().map(String::as_str).collect();
         format!("has no `{key}`; its keys are: {}", keys.join(", "))
     })
 }
 
-fn string<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a str, Fault> {
+pub(super) fn string<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a str, Fault> {
     let value = field(row, key)?;
     value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
 }
 
-fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, Fault> {
+pub(super) fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, Fault> {
     value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
 }
 
@@ -330,7 +280,7 @@ fn whole(value: &Value, key: &str) -> std::result::Result<i64, Fault> {
     value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
 }
 
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

@@ -1,8 +1,10 @@
-//! Files of rows, JSONL and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more than
+//! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more than
 //! a piece of a file.
+use super::array::{self, BOM, Broken, Elements};
 use super::cache::Writer;
 use super::reader::Place;
 use super::recipe::{Fault, Outcome, Recipe, Row};
+use super::shapes;
 use crate::base::{Error, Result, open};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, reader::RowIter};
@@ -12,8 +14,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What some editors put in front of UTF-8.
-const BOM: &[u8] = "\u{feff}".as_bytes();
 /// A longer line is no row.
 const LONGEST: u64 = 256 << 20;
 /// A piece is handed on when it has so many rows, or so many bytes.
@@ -40,11 +40,51 @@ impl<'a> Rows<'a> {
         Rows { recipe, out, threads, first_bad: None, made: Vec::new() }
     }
 
-    /// A line is a row; blank ones are none.
-    pub fn jsonl(&mut self, path: &Path) -> Result<()> {
+    /// An array, whose elements are rows, or rows in lines.
+    pub fn json(&mut self, path: &Path) -> Result<()> {
         let io = |e| Error::io("read", path, e);
         let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
         let mut file = BufReader::with_capacity(1 << 20, file);
+        if file.fill_buf().map_err(io)?.starts_with(BOM) {
+            file.consume(BOM.len());
+        }
+        match array::opens(&mut file).map_err(io)? {
+            true => self.array(path, Elements::of(file)),
+            false => self.lines(path, file),
+        }
+    }
+
+    fn array(&mut self, path: &Path, mut elements: Elements<BufReader<File>>) -> Result<()> {
+        let recipe = self.recipe;
+        let make = |element: &Vec<u8>, row: &mut Row| recipe.line(element, row);
+        let place = |n| Place::Row(path, n);
+        let (mut piece, mut bytes): (Vec<Raw<Vec<u8>>>, usize) = (Vec::new(), 0);
+        for number in 0.. {
+            let mut element = Vec::new();
+            match elements.next(LONGEST, &mut element) {
+                Ok(Some(false)) => break,
+                Ok(Some(true)) => {
+                    bytes += element.len();
+                    piece.push((number, Ok(element)));
+                }
+                Ok(None) => piece.push((number, Err(too_long()))),
+                Err(Broken::Array(what)) => {
+                    self.put(&mut piece, &make, &place)?; // what is wrong further ahead comes first
+                    return Err(place(number).error(what));
+                }
+                Err(Broken::Io(e)) => return Err(Error::io("read", path, e)),
+            }
+            if piece.len() == ROWS || bytes >= BYTES {
+                self.put(&mut piece, &make, &place)?;
+                bytes = 0;
+            }
+        }
+        self.put(&mut piece, &make, &place)
+    }
+
+    /// A line is a row; blank ones are none.
+    fn lines(&mut self, path: &Path, mut file: BufReader<File>) -> Result<()> {
+        let io = |e| Error::io("read", path, e);
         let recipe = self.recipe;
         let make = |line: &Vec<u8>, row: &mut Row| recipe.line(line, row);
         let (mut piece, mut bytes): (Vec<Raw<Vec<u8>>>, usize) = (Vec::new(), 0);
@@ -54,12 +94,9 @@ impl<'a> Rows<'a> {
             if n == 0 {
                 break;
             }
-            if number == 1 && line.starts_with(BOM) {
-                line.drain(..BOM.len());
-            }
             if n as u64 == LONGEST && !line.ends_with(b"\n") {
                 file.skip_until(b'\n').map_err(io)?;
-                piece.push((number, Err(format!("is longer than {} MiB", LONGEST >> 20))));
+                piece.push((number, Err(too_long())));
             } else if !line.trim_ascii().is_empty() {
                 bytes += n;
                 piece.push((number, Ok(line)));
@@ -107,7 +144,7 @@ impl<'a> Rows<'a> {
         let format = &self.recipe.format;
         let named: Vec<&str> = match &format.input_key {
             Some(key) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
-            None => vec!["input_ids", "labels", "text", "messages"],
+            None => shapes::KEYS.to_vec(),
         };
         let fields: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|f| named.contains(&f.name())).cloned().collect();
@@ -159,6 +196,10 @@ impl<'a> Rows<'a> {
         piece.clear();
         Ok(())
     }
+}
+
+fn too_long() -> Fault {
+    format!("is longer than {} MiB", LONGEST >> 20)
 }
 
 /// A value of Parquet as one of JSON. Times, decimals and binary are no part of rows.

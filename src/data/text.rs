@@ -165,7 +165,7 @@ fn unreadable(file: &Source) -> Error {
     Error::input(match file.size {
         0 => format!("{path}: the file is empty"),
         _ => format!(
-            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl, .parquet and .npy can be read"
+            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl, .json, .parquet and .npy can be read"
         ),
     })
 }

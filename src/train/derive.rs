@@ -224,17 +224,17 @@ fn tuning(t: &Tune, lora: Option<Lora>) -> Result<Tuning> {
 }
 
 pub fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> Result<Dataset> {
-    Dataset::open(&DataOptions {
+    let merges = s.lora.merge.is_some(); // reads no data
+    let dataset = Dataset::open(&DataOptions {
         paths: s.data.dataset.iter().flatten().map(PathBuf::from).collect(),
         tokenizer: tokenizer.clone(),
-        format: format(&s.data, tokenizer)?,
+        format: if merges { Format::default() } else { format(&s.data, tokenizer)? },
         vocab: engine.spec.vocab,
         max_len: set(&s.data.max_len, "data.max_len")?,
         max_samples: s.data.max_samples.map(|n| n as u64),
         seed: engine.seed,
         cache: cache(&s.data)?,
         cargo_home: env::cargo_home(),
-    })
     })?;
     let flags = [
         ("--packing-samples", s.data.packing_samples == Some(true)),
@@ -255,6 +255,7 @@ fn cache(d: &Data) -> Result<Cache> {
         dir: set(&d.cache, "data.cache")?.then_some(dir),
         limit: bytes("cache_limit", &set(&d.cache_limit, "data.cache_limit")?)?,
         scratch: env::scratch_dir(),
+    })
 }
 
 pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: u64) -> Result<LoaderOptions> {
@@ -267,8 +268,8 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: u64) -> 
         seed: set(&s.run.seed, "run.seed")?,
         packing: set(&s.data.packing_samples, "data.packing_samples")?,
         by_length: set(&s.data.group_by_length, "data.group_by_length")?,
-    })
         held_out: Some(held_out),
+    })
 }
 
 /// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks of.
@@ -383,5 +384,5 @@ fn bytes(name: &str, text: &str) -> Result<u64> {
     let upper = text.trim().to_uppercase();
     let split = UNITS.iter().find_map(|(unit, size)| Some((upper.strip_suffix(unit)?, *size)));
     let size = split.and_then(|(number, unit)| number.trim().parse::<u64>().ok()?.checked_mul(unit)).filter(|&n| n > 0);
-    size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 5GB, 200MB or 1GiB")))
+    size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 10GB, 200MB or 1GiB")))
 }

@@ -95,7 +95,7 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
             engine.grad_clip
         ),
         format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
-        format!("data     {}", plan.dataset.report()),
+        format!("data     {}{}", plan.dataset.report(), packed(plan)),
     ]);
     let unclipped = s.fsdp.deepspeed.as_deref().filter(|_| engine.grad_clip == 0.0).and_then(deepspeed::unclipped);
     lines.extend(unclipped.map(|what| format!("clip     {what}")));
@@ -111,6 +111,14 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
         }
     }
     Ok(lines.join("\n"))
+}
+
+/// Samples of a sequence are counted apart from sequences.
+fn packed(plan: &Plan) -> String {
+    match plan.settings.data.packing_samples == Some(true) {
+        true => format!(", packed into sequences of {}", plan.dataset.max_len()),
+        false => String::new(),
+    }
 }
 
 /// What it costs, and saves, that gradients of several micro-batches are reduced once.

@@ -168,20 +168,20 @@ pub struct Model {
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct Data {
-    /// Text, .jsonl, .parquet, .npy: files or directories; or `synthetic` [default: Rust sources of cargo's registry]
+    /// Text, .jsonl, .json, .parquet, .npy: files or directories; or `synthetic` [default: Rust sources of cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
     /// `bytes`, a tokenizer.json, or a directory that holds one [default: that of pretrain, or bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// Field of a row that holds the prompt, or with a chat template the messages [default: messages]
+    /// Field of a row that holds the prompt, or with a chat template the messages [default: messages or conversations]
     #[arg(long, value_name = "KEY")]
     pub input_key: Option<String>,
     /// Field of a row that holds the answer [default: the last message]
     #[arg(long, value_name = "KEY")]
     pub output_key: Option<String>,
-    /// Render messages with the tokenizer's chat template
+    /// Render messages with the tokenizer's chat template; of Alpaca's rows, instruction and input are the user's message
     #[arg(long)]
     pub apply_chat_template: Option<bool>,
     /// Loss on every message of the assistant, not on the last only; renders with the chat template
@@ -208,7 +208,7 @@ pub struct Data {
     /// Without packing: samples of a step dealt so that micro-batches of all ranks are of like lengths
     #[arg(long)]
     pub group_by_length: Option<bool>,
-    /// Use only the first samples of the training split [default: all]
+    /// Use only the first samples of the data set [default: all]
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,
     /// A new order of samples each epoch, from the seed

@@ -18,6 +18,7 @@ mod corpora;
 mod order;
 mod packing;
 mod sft;
+mod shapes;
 mod streams;
 mod templates;
 mod tokens;

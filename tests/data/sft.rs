@@ -66,13 +66,13 @@ fn tokens_and_loss_are_those_of_openrlhf() {
     }
 }
 
-fn recipe(format: Format) -> Recipe {
+pub fn recipe(format: Format) -> Recipe {
     Recipe { format, tokenizer: Tokenizer::Bytes, bound: 257, max_len: 64 }
 }
-fn chatml() -> Option<Arc<ChatTemplate>> {
+pub fn chatml() -> Option<Arc<ChatTemplate>> {
     Some(template("chatml", &Tokenizer::Bytes))
 }
-fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
+pub fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
     let mut out = Row::default();
     let outcome = recipe(format).line(row.to_string().as_bytes(), &mut out)?;
     Ok(match outcome {
@@ -80,7 +80,7 @@ fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
         Outcome::Dropped => (vec![], "dropped".into()),
     })
 }
-fn keys(input: &str, output: Option<&str>) -> Format {
+pub fn keys(input: &str, output: Option<&str>) -> Format {
     Format { input_key: Some(input.into()), output_key: output.map(str::to_string), ..Format::default() }
 }
 
@@ -130,11 +130,16 @@ fn rows_that_cannot_be_learned_from_say_why() {
     let chat = || Format { chat: chatml(), apply_chat_template: true, ..Format::default() };
     let talk = |turns: Value| json!({ "messages": turns });
     let user = || json!({"role": "user", "content": "a"});
-    says(chat(), talk(json!([])), &["no messages in messages"]);
+    says(chat(), talk(json!([])), &["no messages"]);
     says(chat(), talk(json!([user()])), &["one message"]);
-    says(chat(), talk(json!("hi")), &["a text as messages", "--output-key"]);
+    says(chat(), talk(json!("hi")), &["a text as messages", "a list is expected"]);
+    says(Format { input_key: Some("q".into()), ..chat() }, json!({"q": "hi"}), &["a text as q", "--output-key"]);
     says(chat(), talk(json!([user(), "hi"])), &["message 1", "no object"]);
-    says(chat(), talk(json!([{"from": "human", "value": "a"}, user()])), &["message 0 without `role`", "from, value"]);
+    says(
+        chat(),
+        talk(json!([{"speaker": "human", "value": "a"}, user()])),
+        &["message 0 without `role`", "speaker, value"],
+    );
     says(chat(), talk(json!([user(), {"role": "gpt", "content": "b"}])), &["message 1 by \"gpt\"", "assistant"]);
     says(chat(), talk(json!([user(), {"role": "assistant"}])), &["message 1 without `content`"]);
     says(chat(), talk(json!([user(), {"role": "assistant", "content": 7}])), &["message 1", "a number"]);
@@ -172,7 +177,7 @@ fn flags_that_do_not_go_together_are_refused() {
 
 // --- files ------------------------------------------------------------------------------------------------------------
 
-fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result<Dataset, Error> {
+pub fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result<Dataset, Error> {
     Dataset::open(&DataOptions { format, ..files.options(name, max_len) })
 }
 

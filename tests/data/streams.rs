@@ -190,7 +190,7 @@ fn bad_datasets_are_refused_with_the_remedy() {
     refused(open("binary", 4), &["binary", "no readable text in 1 files"]);
     refused(open("binary/x.bin", 4), &["x.bin", "not a text file"]);
     refused(open("nothing", 4), &["nothing", "empty"]);
-    refused(open("", 4), &["text and rows (.jsonl) do not mix", "x.bin", "rows.jsonl"]);
+    refused(open("", 4), &["text and rows (.jsonl, .json) do not mix", "x.bin", "rows.jsonl"]);
     refused(open("novel.txt", 17), &["17 tokens", "max_len 17", "18"]);
     assert_eq!(open("novel.txt", 16).unwrap().rows(), 1);
     refused(open("novel.txt", 0), &["max_len"]);

@@ -1,0 +1,178 @@
+//! Rows that say by their keys what they are: conversations as OpenAI and ShareGPT write them, and Alpaca's instructions. Never
+//! renders and never tokenizes.
+//!
+//! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user are the user, gpt and assistant
+//! the assistant, observation and tool a tool; function_call is the assistant's own text, as it stands. A `system` beside it
+//! comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the input on a line of its own
+//! where it is not empty, and the assistant the output; `system` comes first, and the pairs of `history` before the
+//! instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words of Stanford Alpaca
+//! ([`alpaca_prompt`]), which have no place for the two.
+use super::recipe::{Fault, array, field, kind, string};
+use serde_json::{Map, Value, json};
+
+type Row = Map<String, Value>;
+
+/// Keys that a row may have where no flag names any.
+pub(super) const KEYS: [&str; 10] =
+    ["input_ids", "labels", "text", "messages", "conversations", "system", "instruction", "input", "output", "history"];
+
+/// Whom a message may be by. Templates know fewer; a name that none knows is a mistake in the data.
+const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+/// ShareGPT's `from`, and the role that it is.
+const SPEAKERS: [(&str, &str); 9] = [
+    ("human", "user"),
+    ("gpt", "assistant"),
+    ("system", "system"),
+    ("user", "user"),
+    ("assistant", "assistant"),
+    ("tool", "tool"),
+    ("observation", "tool"),
+    ("function_response", "tool"),
+    ("function_call", "assistant"),
+];
+
+/// What is there and not null.
+pub(super) fn there<'a>(row: &'a Row, key: &str) -> Option<&'a Value> {
+    row.get(key).filter(|v| !v.is_null())
+}
+/// The same, of a text that is not empty.
+fn text_there<'a>(row: &'a Row, key: &str) -> Option<&'a str> {
+    there(row, key)?.as_str().filter(|text| !text.is_empty())
+}
+
+pub(super) fn is_alpaca(row: &Row) -> bool {
+    there(row, "instruction").is_some() && there(row, "output").is_some()
+}
+
+/// Rows of a data set to learn from, and of little else.
+pub(super) fn is_known(row: &Row) -> bool {
+    ["input_ids", "messages", "conversations"].iter().any(|key| there(row, key).is_some()) || is_alpaca(row)
+}
+
+/// The messages of a row that no flag names fields of.
+pub(super) fn conversation(row: &Row) -> Result<Vec<Value>, Fault> {
+    let system = text_there(row, "system").map(|text| json!({"role": "system", "content": text}));
+    if let Some(list) = there(row, "messages") {
+        return Ok(array(list, "messages")?.to_vec());
+    }
+    if let Some(list) = there(row, "conversations") {
+        let list = array(list, "conversations")?;
+        let own = list.first().is_some_and(|first| first["from"] == "system" || first["role"] == "system");
+        return Ok(system.filter(|_| !own).into_iter().chain(list.iter().cloned()).collect());
+    }
+    if !is_alpaca(row) {
+        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+        return Err(format!(
+            "has none of `messages`, `conversations`, `instruction` with `output`; its keys are: {}",
+            keys.join(", ")
+        ));
+    }
+    let mut turns: Vec<Value> = system.into_iter().collect();
+    let said = |prompt: &str, answer: &str| {
+        [json!({"role": "user", "content": prompt}), json!({"role": "assistant", "content": answer})]
+    };
+    for pair in there(row, "history").map(|list| array(list, "history")).transpose()?.into_iter().flatten() {
+        match pair.as_array().map(Vec::as_slice) {
+            Some([Value::String(prompt), Value::String(answer)]) => turns.extend(said(prompt, answer)),
+            _ => return Err(format!("has {} in its history, where [prompt, answer] is expected", kind(pair))),
+        }
+    }
+    let (instruction, output) = (string(row, "instruction")?, string(row, "output")?);
+    let query = match input(row)? {
+        Some(input) => format!("{instruction}\n{input}"),
+        None => instruction.to_string(),
+    };
+    turns.extend(said(&query, output));
+    Ok(turns)
+}
+
+fn input(row: &Row) -> Result<Option<&str>, Fault> {
+    match there(row, "input") {
+        Some(_) => string(row, "input").map(|text| Some(text).filter(|text| !text.is_empty())),
+        None => Ok(None),
+    }
+}
+
+/// Stanford Alpaca's prompt (PROMPT_DICT of its train.py); the output follows without a space.
+pub(super) fn alpaca_prompt(row: &Row) -> Result<String, Fault> {
+    let listed = there(row, "history").is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()));
+    for (key, given) in [("system", text_there(row, "system").is_some()), ("history", listed)] {
+        if given {
+            return Err(format!(
+                "has a {key}, which Alpaca's prompt has no place for: add --apply-chat-template, or take it out"
+            ));
+        }
+    }
+    let (instruction, input) = (string(row, "instruction")?, input(row)?);
+    let task = "Below is an instruction that describes a task";
+    let answer = "Write a response that appropriately completes the request.";
+    Ok(match input {
+        Some(input) => format!(
+            "{task}, paired with an input that provides further context. {answer}\n\n### Instruction:\n{instruction}\n\n\
+             ### Input:\n{input}\n\n### Response:"
+        ),
+        None => format!("{task}. {answer}\n\n### Instruction:\n{instruction}\n\n### Response:"),
+    })
+}
+
+/// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation, and of
+/// the response; where neither is given the row's own keys say what it is.
+pub(super) fn turns(row: &Row, (input, output): (Option<&str>, Option<&str>)) -> Result<Vec<Value>, Fault> {
+    let mut turns = match input {
+        None => conversation(row)?,
+        Some(key) => match (field(row, key)?, output) {
+            (Value::String(text), Some(_)) => vec![json!({"role": "user", "content": text})],
+            (Value::String(_), None) => {
+                return Err(format!(
+                    "has a text as {key}, where a list of messages is expected; with a text, name the field of the response \
+                     with --output-key"
+                ));
+            }
+            (list, _) => array(list, key)?.to_vec(),
+        },
+    };
+    if let Some(output) = output {
+        match field(row, output)? {
+            Value::String(text) => turns.push(json!({"role": "assistant", "content": text})),
+            message @ Value::Object(_) => turns.push(message.clone()),
+            list => turns.extend(array(list, output)?.iter().cloned()),
+        }
+    }
+    for (i, turn) in turns.iter_mut().enumerate() {
+        message(i, turn)?;
+    }
+    match turns.len() {
+        0 => Err("has no messages".into()),
+        1 => Err("has one message: there is no prompt in front of the response".into()),
+        _ => Ok(turns),
+    }
+}
+
+/// Checks message `i`; one of ShareGPT's becomes one with a role.
+fn message(i: usize, turn: &mut Value) -> Result<(), Fault> {
+    let Value::Object(fields) = turn else {
+        return Err(format!("has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"));
+    };
+    if let (None, Some(from)) = (there(fields, "role"), there(fields, "from")) {
+        let role = SPEAKERS.iter().find(|(name, _)| from == name).map(|(_, role)| *role).ok_or_else(|| {
+            let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
+            format!("has a message {i} from {from}; ShareGPT's are: {}", known.join(", "))
+        })?;
+        let content = string(fields, "value").map_err(|what| format!("has a message {i} that {what}"))?;
+        *turn = json!({"role": role, "content": content});
+        return Ok(());
+    }
+    let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    match fields.get("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
+        Some(role) => return Err(format!("has a message {i} by {role}; a role is one of: {}", ROLES.join(", "))),
+        None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
+    }
+    match fields.get("content") {
+        Some(Value::String(_) | Value::Array(_)) => Ok(()),
+        // An assistant may only call tools.
+        None | Some(Value::Null) if fields.contains_key("tool_calls") => Ok(()),
+        None => Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
+        Some(other) => Err(format!("has a message {i} whose content is {}: it must be a text", kind(other))),
+    }
+}

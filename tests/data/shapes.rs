@@ -1,0 +1,281 @@
+//! JSON arrays, ShareGPT and Alpaca: the same rows give the same tokens whatever file they stand in, and what is wrong is named.
+use super::sft::{chatml, keys, make, open, recipe};
+use super::*;
+use flatshard::data::Row;
+use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::Type;
+use serde_json::{Value, json};
+
+fn chat() -> Format {
+    Format { chat: chatml(), multiturn: true, ..Format::default() }
+}
+fn said(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+fn text(format: Format, row: Value) -> String {
+    let (mut out, recipe) = (Row::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
+    recipe.row(row.as_object().unwrap(), &mut out).unwrap();
+    Tokenizer::Bytes.decode(&out.ids)
+}
+/// Of the tokens with loss.
+fn learned(format: Format, row: Value) -> String {
+    let (mut out, recipe) = (Row::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
+    recipe.row(row.as_object().unwrap(), &mut out).unwrap();
+    let learned: Vec<u32> = out.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
+    Tokenizer::Bytes.decode(&learned)
+}
+
+#[test]
+fn sharegpt_is_the_conversation_that_it_says() {
+    let talk = json!([
+        {"from": "human", "value": "1+1?"},
+        {"from": "function_call", "value": "{\"name\": \"add\"}"},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "two"},
+        {"from": "user", "value": "sure?"},
+        {"from": "assistant", "value": "yes"},
+    ]);
+    let turns = vec![
+        said("user", "1+1?"),
+        said("assistant", "{\"name\": \"add\"}"),
+        said("tool", "2"),
+        said("assistant", "two"),
+        said("user", "sure?"),
+        said("assistant", "yes"),
+    ];
+    let expected = text(chat(), json!({"messages": turns}));
+    assert!(expected.contains("<|im_start|>tool\n2<|im_end|>"), "{expected}");
+    for row in [json!({"conversations": talk}), json!({"messages": talk}), json!({"conversations": turns})] {
+        assert_eq!(text(chat(), row.clone()), expected, "{row}");
+        // Without a flag too, where there is a template.
+        assert_eq!(text(Format { chat: chatml(), ..Format::default() }, row), expected);
+    }
+    assert_eq!(text(Format { input_key: Some("talk".into()), ..chat() }, json!({"talk": talk})), expected);
+    let with_system = [vec![said("system", "be brief")], turns].concat();
+    let expected = text(chat(), json!({"messages": with_system}));
+    assert_eq!(text(chat(), json!({"system": "be brief", "conversations": talk})), expected);
+    let own = [vec![json!({"from": "system", "value": "be brief"})], talk.as_array().unwrap().clone()].concat();
+    assert_eq!(text(chat(), json!({"system": "not this", "conversations": own})), expected);
+}
+
+#[test]
+fn alpaca_is_the_users_message_and_the_answer() {
+    let row = json!({"instruction": "Add.", "input": "1 and 1", "output": "2"});
+    let bare = json!({"instruction": "Say hi.", "input": "", "output": "hi"});
+    let as_messages = |turns: Vec<Value>| text(chat(), json!({"messages": turns}));
+    assert_eq!(text(chat(), row.clone()), as_messages(vec![said("user", "Add.\n1 and 1"), said("assistant", "2")]));
+    for none in [bare.clone(), json!({"instruction": "Say hi.", "output": "hi", "text": "ignored"})] {
+        assert_eq!(text(chat(), none), as_messages(vec![said("user", "Say hi."), said("assistant", "hi")]));
+    }
+    let long = json!({"system": "s", "history": [["a", "b"]], "instruction": "c", "input": null, "output": "d"});
+    let turns =
+        [said("system", "s"), said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")];
+    assert_eq!(text(chat(), long.clone()), as_messages(turns.to_vec()));
+
+    // Without a chat template: PROMPT_DICT of Stanford Alpaca's train.py.
+    let prompt = "Below is an instruction that describes a task, paired with an input that provides further context. Write a \
+                  response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 1\n\n\
+                  ### Response:";
+    let plain = Format::default;
+    assert_eq!(text(plain(), row.clone()), format!("{prompt}2"));
+    assert_eq!(learned(plain(), row), "2");
+    let prompt = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
+                  ### Instruction:\nSay hi.\n\n### Response:";
+    assert_eq!(text(plain(), bare), format!("{prompt}hi"));
+    let says = |format: Format, row: Value, parts: &[&str]| {
+        let fault = make(format, row).unwrap_err();
+        parts.iter().for_each(|part| assert!(fault.contains(part), "{part:?} is not in: {fault}"));
+    };
+    says(plain(), long, &["a system", "--apply-chat-template"]);
+    says(plain(), json!({"history": [["a", "b"]], "instruction": "c", "output": "d"}), &["a history"]);
+    says(plain(), json!({"instruction": 3, "output": "d"}), &["a number as instruction"]);
+    says(plain(), json!({"instruction": "c", "input": []}), &["none of", "instruction", "instruction, input"]);
+    says(
+        chat(),
+        json!({"instruction": "c", "input": []}),
+        &["none of `messages`, `conversations`", "instruction, input"],
+    );
+    says(chat(), json!({"instruction": "c", "output": "d", "input": 3}), &["a number as input"]);
+    says(chat(), json!({"instruction": "c", "output": "d", "history": ["a"]}), &["a text in its history"]);
+    says(chat(), json!({"conversations": [{"from": "narrator", "value": "a"}]}), &["from \"narrator\"", "human, gpt"]);
+    says(chat(), json!({"conversations": [{"from": "gpt", "value": 3}]}), &["message 0", "a number as value"]);
+    says(chat(), json!({"conversations": "a"}), &["a text as conversations"]);
+}
+
+/// Conversations of two messages, and instructions.
+fn talks(n: usize) -> Vec<[String; 2]> {
+    (0..n).map(|i| [format!("a \"question\" [{i}]"), format!("{{answer}} \\ {i}")]).collect()
+}
+fn lines(rows: &[Value]) -> String {
+    rows.iter().map(|row| format!("{row}\n")).collect()
+}
+
+/// A Parquet file of one row group: `columns` of texts, or of lists of as many texts as there are parts to each.
+fn parquet_of(schema: Type, columns: &[(Vec<&str>, usize)]) -> Vec<u8> {
+    let properties = Arc::new(WriterProperties::builder().build());
+    let mut file = SerializedFileWriter::new(Vec::new(), Arc::new(schema), properties).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    for (texts, each) in columns {
+        let values: Vec<ByteArray> = texts.iter().map(|&text| ByteArray::from(text)).collect();
+        let repeats: Vec<i16> = (0..texts.len()).map(|i| (i % each > 0) as i16).collect();
+        let defined = vec![1; texts.len()];
+        let mut column = group.next_column().unwrap().unwrap();
+        let levels = (*each > 1).then_some((&defined[..], &repeats[..])).unzip();
+        column.typed::<ByteArrayType>().write_batch(&values, levels.0, levels.1).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    file.into_inner().unwrap()
+}
+fn texts(name: &str) -> Arc<Type> {
+    let column = Type::primitive_type_builder(name, Physical::BYTE_ARRAY).with_repetition(Repetition::REQUIRED);
+    Arc::new(column.with_logical_type(Some(LogicalType::String)).build().unwrap())
+}
+fn group(name: &str, repetition: Option<Repetition>, list: bool, fields: Vec<Arc<Type>>) -> Type {
+    let mut group = Type::group_type_builder(name).with_fields(fields);
+    if let Some(repetition) = repetition {
+        group = group.with_repetition(repetition);
+    }
+    if list {
+        group = group.with_logical_type(Some(LogicalType::List)).with_converted_type(ConvertedType::LIST);
+    }
+    group.build().unwrap()
+}
+
+#[test]
+fn the_same_rows_are_the_same_tokens_in_every_file() {
+    let talks = talks(1500); // several pieces
+    let sharegpt: Vec<Value> = talks
+        .iter()
+        .map(|[q, a]| json!({"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}))
+        .collect();
+    let openai: Vec<Value> =
+        talks.iter().map(|[q, a]| json!({"messages": [said("user", q), said("assistant", a)]})).collect();
+    let alpaca: Vec<Value> = talks.iter().map(|[q, a]| json!({"instruction": q, "input": "", "output": a})).collect();
+    let parts = |i: usize| talks.iter().map(|talk| talk[i].as_str()).collect::<Vec<_>>();
+    let element = group("element", Some(Repetition::REQUIRED), false, vec![texts("from"), texts("value")]);
+    let list = group("list", Some(Repetition::REPEATED), false, vec![Arc::new(element)]);
+    let list = group("conversations", Some(Repetition::REQUIRED), true, vec![Arc::new(list)]);
+    let flat = |i: usize| talks.iter().flat_map(move |t| [["human", t[0].as_str()][i], ["gpt", t[1].as_str()][i]]);
+    let nested = [(flat(0).collect(), 2), (flat(1).collect(), 2)];
+    let columns = vec![texts("instruction"), texts("input"), texts("output")];
+    let flat = [(parts(0), 1), (vec![""; 1500], 1), (parts(1), 1)];
+    let compact = serde_json::to_string(&sharegpt).unwrap();
+    let files = Files::with("rows.jsonl", lines(&openai));
+    files.put("compact.json", &compact);
+    files.put("pretty.json", format!("\u{feff}\n {}\n\n", serde_json::to_string_pretty(&openai).unwrap()));
+    files.put("lines.json", lines(&sharegpt));
+    files.put("array.jsonl", &compact);
+    files.put("sharegpt.jsonl", lines(&sharegpt));
+    files.put("sharegpt.parquet", parquet_of(group("schema", None, false, vec![Arc::new(list)]), &nested));
+    files.put("alpaca.json", serde_json::to_string(&alpaca).unwrap());
+    files.put("alpaca.jsonl", lines(&alpaca));
+    files.put("alpaca.parquet", parquet_of(group("schema", None, false, columns), &flat));
+    let on = || Format { chat: chatml(), apply_chat_template: true, ..Format::default() };
+    let expected = open(&files, "rows.jsonl", 200, on()).unwrap();
+    assert_eq!(expected.rows(), 1500);
+    for name in [
+        "compact.json",
+        "pretty.json",
+        "lines.json",
+        "array.jsonl",
+        "sharegpt.jsonl",
+        "sharegpt.parquet",
+        "alpaca.json",
+        "alpaca.jsonl",
+        "alpaca.parquet",
+    ] {
+        let found = open(&files, name, 200, on()).unwrap();
+        assert_eq!(found.report().tokens, expected.report().tokens, "{name}");
+        assert_eq!(rows(&found), rows(&expected), "{name}");
+        assert!(found.report().to_string().contains("tokens in 1500 samples of up to 200"), "{}", found.report());
+    }
+    // Without a template, in Alpaca's own words, and another length is another file of tokens.
+    let plain = |name, len| rows(&open(&files, name, len, Format::default()).unwrap());
+    let expected = plain("alpaca.jsonl", 400);
+    assert!(Tokenizer::Bytes.decode(&expected[7].0).ends_with("### Response:{answer} \\ 7"));
+    assert_eq!(plain("alpaca.json", 400), expected);
+    assert_eq!(plain("alpaca.parquet", 400), expected);
+    refused(open(&files, "alpaca.json", 50, Format::default()), &["none of its 1500 rows"]);
+}
+
+#[test]
+fn arrays_that_are_not_whole_are_refused_and_bad_rows_named_or_skipped() {
+    let good = r#"{"q": "a", "a": "b"}"#;
+    let of = |rows: &[&str]| format!("[{}]", rows.join(",\n"));
+    let put = |text: String| Files::with("t.json", text);
+    let skip = || Format { skip_bad_rows: true, ..keys("q", Some("a")) };
+    let says = |text: String, parts: &[&str]| {
+        refused(open(&put(text.clone()), "t.json", 16, keys("q", Some("a"))), parts);
+    };
+    says(of(&[good, "{\"q\": }", good]), &["t.json: row 1 (from 0) is not a row", "--skip-bad-rows"]);
+    says(of(&[good, good, "{\"q\": \"a\"}"]), &["row 2 (from 0) has no `a`"]);
+    says(of(&[good, "3"]), &["row 1 (from 0) is not a row", "JSON object"]);
+    let found = open(&put(of(&[good, "{\"q\": }", "3", good])), "t.json", 16, skip()).unwrap();
+    assert_eq!((found.rows(), found.report().bad), (2, 2));
+    assert!(found.report().first_bad.as_ref().unwrap().contains("row 1"));
+    let whole = of(&[good, good]);
+    for (cut, says) in [(whole.len() - 1, "row 2"), (whole.len() - 2, "row 1"), (8, "row 0"), (1, "row 0")] {
+        // Damage of the array is no matter of one row.
+        for format in [skip(), keys("q", Some("a"))] {
+            refused(open(&put(whole[..cut].into()), "t.json", 16, format), &["t.json", says, "cut short"]);
+        }
+    }
+    says(format!("{whole} {good}"), &["behind the end of the array"]);
+    says(of(&[good, ""]), &["row 1", "nothing in front of a comma"]);
+    refused(open(&put("[]".into()), "t.json", 16, keys("q", Some("a"))), &["t.json", "no rows"]);
+    let plain = open(&put(of(&[good])), "t.json", 16, Format::default());
+    refused(plain, &["row 0", "`conversations`", "q, a", "--input-key"]);
+}
+
+#[test]
+fn what_a_json_file_is_its_beginning_says_and_text_beside_it() {
+    let kind = |files: &Files, name: &str| Corpus::find(&[files.path(name)]).map(|c| c.kind.is_rows());
+    let files = Files::with("rows/a.json", r#"[{"messages": []}]"#);
+    files.put("rows/b.json", "{\"instruction\": \"a\", \"output\": \"b\"}\n{}\n");
+    files.put("rows/c.jsonl", "{}");
+    assert!(kind(&files, "rows").unwrap());
+    files.put("own/a.json", r#"[{"question": 3}]"#);
+    assert!(kind(&files, "own").unwrap() && kind(&files, "own/a.json").unwrap());
+    // As in sources.
+    files.put("code/package.json", "{\n  \"name\": \"x\"\n}\n");
+    files.put("code/fixtures.json", r#"[{"question": 3}, {"text": "a"}]"#);
+    files.put("code/numbers.json", "[1, 2, 3]");
+    files.put("code/main.rs", "fn main() {}");
+    assert!(!kind(&files, "code").unwrap());
+    assert!(!kind(&files, "code/package.json").unwrap() && !kind(&files, "code/numbers.json").unwrap());
+    // Rows that would be trained on as text.
+    files.put("code/train.json", r#"[{"conversations": []}]"#);
+    refused(kind(&files, "code"), &["do not mix", "train.json", "rows (.jsonl, .json)"]);
+}
+
+#[test]
+fn flags_of_rows_are_refused_where_there_are_none() {
+    let files = Files::with("t.txt", "some plain text");
+    files.put("object.json", "{\n\"messages\": []\n}");
+    let on = |change: fn(&mut Format)| {
+        let mut format = Format { chat: chatml(), ..Format::default() };
+        change(&mut format);
+        format
+    };
+    let cases: [(&str, Format); 6] = [
+        ("--apply-chat-template", on(|f| f.apply_chat_template = true)),
+        ("--multiturn", on(|f| f.multiturn = true)),
+        ("--input-key", keys("q", Some("a"))),
+        ("--input-key", Format { input_template: Some("{}".into()), ..keys("q", Some("a")) }),
+        ("--pretrain-mode", on(|f| f.pretrain_mode = true)),
+        ("--skip-bad-rows", on(|f| f.skip_bad_rows = true)),
+    ];
+    for (flag, format) in cases {
+        for name in ["t.txt", "object.json"] {
+            refused(open(&files, name, 4, format.clone()), &[flag, "has no effect", name, "is text", ".jsonl"]);
+        }
+        let synthetic = DataOptions { format, ..synthetic(4, 1) };
+        refused(Dataset::open(&synthetic), &[flag, "has no effect", "synthetic"]);
+    }
+    assert!(!files.cache().exists(), "nothing was read");
+    assert!(open(&files, "t.txt", 4, on(|_| ())).is_ok());
+}
