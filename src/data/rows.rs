@@ -10,6 +10,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, reader::RowIter};
 use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
