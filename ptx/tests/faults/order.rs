@@ -62,7 +62,7 @@ fn sources_of_copies_in_flight() {
     caught(Kind::InFlight, &["write of 'x'", "which an asynchronous copy or a wgmma still reads"], |s| {
         reverse_of(&source, s)
     });
-    let waited = plant(REVERSE, wait, &format!("cp.async.wait_group 0; @%more st.global.b32 [%x], %lane;"));
+    let waited = plant(REVERSE, wait, "cp.async.wait_group 0; @%more st.global.b32 [%x], %lane;");
     for schedule in SCHEDULES {
         reverse_of(&waited, schedule).unwrap_or_else(|report| panic!("{report}"));
     }

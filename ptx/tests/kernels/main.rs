@@ -3,6 +3,7 @@
 //!
 //! The rule is that of the CPU device's conformance tests: the largest and the mean error of an output are at most twice
 //! those of the same naive code in f32, rounded to the output's dtype (three times for gradients), plus a floor.
+mod beyond;
 mod budget;
 mod cases;
 mod elements;
