@@ -220,13 +220,19 @@ fn tick_text(x: f64) -> String {
         }
         if n < 0 { format!("-{out}") } else { out }
     };
+    // Ticks are sums, so their last digits are noise.
+    let power = || {
+        let text = format!("{x:.3e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        format!("{}e{exponent}", digits.trim_end_matches('0').trim_end_matches('.'))
+    };
     match x.abs() {
         0.0 => "0".into(),
-        a if a >= 1e7 => format!("{x:e}"),
+        a if a >= 1e7 => power(),
         a if a >= 10.0 || x.fract() == 0.0 => grouped(x.round() as i64),
         a if a >= 0.1 => format!("{:.2}", x).trim_end_matches('0').trim_end_matches('.').to_string(),
-        a if a >= 0.001 => format!("{:.4}", x).trim_end_matches('0').to_string(),
-        _ => format!("{x:e}"),
+        a if a >= 0.9e-4 => format!("{:.5}", x).trim_end_matches('0').to_string(),
+        _ => power(),
     }
 }
 
@@ -242,6 +248,11 @@ mod tests {
         assert!(flat[0] <= 3.0 && *flat.last().unwrap() >= 3.0 && flat.len() > 1);
         assert_eq!(tick_text(12345.0), "12,345");
         assert_eq!((tick_text(0.25), tick_text(0.0), tick_text(1e-5)), ("0.25".into(), "0".into(), "1e-5".into()));
+        let texts = |high| ticks(0.0, high, 5).into_iter().map(tick_text).collect::<Vec<_>>();
+        assert_eq!(texts(1e-3), ["0", "0.0002", "0.0004", "0.0006", "0.0008", "0.001"]);
+        assert_eq!(texts(5e-4), ["0", "0.0001", "0.0002", "0.0003", "0.0004", "0.0005"]);
+        assert_eq!(texts(1e-6), ["0", "2e-7", "4e-7", "6e-7", "8e-7", "1e-6"]);
+        assert_eq!(texts(6e7), ["0", "2e7", "4e7", "6e7"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ const STYLE: &str = "
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #f4f6f8; color: #1f2933; font: 15px/1.5 system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 32px 20px 64px; }
+main { max-width: 1240px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; }
 h2 { font-size: 18px; margin: 36px 0 12px; }
 p { margin: 0 0 12px; max-width: 78ch; }
@@ -20,9 +20,10 @@ p { margin: 0 0 12px; max-width: 78ch; }
 .fact b { display: block; font-size: 21px; line-height: 1.3; overflow-wrap: anywhere; }
 .fact span { font-size: 13px; color: #64707d; }
 .table { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid #e9edf1; }
-th { font-weight: 600; color: #64707d; background: #fafbfc; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 7px 9px; text-align: right; white-space: nowrap; border-bottom: 1px solid #e9edf1; }
+th { font-weight: 600; color: #64707d; background: #fafbfc; white-space: normal; vertical-align: bottom; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 tr:last-child td { border-bottom: 0; }
 tr.baseline td { background: #eef4ff; font-weight: 600; }
@@ -30,6 +31,17 @@ tr.failed td { color: #9f2d20; text-align: left; white-space: normal; }
 figure { margin: 0 0 18px; padding: 10px 12px; }
 figure svg { display: block; width: 100%; height: auto; }
 code { font-size: 13px; }
+@media (max-width: 1180px) {
+table, tbody { display: block; }
+thead { display: none; }
+tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); padding: 8px 4px; border-bottom: 1px solid #dde3e9; }
+tr:last-child { border-bottom: 0; }
+tr.baseline { background: #eef4ff; }
+tbody td { display: block; text-align: left; padding: 4px 10px; border: 0; white-space: normal; }
+td:first-child { grid-column: 1 / -1; font-size: 15px; font-weight: 600; }
+tr.failed td { grid-column: 1 / -1; }
+td[data-head]::before { content: attr(data-head); display: block; font-size: 12px; font-weight: 400; color: #64707d; }
+}
 ";
 
 /// `warmup`: steps that were not timed.
@@ -56,8 +68,10 @@ pub fn html(found: &Found, baseline: &Row, pictures: &[Picture], warmup: usize) 
     page += "</tr></thead>\n<tbody>\n";
     for row in &found.rows {
         page += if row.name == baseline.name { "<tr class=\"baseline\">" } else { "<tr>" };
-        for cell in table::cells(row, baseline) {
-            let _ = write!(page, "<td>{}</td>", escaped(&cell));
+        // On narrow screens a row is a card, and each value but the name says what it is.
+        for (i, (head, cell)) in table::HEAD.iter().zip(table::cells(row, baseline)).enumerate() {
+            let says = if i == 0 { String::new() } else { format!(" data-head=\"{}\"", escaped(head)) };
+            let _ = write!(page, "<td{says}>{}</td>", escaped(&cell));
         }
         page += "</tr>\n";
     }

@@ -68,12 +68,15 @@ impl Bars {
             texts.push((x + 8.0, middle + 4.5, style, &bar.text));
             canvas.height += ROW;
         }
-        if let Some(mark) = self.mark {
-            let x = left + mark * scale;
-            canvas.line((x, top - 5.0), (x, canvas.height - 5.0), INK, 1.0, "3 3");
-        }
-        for (x, y, style, text) in texts {
-            canvas.text(x, y, style, text); // over the mark
+        // The mark makes room for the texts that stand where it runs.
+        let mut y = top - 5.0;
+        for &(x, middle, style, text) in &texts {
+            let across = |at: f64| at > x - 3.0 && at < x + style.width(text) + 3.0;
+            if let Some(at) = self.mark.map(|mark| left + mark * scale).filter(|at| !across(*at)) {
+                canvas.line((at, y), (at, y + ROW), INK, 1.0, "3 3");
+            }
+            canvas.text(x, middle, style, text);
+            y += ROW;
         }
         canvas.height += 10.0;
         let said: Vec<String> = self.bars.iter().map(|bar| format!("{} {}", bar.label, bar.text)).collect();

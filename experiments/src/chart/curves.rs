@@ -35,7 +35,9 @@ impl Curves {
         let mut canvas = Canvas::new(&self.title, &self.subtitle);
         let legend: &[Curve] = self.panels.first().map_or(&[], |panel| &panel.curves);
         let names = legend.iter().flat_map(|curve| &curve.names);
-        let widest = names.map(|name| SMALL.width(name)).fold(0.0, f64::max);
+        // What a mark means stands where the legend does, so that no curve runs through it.
+        let marks = self.panels.iter().flat_map(|panel| &panel.mark).map(|(_, meaning)| SMALL.width(meaning) - 46.0);
+        let widest = names.map(|name| SMALL.width(name)).chain(marks).fold(0.0, f64::max);
         let (left, right) = (76.0, WIDTH - 20.0 - widest - 34.0 - 20.0);
         let top = canvas.height;
 
@@ -102,12 +104,7 @@ impl Panel {
         }
         if let Some((value, meaning)) = &self.mark {
             canvas.line((left, place(*value)), (right, place(*value)), EXPOSED, 1.0, "4 3");
-            canvas.text(
-                right - 4.0,
-                place(*value) - 5.0,
-                Style { fill: EXPOSED, ..SMALL }.anchored(Anchor::End),
-                meaning,
-            );
+            canvas.text(right + 8.0, place(*value) + 4.0, Style { fill: EXPOSED, ..SMALL }, meaning);
         }
         canvas.height = bottom + 44.0;
     }

@@ -123,6 +123,55 @@ fn pictures_and_page_are_whole_and_self_contained() {
     assert!(page.contains("not finite"));
 }
 
+/// The number of an attribute.
+fn number(element: &str, name: &str) -> f64 {
+    let value = element.split_once(&format!(" {name}=\"")).and_then(|(_, rest)| rest.split_once('"'));
+    value.and_then(|(value, _)| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {element}"))
+}
+
+/// Bars that end a little before the baseline's, so that their texts stand where its line runs.
+#[test]
+fn dashed_lines_run_past_texts_and_narrow_screens_show_every_column() {
+    let dir = TempDir::new().unwrap();
+    for (name, seconds, mib) in [("ddp_fp32", 2.0, 100), ("zero1", 2.2, 90), ("zero2", 2.1, 97), ("tp2", 4.0, 120)] {
+        run(dir.path(), name, &[seconds], 0.5, mib, &[4.0, 3.5, 3.0]);
+    }
+    assert_eq!(experiments(dir.path(), &["analyze", "--output-dir", "."]).code, 0);
+    let page = fs::read_to_string(dir.path().join("analysis/report.html")).unwrap();
+    let (mut upright, mut met) = (0, 0);
+    for svg in page.split("<svg ").skip(1) {
+        let dashed =
+            |line: &&str| line.contains("stroke-dasharray=\"3 3\"") && number(line, "x1") == number(line, "x2");
+        let lines: Vec<&str> = svg.lines().filter(|line| line.starts_with("<line ")).filter(dashed).collect();
+        upright += lines.len();
+        for text in svg.lines().filter(|line| line.starts_with("<text ") && line.contains("text-anchor=\"start\"")) {
+            let said = text.split_once('>').unwrap().1.trim_end_matches("</text>");
+            // DejaVu Sans: letters are half as wide as high, and more.
+            let (x, y, size) = (number(text, "x"), number(text, "y"), number(text, "font-size"));
+            let inside = |at: f64| at > x && at < x + 0.5 * size * said.chars().count() as f64;
+            let through = |line: &&&str| inside(number(line, "x1")) && number(line, "y1") < y && number(line, "y2") > y;
+            assert_eq!(lines.iter().find(through), None, "through {said:?}");
+            met += lines.iter().any(|line| inside(number(line, "x1"))) as usize;
+        }
+    }
+    assert!(upright >= 6 && met >= 3, "{upright} dashed lines, {met} texts at them");
+    // On narrow screens a row is a card: a value says what it is, and nothing lies beyond the edge.
+    assert!(page.contains("@media (max-width: ") && page.contains("content: attr(data-head)"));
+    for head in [
+        "mesh",
+        "tokens/s",
+        "speed",
+        "peak MiB",
+        "memory",
+        "comm MiB/step",
+        "exposed",
+        "loss first → last",
+        "loss apart",
+    ] {
+        assert_eq!(page.matches(&format!("<td data-head=\"{head}\">")).count(), 4, "{head}");
+    }
+}
+
 #[test]
 fn what_failed_is_shown_and_does_not_count() {
     let dir = TempDir::new().unwrap();

@@ -1,5 +1,5 @@
 //! `experiments compare` from outside: each verdict with its exit status and the step it names.
-use crate::common::experiments;
+use crate::common::{experiments, pretenders};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
@@ -103,4 +103,49 @@ fn a_plot_is_a_picture() {
     let (code, _, err) = compare(dir.path(), &["a", "a", "--plot=x.jpg"]);
     assert_eq!(code, 2);
     assert!(err.contains("x.jpg"), "{err}");
+}
+
+/// What the picture's texts say.
+fn texts(svg: &str) -> Vec<&str> {
+    svg.lines().filter_map(|line| line.strip_prefix("<text ")?.split_once('>')?.1.strip_suffix("</text>")).collect()
+}
+
+#[test]
+fn ticks_are_short_and_no_curve_runs_through_the_threshold() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
+    losses(dir.path(), "b", &[4.001, 3.0, 2.0009]);
+    for threshold in ["0.001", "0.0006", "0.00003", "2e-7"] {
+        experiments(dir.path(), &["compare", "a", "b", "--threshold", threshold, "--plot=x.svg"]);
+        let svg = fs::read_to_string(dir.path().join("x.svg")).unwrap();
+        let ticks: Vec<&str> = texts(&svg).into_iter().filter(|text| text.parse::<f64>().is_ok()).collect();
+        assert!(ticks.len() > 8 && ticks.iter().all(|tick| tick.len() <= 7), "{threshold}: {ticks:?}");
+        // The word begins to the right of where curves and lines end.
+        let end = |line: &str| line.split_once("x2=\"")?.1.split_once('"')?.0.parse::<f64>().ok();
+        let right = svg.lines().filter_map(end).fold(0.0, f64::max);
+        let word = svg.lines().find(|line| line.ends_with(">threshold</text>")).unwrap();
+        let from: f64 = word.split('"').nth(1).unwrap().parse().unwrap();
+        assert!(from > right && word.contains("text-anchor=\"start\""), "{threshold}: {word}, lines end at {right}");
+    }
+}
+
+/// The commands of the README, with training binaries that pretend: what `compare` is given is what `run` writes.
+#[test]
+fn the_readme_compares_what_run_writes() {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let line = |verb: &str| {
+        let start = format!("target/release/experiments {verb} ");
+        let line =
+            readme.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {verb} in README"));
+        let words = line["target/release/experiments ".len()..].split('#').next().unwrap().split_whitespace();
+        words.map(String::from).collect::<Vec<_>>()
+    };
+    let dir = TempDir::new().unwrap();
+    pretenders(dir.path(), "");
+    let run = [line("run"), vec!["--bin-dir".into(), "bin".into()]].concat();
+    for words in [run, line("compare")] {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let ended = experiments(dir.path(), &words);
+        assert_eq!(ended.code, 0, "{words:?}: {}{}", ended.out, ended.err);
+    }
 }
