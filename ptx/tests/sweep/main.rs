@@ -83,7 +83,8 @@ fn sweep(name: &str, run: impl Fn(u64, &dyn Fn(String) -> String) -> Option<Vec<
     });
     let mut wanted = of.get(name).cloned().unwrap_or_default();
     let mut found = unseen.clone();
-    (wanted.sort_unstable(), found.sort_unstable());
+    wanted.sort_unstable();
+    found.sort_unstable();
     assert!(all.len() >= 5, "{name}: only {} faults to plant", all.len());
     assert!(
         found == wanted,
