@@ -7,6 +7,7 @@ mod held;
 use common::stores::*;
 use common::*;
 use flatshard::base::{Category, DType};
+use flatshard::ckpt::disk::{Disk, Op};
 use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
 use flatshard::comm::MeshSizes;
 use flatshard::nn::Decoder;
@@ -14,9 +15,10 @@ use flatshard::store::{ShardedOptions, Stage, Wrap};
 use flatshard::strategy::Strategy;
 use held::*;
 use safetensors::SafeTensors;
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// Every store, in both precisions; the sharded one with units that cut tensors elsewhere.
 fn strategies() -> Vec<(String, Arc<dyn Strategy>)> {
@@ -182,5 +184,73 @@ fn the_plan_is_what_is_allocated() {
             assert_eq!((Category::Other, held), Checkpointer::planned(layouts, moments));
             Ok(())
         });
+    }
+}
+
+/// What a crash of the machine may take away, by the operations of all ranks in their order.
+#[derive(Default)]
+struct Unsynced {
+    /// Written by a rank that has not synced them since: another's fsync does not reach what a host has in its own cache.
+    content: BTreeSet<(usize, PathBuf)>,
+    /// New names, whose directories have not been synced since.
+    names: BTreeSet<PathBuf>,
+    /// Names that were given, in order.
+    renamed: Vec<String>,
+    writes: usize,
+}
+
+impl Unsynced {
+    fn see(&mut self, rank: usize, op: Op) {
+        match op {
+            Op::Make(path) => drop(self.names.insert(path)),
+            Op::Create(path) | Op::Open(path) if self.content.contains(&(rank, path.clone())) => {
+                panic!("{path:?} was written, not synced, and opened again")
+            }
+            Op::Create(path) => drop(self.names.insert(path)),
+            Op::Open(_) => {}
+            Op::Write(path) => {
+                self.content.insert((rank, path));
+                self.writes += 1;
+            }
+            Op::Sync(path) => {
+                self.names.retain(|name| name.parent() != Some(&path));
+                self.content.remove(&(rank, path));
+            }
+            Op::Rename { from, to } => {
+                assert!(self.content.is_empty(), "{to:?} appears before its content is durable: {:?}", self.content);
+                self.names.remove(&from);
+                let inside = self.names.iter().find(|name| name.starts_with(&from) || to.ends_with("latest"));
+                assert!(inside.is_none(), "{to:?} appears before {inside:?} is durable");
+                self.renamed.push(to.file_name().unwrap().to_str().unwrap().into());
+                self.names.insert(to);
+            }
+        }
+    }
+}
+
+/// Content first, then the names in the new directory, then its own name, then the one that points to it; each is on disk before
+/// the next begins.
+#[test]
+fn a_save_is_durable_before_it_has_its_name() {
+    let spec = llama();
+    for world in [1, 3] {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = dir.path().join("new/runs");
+        let seen = Arc::new(Mutex::new(Unsynced::default()));
+        ranks(world, |rank| {
+            let mut held = Held::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
+            let (seen, number) = (seen.clone(), rank.rank);
+            held.ckpt.on_disk(Disk::watched(move |op| seen.lock().unwrap_or_else(|e| e.into_inner()).see(number, op)));
+            held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
+            held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
+            held.ckpt.save_behind(&runs, 9, &mut *held.store, &mut held.optimizer, &state(2))?;
+            held.ckpt.settle()?;
+            held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store)
+        });
+        let seen = seen.lock().unwrap();
+        assert!(seen.content.is_empty() && seen.names.is_empty(), "{:?} {:?}", seen.content, seen.names);
+        let names = ["step-00000001", "latest", "step-00000001", "latest", "step-00000002", "latest", "hf"];
+        assert_eq!(seen.renamed, names);
+        assert!(seen.writes > 4 * 10 * world, "{} writes were seen", seen.writes);
     }
 }

@@ -1,6 +1,7 @@
 //! Saving behind training: a copy of what this rank owns, written by a thread. Never touches the store after the copy, and
 //! never holds more than one copy.
 use super::CHUNK;
+use super::disk::Disk;
 use super::layout::{Plan, Share};
 use super::save::each_run;
 use super::writer::Writer;
@@ -74,9 +75,9 @@ impl Snapshot {
 pub(super) struct Job(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
 
 impl Job {
-    pub fn start(snapshot: Snapshot, plan: Arc<Plan>, dir: PathBuf, timeline: Timeline) -> Result<Job> {
+    pub fn start(snapshot: Snapshot, disk: Disk, plan: Arc<Plan>, dir: PathBuf, timeline: Timeline) -> Result<Job> {
         let write = move || {
-            let write = || Writer::open(plan, &dir).and_then(|writer| snapshot.write(writer));
+            let write = || Writer::open(&disk, plan, &dir).and_then(|writer| snapshot.write(writer));
             let sums = timeline.host(Lane::Checkpoint, "write", None, write);
             (snapshot, sums)
         };

@@ -51,7 +51,7 @@ impl Companions {
     /// file in one), else of `model`.
     pub fn of(spec: &Spec, model: Option<&Path>, tokenizer: Option<&Path>) -> Result<Companions> {
         let mut companions = Companions::default();
-        let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::dirs::parent(path).into() };
+        let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::disk::parent(path).into() };
         let tokenizer = tokenizer.map(directory).or(model.map(directory));
         for (dir, names) in [(tokenizer, &TOKENIZER[..]), (model.map(directory), &[GENERATION])] {
             let Some(dir) = dir else { continue };

@@ -1,7 +1,8 @@
 //! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed. Never
 //! reads what is inside, and never removes a directory that does not carry our name.
+use super::disk::{Disk, parent};
 use crate::base::{Error, Result, open};
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -111,7 +112,7 @@ pub struct Lock {
 /// rank saves.
 pub fn prepare(dir: &Path) -> Result<Lock> {
     let bad = |what: String| Error::input(format!("--ckpt-dir {}: {what}", dir.display()));
-    fs::create_dir_all(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
+    Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
     let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
     // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none (NFS), two
     // runs are not told apart.
@@ -151,37 +152,33 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     result.map_err(|e| Error::io("remove", path, e))
 }
 
-pub(super) fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
-}
-
 /// Gives the complete directory `from` its name `to`, at once and durably; what had that name is removed.
-pub(super) fn publish(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn publish(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     let failed = |e: std::io::Error| Error::io("rename", to, e);
     // An empty directory under the name is replaced by rename itself; a full one changes places with the new one.
-    match fs::rename(from, to) {
+    match disk.rename(from, to) {
         Ok(()) => {}
         Err(_) if to.is_dir() => {
-            if renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE).is_err() {
+            if disk.exchange(from, to).is_err() {
                 // A file system without exchange (NFS): the name is free for a moment.
                 let aside = from.with_extension("old");
-                fs::rename(to, &aside).map_err(failed)?;
-                fs::rename(from, to).map_err(failed)?;
-                fs::rename(&aside, from).map_err(failed)?;
+                disk.rename(to, &aside).map_err(failed)?;
+                disk.rename(from, to).map_err(failed)?;
+                disk.rename(&aside, from).map_err(failed)?;
             }
             remove(from)?;
         }
         Err(e) => return Err(failed(e)),
     }
-    sync_dir(parent(to))
+    disk.sync_dir(parent(to))
 }
 
 /// `latest` names `name` from now on.
-pub(super) fn point_latest(dir: &Path, name: &str) -> Result<()> {
+pub(super) fn point_latest(disk: &Disk, dir: &Path, name: &str) -> Result<()> {
     let unfinished = dir.join(format!("{UNFINISHED}{LATEST}"));
-    write_synced(&unfinished, format!("{name}\n").as_bytes())?;
-    fs::rename(&unfinished, dir.join(LATEST)).map_err(|e| Error::io("rename", dir.join(LATEST), e))?;
-    sync_dir(dir)
+    disk.write(&unfinished, format!("{name}\n").as_bytes())?;
+    disk.rename(&unfinished, &dir.join(LATEST)).map_err(|e| Error::io("rename", dir.join(LATEST), e))?;
+    disk.sync_dir(dir)
 }
 
 /// Removes what lies behind the `keep` newest checkpoints up to `newest`. Those of later steps belong to a run that was
@@ -194,20 +191,6 @@ pub(super) fn prune(dir: &Path, newest: u64, keep: usize) -> Result<()> {
         remove(&doomed)?;
     }
     Ok(())
-}
-
-pub(super) fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(path)?;
-        std::io::Write::write_all(&mut file, content)?;
-        file.sync_all()
-    };
-    write().map_err(|e| Error::io("write", path, e))
-}
-
-/// "." for a bare name.
-pub(super) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -246,7 +229,7 @@ mod tests {
         assert_eq!(newest(), None);
         make(dir.path(), &["step-00000010", "step-00000020", ".tmp-step-00000030-00"]);
         assert_eq!(newest().as_deref(), Some("step-00000020"));
-        point_latest(dir.path(), "step-00000010").unwrap();
+        point_latest(&Disk::default(), dir.path(), "step-00000010").unwrap();
         assert_eq!(newest().as_deref(), Some("step-00000010"));
         for stale in ["step-00000099", "../../etc", ""] {
             fs::write(dir.path().join(LATEST), stale).unwrap();
@@ -258,7 +241,7 @@ mod tests {
     fn older_ones_follow_only_where_nobody_named_one() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", "step-00000020", "step-00000030", "step-00000040"]);
-        point_latest(dir.path(), "step-00000030").unwrap();
+        point_latest(&Disk::default(), dir.path(), "step-00000030").unwrap();
         let steps = |resume: Resume| -> Vec<u64> {
             let found = candidates(Some(dir.path()), &resume).unwrap();
             found.iter().map(|path| step(&path.file_name().unwrap().to_string_lossy()).unwrap()).collect()
@@ -295,7 +278,7 @@ mod tests {
         for content in ["first", "second"] {
             fs::create_dir(&new).unwrap();
             fs::write(new.join("file"), content).unwrap();
-            publish(&new, &old).unwrap();
+            publish(&Disk::default(), &new, &old).unwrap();
             assert_eq!(fs::read_to_string(old.join("file")).unwrap(), content);
             assert_eq!(listed(dir.path()), ["step-00000010"]);
         }

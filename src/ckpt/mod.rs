@@ -14,6 +14,7 @@ mod behind;
 mod checksum;
 mod companions;
 pub mod dirs;
+pub mod disk;
 pub mod header;
 pub mod hf;
 pub mod layout;
@@ -58,6 +59,7 @@ pub struct Checkpointer {
     /// Kept from one save behind training to the next.
     snapshot: behind::Snapshot,
     exchange: Exchange,
+    disk: disk::Disk,
     /// Of the mesh, and where this rank is in it.
     sizes: MeshSizes,
     at: Coords,
@@ -101,6 +103,7 @@ impl Checkpointer {
             timeline: Timeline::default(),
             snapshot: behind::Snapshot::default(),
             exchange,
+            disk: disk::Disk::default(),
             sizes: mesh.sizes,
             at: mesh.coords,
         })
@@ -109,6 +112,10 @@ impl Checkpointer {
     /// What goes on behind training is written on it from now on.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.timeline = timeline;
+    }
+    /// Saves from now on are seen by this disk's watcher.
+    pub fn on_disk(&mut self, disk: disk::Disk) {
+        self.disk = disk;
     }
     /// What is saved from now on has these files beside the weights. Only rank 0 needs them.
     pub fn accompany(&mut self, companions: Companions) {

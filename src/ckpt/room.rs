@@ -1,13 +1,13 @@
 //! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor is.
 //! Never writes a tensor.
+use super::disk::{self, Disk};
 use super::layout::Plan;
-use super::{companions, dirs, hf};
+use super::{companions, hf};
 use crate::base::{Error, Result};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Whether `--save-hf dir` may be written: new, empty, or holding nothing but an earlier export.
@@ -38,29 +38,27 @@ pub fn check_export(dir: &Path) -> Result<()> {
 }
 
 /// The directory with every tensor file at its full length: a full disk is found here, before anything is written.
-pub(super) fn create(dir: &Path, plan: &Plan) -> Result<()> {
-    let parent = dirs::parent(dir);
-    if !parent.exists() {
-        fs::create_dir_all(parent).map_err(|e| Error::io("make", parent, e))?;
-        dirs::sync_dir(dirs::parent(parent))?;
-    }
+pub(super) fn create(disk: &Disk, dir: &Path, plan: &Plan) -> Result<()> {
+    let parent = disk::parent(dir);
+    disk.make_dirs(parent)?;
     if free(parent).is_some_and(|free| free < plan.bytes()) {
         return Err(no_room(parent, plan, Errno::NOSPC.into()));
     }
     let make = || {
-        fs::create_dir(dir).map_err(|e| Error::io("make", dir, e))?;
+        disk.make_dir(dir)?;
         for plan_file in &plan.files {
             let path = dir.join(&plan_file.name);
-            let failed = |e| Error::io("write", &path, e);
-            let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-            match fallocate(&file, FallocateFlags::empty(), 0, plan_file.bytes) {
+            let made = disk.create(&path)?;
+            match fallocate(&made.file, FallocateFlags::empty(), 0, plan_file.bytes) {
                 // A file system that cannot promise space: a full disk is found while writing.
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(plan_file.bytes).map_err(failed)?,
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    made.file.set_len(plan_file.bytes).map_err(|e| Error::io("write", &path, e))?;
+                }
                 Err(e) => return Err(no_room(&path, plan, e.into())),
                 Ok(()) => {}
             }
-            file.write_all_at(&plan_file.header, 0).map_err(failed)?;
-            file.sync_all().map_err(failed)?;
+            made.write_at(&plan_file.header, 0)?;
+            made.sync()?; // other hosts write the rest, and sync only what is theirs
         }
         Ok(())
     };
@@ -73,7 +71,7 @@ fn free(dir: &Path) -> Option<u64> {
 }
 
 fn no_room(path: &Path, plan: &Plan, cause: std::io::Error) -> Error {
-    let free = free(dirs::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
+    let free = free(disk::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
         "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (--keep), or \
          save elsewhere (--ckpt-dir). Complete checkpoints are untouched",

@@ -4,6 +4,7 @@
 //! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0 *publishes*.
 //! Behind training, the second and the third each run in a thread, and the ranks agree between them.
 use super::behind::Job;
+use super::disk::{self, Disk};
 use super::layout::{Plan, Share, runs};
 use super::room::{check_export, create};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
@@ -77,7 +78,8 @@ impl Checkpointer {
         let share = self.share(store);
         let mut snapshot = std::mem::take(&mut self.snapshot);
         let job = snapshot.take(&*self.dev, &publication.plan, share, store, Some(optimizer)).and_then(|()| {
-            Job::start(snapshot, publication.plan.clone(), publication.dir.clone(), self.timeline.clone())
+            let Publication { disk, plan, dir, .. } = &publication;
+            Job::start(snapshot, disk.clone(), plan.clone(), dir.clone(), self.timeline.clone())
         });
         let job = self.exchange.agree(&*self.dev, "copy its part of the checkpoint", job);
         self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, Box::new(publication));
@@ -165,7 +167,7 @@ impl Checkpointer {
     ) -> Result<Publication> {
         let started = Instant::now();
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let unfinished = |nonce: u64| dirs::parent(&target).join(dirs::unfinished(&name, nonce));
+        let unfinished = |nonce: u64| disk::parent(&target).join(dirs::unfinished(&name, nonce));
         let nonce =
             SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64) ^ (std::process::id() as u64) << 32;
         let prepared = match self.rank() {
@@ -173,7 +175,7 @@ impl Checkpointer {
                 .as_ref()
                 .map_or_else(|| check_export(&target), |_| Ok(()))
                 .and_then(|()| dirs::sweep_beside(&target))
-                .and_then(|()| create(&unfinished(nonce), &plan)),
+                .and_then(|()| create(&self.disk, &unfinished(nonce), &plan)),
             _ => Ok(()),
         };
         let what = "make room for the checkpoint";
@@ -185,7 +187,7 @@ impl Checkpointer {
             small.push((hf::FILE.to_string(), self.companions.config(&self.spec, dtype).into_bytes()));
             small.extend(self.companions.files.iter().cloned());
         }
-        Ok(Publication { plan, dir, target, small, state, started })
+        Ok(Publication { disk: self.disk.clone(), plan, dir, target, small, state, started })
     }
 
     /// The second and third stage, at once.
@@ -214,7 +216,7 @@ impl Checkpointer {
         optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         let share = self.share(store);
-        let mut writer = Writer::open(publication.plan.clone(), &publication.dir)?;
+        let mut writer = Writer::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
         let mut chunk = vec![0f32; CHUNK / 4];
         each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
             for from in (0..data.len()).step_by(CHUNK / 4) {
@@ -261,6 +263,7 @@ pub(super) fn each_run(
 
 /// The third stage, which rank 0 does when all tensors are on disk.
 pub(super) struct Publication {
+    disk: Disk,
     plan: Arc<Plan>,
     /// Where the tensors are.
     dir: PathBuf,
@@ -283,24 +286,24 @@ impl Publication {
     }
 
     fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
-        let mut checksums = Checksums::default();
+        let (disk, mut checksums) = (&self.disk, Checksums::default());
         for (name, content) in &self.small {
-            dirs::write_synced(&self.dir.join(name), content)?;
+            disk.write(&self.dir.join(name), content)?;
             checksums.files.insert(name.clone(), file_checksum(content));
         }
         let Some((state, keep)) = &self.state else {
-            dirs::sync_dir(&self.dir)?;
-            return dirs::publish(&self.dir, &self.target).map(|()| None);
+            disk.sync_dir(&self.dir)?;
+            return dirs::publish(disk, &self.dir, &self.target).map(|()| None);
         };
         let headers = self.plan.files.iter().map(|file| (file.name.clone(), file_checksum(&file.header)));
         checksums.headers.extend(headers);
         let tensors = self.plan.tensors.list.iter().zip(sums);
         checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
-        dirs::write_synced(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
-        dirs::sync_dir(&self.dir)?;
-        dirs::publish(&self.dir, &self.target)?;
-        let all = dirs::parent(&self.target);
-        dirs::point_latest(all, &dirs::name(state.step))?;
+        disk.write(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
+        disk.sync_dir(&self.dir)?;
+        dirs::publish(disk, &self.dir, &self.target)?;
+        let all = disk::parent(&self.target);
+        dirs::point_latest(disk, all, &dirs::name(state.step))?;
         Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
     }
 

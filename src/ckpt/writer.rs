@@ -2,31 +2,30 @@
 //! synced. Never decides what is written, and never makes a file.
 use super::CHUNK;
 use super::checksum::checksum;
+use super::disk::{Disk, Writing};
 use super::layout::Plan;
 use crate::base::{Error, Result};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
-use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 pub(super) struct Writer {
     plan: Arc<Plan>,
-    /// With the path, and whether this rank wrote into it.
-    files: Vec<(PathBuf, File, bool)>,
+    /// With whether this rank wrote into it.
+    files: Vec<(Writing, bool)>,
     sums: Vec<u64>,
     /// [`CHUNK`] bytes of f32 in a half type.
     narrow: Vec<u16>,
 }
 
 impl Writer {
-    pub fn open(plan: Arc<Plan>, dir: &Path) -> Result<Writer> {
+    pub fn open(disk: &Disk, plan: Arc<Plan>, dir: &Path) -> Result<Writer> {
         let open = |name: &String| {
             let path = dir.join(name);
-            match OpenOptions::new().write(true).open(&path) {
-                Ok(file) => Ok((path, file, false)),
+            match disk.open(&path) {
+                Ok(file) => Ok((file, false)),
                 Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Run(format!(
                     "{} is not there, although rank 0 made it: the directory of checkpoints must be on a file system that \
                      all hosts share",
@@ -43,7 +42,7 @@ impl Writer {
     /// [`CHUNK`] bytes.
     pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
         let tensor = &self.plan.tensors.list[index];
-        let (path, file, wrote) = &mut self.files[tensor.file];
+        let (file, wrote) = &mut self.files[tensor.file];
         *wrote = true;
         let stretches = self.plan.tensors.stretches(index, at..at + values.len() / 4);
         let bytes = match tensor.dtype {
@@ -67,16 +66,14 @@ impl Writer {
                 self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
             }
             let offset = tensor.offset + (size * place) as u64;
-            file.write_all_at(bytes, offset).map_err(|e| Error::io("write", &*path, e))?;
+            file.write_at(bytes, offset)?;
         }
         Ok(())
     }
 
     /// Everything is on disk. This rank's part of every tensor's checksum.
     pub fn finish(self) -> Result<Vec<u64>> {
-        for (path, file, _) in self.files.iter().filter(|(_, _, wrote)| *wrote) {
-            file.sync_all().map_err(|e| Error::io("sync", path, e))?;
-        }
+        self.files.iter().filter(|(_, wrote)| *wrote).try_for_each(|(file, _)| file.sync())?;
         Ok(self.sums)
     }
 }
