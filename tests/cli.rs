@@ -71,7 +71,7 @@ const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metri
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
      [no-]consecutive-hysteresis min-loss-scale tp-size [no-]use-hf-tp-plan \
-     ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]async-save max-shard-size save-dtype \
+     ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]overwrite [no-]async-save max-shard-size save-dtype \
      log-level log-file tensorboard max-new-tokens temperature top-k top-p generate config \
      model-config fsdp-config print-config";
 

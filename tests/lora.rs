@@ -65,7 +65,8 @@ fn adapters_are_saved_alone_resumed_and_merged() {
         "trainer_state.json",
     ];
     assert_eq!(names(&last), files);
-    assert_eq!(names(&dir.join("adapter")), files[..3]);
+    let exported = [&files[..3], &["flatshard.json"]].concat();
+    assert_eq!(names(&dir.join("adapter")), exported);
     assert!(fs::metadata(last.join("adapter_model.safetensors")).unwrap().len() < 16 << 10);
 
     // Interrupted after step 3: the same bits.
@@ -80,7 +81,19 @@ fn adapters_are_saved_alone_resumed_and_merged() {
 
     // Merged, it is a model like any other, with the loss that it had beside its adapters.
     run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
-    assert_eq!(names(&dir.join("merged")), ["config.json", "model.safetensors"]);
+    assert_eq!(names(&dir.join("merged")), ["config.json", "flatshard.json", "model.safetensors"]);
+    // What is merged is not merged into.
+    let copy = dir.join("copy");
+    fs::create_dir(&copy).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(base().join(name), copy.join(name)).unwrap();
+    }
+    for (to, flag) in [("copy", "--pretrain"), ("adapter", "--lora-merge")] {
+        let text = refused(&dir, &copy, &["--lora-merge", "adapter", "--save-hf", to, "--overwrite"]);
+        assert!(text.contains(&format!("--save-hf {to}: is the directory of {flag}")), "{text}");
+    }
+    let text = refused(&dir, &copy, &["--lora-merge", "adapter", "--save-hf", "merged"]);
+    assert!(text.contains("holds a model that this run did not write"), "{text}");
     let still = ["--max-steps", "1", "--lr", "0"];
     let (with, without) = (evaluated(&run(&dir, Path::new("merged"), &still)), evaluated(&run(&dir, &base(), &still)));
     let beside = evaluated(&events);

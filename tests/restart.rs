@@ -41,6 +41,24 @@ fn ranks_that_are_killed_come_back_and_the_run_ends_with_the_same_bits() {
     }
 }
 
+/// The export that is there was written by this run, so the ranks that are started again replace it.
+#[test]
+fn a_restarted_run_replaces_its_own_export() {
+    let dir = Dir::new();
+    let (metrics, ckpt, hf) = (dir.arg("m.jsonl"), dir.arg("ckpt"), dir.arg("hf"));
+    let args = ["--save-every", "2", "--ckpt-dir", &ckpt, "--save-hf", &hf, "--no-sample"];
+    good(FSDP, &[&args[..], &["--max-steps", "2"]].concat());
+    let export = || fs::read(dir.path("hf/model.safetensors")).unwrap();
+    let before = export();
+    let more = ["--max-steps", "100", "--resume", "auto", "--max-restarts", "1", "--metrics-path", &metrics];
+    let run = Run::start(FSDP, &[&args[..], &more].concat());
+    wait_until("a checkpoint of its own", || !events(&dir.path("m.jsonl"), "checkpoint").is_empty());
+    send(Signal::KILL, run.ranks(2)[1]);
+    let ended = run.end();
+    assert!(ended.status.success() && ended.stderr.contains("restart 1 of 1"), "{}", ended.stderr);
+    assert!(export() != before);
+}
+
 /// Ranks of each start of a run on three, whose ranks die twice before anything is saved. Its metrics are in `dir`.
 fn worlds_of(dir: &Dir, batch: &[&str], elastic: &str) -> Vec<u64> {
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));

@@ -3,6 +3,7 @@
 #[path = "common/time.rs"]
 mod time;
 
+use flatshard::ckpt::state;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,7 +61,10 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         if entry.path().is_dir() {
             found.extend(tree(&entry.path()).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
         } else {
-            found.insert(name, fs::read(entry.path()).unwrap());
+            let content = fs::read(entry.path()).unwrap();
+            // Each run has an id of its own.
+            let content = if name == state::FILE { state::without_id(&content) } else { content };
+            found.insert(name, content);
         }
     }
     found
@@ -223,4 +227,50 @@ fn files_of_a_size_and_text_from_them() {
     for size in ["0", "5 apples", "-1GB", "1e9", "99999999999GB"] {
         refused(&training(&[&format!("--max-shard-size={size}")]), &["max_shard_size", size, "5GB"]);
     }
+}
+
+/// A model that somebody else wrote, or this one in another run, is not lost by a path that was given again.
+#[test]
+fn an_export_replaces_a_model_of_its_own_run_and_no_other_unless_told() {
+    let dir = Dir::new();
+    let (base, other, link, ckpt) = (dir.arg("base"), dir.arg("other"), dir.arg("link"), dir.arg("ckpt"));
+    let train = |more: &[&str]| training(&[&["--max-steps", "2"], more].concat()).join(" ");
+    let ok = |more: &[&str]| drop(good(&train(more).split(' ').collect::<Vec<_>>()));
+    let no = |more: &[&str], parts: &[&str]| refused(&train(more).split(' ').collect::<Vec<_>>(), parts);
+    ok(&["--save-hf", &base]);
+    std::os::unix::fs::symlink(&base, &link).unwrap();
+    let whole = tree(&dir.path("base"));
+
+    // What the run starts from: by no path, and not when told to either.
+    for (from, to) in [(&base, &base), (&base, &link), (&link, &base)] {
+        let args = ["--pretrain", from, "--save-hf", to, "--ckpt-dir", &ckpt];
+        let says = ["--save-hf", to, "is the directory of --pretrain", "never overwritten"];
+        no(&args, &says);
+        no(&[&args[..], &["--overwrite"]].concat(), &says);
+    }
+    no(&["--ckpt-dir", &ckpt, "--save-hf", &ckpt], &["is the directory of --ckpt-dir"]);
+    // A model of another run; of somebody else.
+    fs::create_dir(&other).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(dir.path("base").join(name), dir.path("other").join(name)).unwrap();
+    }
+    for to in [&base, &other] {
+        no(&["--save-hf", to, "--ckpt-dir", &ckpt], &[to, "holds a model that this run did not write", "--overwrite"]);
+    }
+    assert!(tree(&dir.path("base")) == whole && !dir.path("ckpt").exists());
+    ok(&["--save-hf", &other, "--overwrite", "--seed", "1"]);
+    assert!(fs::read(dir.path("other/model.safetensors")).unwrap() != whole["model.safetensors"]);
+    // Only a model may be replaced.
+    fs::write(dir.path("other/notes.txt"), "mine").unwrap();
+    no(&["--save-hf", &other, "--overwrite"], &["holds notes.txt", "never overwritten"]);
+    no(&["--overwrite"], &["--overwrite has no effect", "--save-hf"]);
+
+    // The same run, taken up again.
+    let (out, run) = (dir.arg("out"), dir.arg("run"));
+    let export = || fs::read(dir.path("out/model.safetensors")).unwrap();
+    ok(&["--ckpt-dir", &run, "--save-hf", &out]);
+    let first = export();
+    ok(&["--ckpt-dir", &run, "--save-hf", &out, "--resume", "auto", "--max-steps", "4"]);
+    assert!(export() != first, "the longer run's model is another");
+    no(&["--ckpt-dir", &ckpt, "--save-hf", &out], &["did not write"]);
 }

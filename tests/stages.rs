@@ -157,3 +157,15 @@ fn what_is_wrong_with_any_stage_is_known_before_the_first() {
     let text = Job::new(&STAGES.replace("embed_tokens]}", "embed_token_]}")).refused(&[]);
     assert!(text.contains("embed_token_") && text.contains("model.embed_tokens.weight"), "{text}");
 }
+
+/// Only the last stage exports, and a place that it may not write ends the run before the first one starts.
+#[test]
+fn an_export_that_will_be_refused_is_refused_before_the_first_stage() {
+    let job = Job::new(STAGES);
+    let model = job.dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("config.json"), "{}").unwrap();
+    let text = job.refused(&["--save-hf", "model"]);
+    assert!(text.contains("--save-hf model: holds a model that this run did not write"), "{text}");
+    assert!(!job.dir.path().join("ck").exists());
+}

@@ -36,6 +36,7 @@ impl Checkpointer {
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         optimizer.resume(state.optimizer_steps);
+        state.run.iter().for_each(|run| self.run.clone_from(run)); // what is saved from now on is that run's
         Ok(state)
     }
 

@@ -28,7 +28,7 @@ mod writer;
 pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, newest, prepare, resolve};
 pub use load::{inspect, inspect_model};
-pub use room::check_export;
+pub use room::{check_export, same_place};
 pub use safetensors::Dtype;
 pub use save::Saved;
 pub use source::is_model;
@@ -43,6 +43,7 @@ use crate::device::Device;
 use crate::nn::{Layout, Spec, has_adapters, is_adapter};
 use crate::store::Store;
 use layout::{MAX_FILE_BYTES, Plan, Share};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// Saves and loads what the ranks of a mesh hold. Every rank makes one and calls the same things in the same order.
@@ -60,6 +61,9 @@ pub struct Checkpointer {
     snapshot: behind::Snapshot,
     exchange: Exchange,
     disk: disk::Disk,
+    /// Id of the run, in what it writes; and whether it may replace models that are not its own.
+    run: String,
+    overwrite: bool,
     /// Of the mesh, and where this rank is in it.
     sizes: MeshSizes,
     at: Coords,
@@ -104,6 +108,8 @@ impl Checkpointer {
             snapshot: behind::Snapshot::default(),
             exchange,
             disk: disk::Disk::default(),
+            run: state::hex(RandomState::new().hash_one(std::process::id())),
+            overwrite: false,
             sizes: mesh.sizes,
             at: mesh.coords,
         })
@@ -112,6 +118,14 @@ impl Checkpointer {
     /// What goes on behind training is written on it from now on.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.timeline = timeline;
+    }
+    /// What is saved from now on is of the run with this id. Without it a new run begins, or one goes on that is loaded.
+    pub fn of_run(&mut self, id: &str) {
+        self.run = id.into();
+    }
+    /// A model of another run is replaced by [`Checkpointer::save_hf`].
+    pub fn overwrite(&mut self, yes: bool) {
+        self.overwrite = yes;
     }
     /// Saves from now on are seen by this disk's watcher.
     pub fn on_disk(&mut self, disk: disk::Disk) {

@@ -1,40 +1,70 @@
 //! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor is.
 //! Never writes a tensor.
 use super::disk::{self, Disk};
-use super::layout::Plan;
+use super::layout::{Plan, pretty};
 use super::{companions, hf};
 use crate::base::{Error, Result};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
-use std::fs;
+use serde_json::{Value, json};
+use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Whether `--save-hf dir` may be written: new, empty, or holding nothing but an earlier export.
-pub fn check_export(dir: &Path) -> Result<()> {
-    let refuse = |what: String| {
-        Error::input(format!(
-            "--save-hf {}: {what}; give a new or empty directory: nothing is overwritten",
-            dir.display()
-        ))
+/// In an export: which run wrote it. Readers of models pass over it.
+const MARK: &str = "flatshard.json";
+
+/// Name and content of the mark of `run`.
+pub(super) fn mark(run: &str) -> (String, Vec<u8>) {
+    (MARK.into(), pretty(&json!({"run": run})).into_bytes())
+}
+
+/// Whether the export `dir` may be written: it is new, empty, or holds a model and nothing else. A model is replaced where `run`
+/// wrote it, or where `overwrite` says so.
+pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()> {
+    let refuse = |what: &str| {
+        let what = format!("--save-hf {}: {what}; give a new or empty directory", dir.display());
+        Err(Error::input(what))
     };
     let list = match fs::read_dir(dir) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        list => list.map_err(|e| refuse(format!("cannot be listed ({e})")))?,
+        list => list.and_then(|list| list.collect::<std::io::Result<Vec<_>>>()),
     };
-    let names = list.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-    let names: Vec<String> = names.collect::<std::io::Result<_>>().map_err(|e| refuse(e.to_string()))?;
-    let ours = |name: &String| {
-        name == hf::FILE
-            || companions::is_companion(name)
-            || ["model", "adapter_model"].iter().any(|stem| name.starts_with(stem))
-                && (name.ends_with(".safetensors") || name.ends_with(".index.json"))
+    let list = match list {
+        Ok(list) => list,
+        Err(e) => return refuse(&format!("cannot be listed ({e})")),
     };
-    match names.iter().find(|name| !ours(name)) {
-        Some(other) => Err(refuse(format!("holds {other}, which is not part of an earlier export"))),
-        None if names.is_empty() || names.iter().any(|n| n == hf::FILE) => Ok(()),
-        None => Err(refuse("is not an earlier export: it has no config.json".into())),
+    let name = |entry: &DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let part = |entry: &&DirEntry| {
+        let name = name(entry);
+        let known = name == hf::FILE || name == MARK || companions::is_companion(&name);
+        let weights = ["model", "adapter_model"].iter().any(|stem| name.starts_with(stem))
+            && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
+        (known || weights) && entry.file_type().is_ok_and(|kind| kind.is_file())
+    };
+    if let Some(other) = list.iter().find(|entry| !part(entry)) {
+        return refuse(&format!("holds {}, which is not a file of a model and is never overwritten", name(other)));
     }
+    if list.is_empty() {
+        return Ok(());
+    }
+    if !list.iter().any(|entry| name(entry) == hf::FILE) {
+        return refuse("holds files of a model, but no config.json");
+    }
+    let text = fs::read(dir.join(MARK)).unwrap_or_default();
+    let wrote = serde_json::from_slice::<Value>(&text).unwrap_or_default();
+    match overwrite || run.is_some_and(|run| wrote["run"] == run) {
+        true => Ok(()),
+        false => refuse("holds a model that this run did not write, which only --overwrite replaces"),
+    }
+}
+
+/// Whether both paths lead to one directory, by whatever links and mounts.
+pub fn same_place(a: &Path, b: &Path) -> bool {
+    let inode = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+    let path = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok();
+    inode(a).is_some_and(|inode_a| inode(b) == Some(inode_a)) || path(a).is_some_and(|path_a| path(b) == Some(path_a))
 }
 
 /// The directory with every tensor file at its full length: a full disk is found here, before anything is written.

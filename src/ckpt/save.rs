@@ -6,7 +6,7 @@
 use super::behind::Job;
 use super::disk::{self, Disk};
 use super::layout::{Plan, Share, runs};
-use super::room::{check_export, create};
+use super::room::{check_export, create, mark};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::writer::Writer;
 use super::{CHUNK, Checkpointer, dirs, hf};
@@ -135,8 +135,7 @@ impl Checkpointer {
         self.exchange.agree(&*self.dev, PUBLISH, saved)
     }
 
-    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. `dir` is new, empty or an earlier export
-    /// (see [`check_export`]), which is replaced.
+    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. [`check_export`] says what `dir` may be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<Saved> {
         let plan = Plan::new(&self.layouts, &[], dtype, self.max_file_bytes);
         // Through a symbolic link, the directory that it names is replaced, and not the link.
@@ -152,7 +151,7 @@ impl Checkpointer {
         optimizer: &Optimizer,
         state: &TrainerState,
     ) -> Result<Publication> {
-        let state = TrainerState { optimizer_steps: optimizer.steps(), ..state.clone() };
+        let state = TrainerState { optimizer_steps: optimizer.steps(), run: Some(self.run.clone()), ..state.clone() };
         let target = dir.join(dirs::name(state.step));
         self.room(self.plan.clone(), target, Dtype::F32, Some((state, keep)))
     }
@@ -173,7 +172,7 @@ impl Checkpointer {
         let prepared = match self.rank() {
             0 => state
                 .as_ref()
-                .map_or_else(|| check_export(&target), |_| Ok(()))
+                .map_or_else(|| check_export(&target, Some(&self.run), self.overwrite), |_| Ok(()))
                 .and_then(|()| dirs::sweep_beside(&target))
                 .and_then(|()| create(&self.disk, &unfinished(nonce), &plan)),
             _ => Ok(()),
@@ -186,6 +185,7 @@ impl Checkpointer {
             small.extend(plan.indices.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())));
             small.push((hf::FILE.to_string(), self.companions.config(&self.spec, dtype).into_bytes()));
             small.extend(self.companions.files.iter().cloned());
+            small.extend(state.is_none().then(|| mark(&self.run)));
         }
         Ok(Publication { disk: self.disk.clone(), plan, dir, target, small, state, started })
     }

@@ -37,16 +37,20 @@ pub struct TrainerState {
     pub precision: String,
     /// What the samples come from: name, length, fingerprint, batch.
     pub data: Map<String, Value>,
+    /// Id of the run, made at its first start; [`super::Checkpointer::save`] sets it. None in checkpoints of earlier versions of
+    /// this program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
 }
 
 impl TrainerState {
-    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) is not
-    /// compared.
+    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) and its id are
+    /// not compared.
     pub fn differences(&self, now: &TrainerState) -> Vec<String> {
         let flat = |state: &TrainerState| {
             let mut out = BTreeMap::new();
             flatten("", &json!(state), &mut out);
-            for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps"] {
+            for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps", "run"] {
                 out.remove(count);
             }
             out.retain(|key, _| key.split('.').next() != Some("scaler"));
@@ -105,6 +109,13 @@ pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
     pretty(&Value::Object(map))
 }
 
+/// The file's text without the run's id and the checksum that covers it: the same for two runs that did the same.
+pub fn without_id(text: &[u8]) -> Vec<u8> {
+    let mut map: Map<String, Value> = serde_json::from_slice(text).unwrap_or_default();
+    map.retain(|key, _| key != "run" && key != "checksum");
+    Value::Object(map).to_string().into_bytes()
+}
+
 /// Of a whole checkpoint, without reading it: the state's file holds the checksums of all others.
 pub fn fingerprint(dir: &Path) -> Result<u64> {
     let path = dir.join(FILE);
@@ -159,6 +170,7 @@ mod tests {
             strategy: "fsdp".into(),
             precision: "bf16".into(),
             data: Map::new(),
+            run: Some("0123456789abcdef".into()),
         }
     }
 
@@ -180,7 +192,7 @@ mod tests {
 
     #[test]
     fn differences_name_the_key_and_both_values() {
-        let now = TrainerState { seed: 1, step: 100, world: 3, ..state() };
+        let now = TrainerState { seed: 1, step: 100, world: 3, run: None, ..state() };
         let expected = ["seed: 18446744073709551612 in the checkpoint, 1 now", "world: 2 in the checkpoint, 3 now"];
         assert_eq!(state().differences(&now), expected);
     }

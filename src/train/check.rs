@@ -1,7 +1,7 @@
 //! What is wrong with settings one by one: numbers out of range, places that cannot be written. Relations between settings
 //! follow in [`super::plan`]. Never changes anything.
-use super::limits;
 use super::settings::*;
+use super::{limits, resume};
 use crate::base::{Error, Result};
 use crate::ckpt;
 use std::path::Path;
@@ -71,7 +71,8 @@ pub fn merge(s: &Settings) -> Result<()> {
 }
 
 /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
-pub fn outputs(c: &Checkpoint, run: &Run) -> Result<()> {
+pub fn outputs(s: &Settings) -> Result<()> {
+    let c = &s.checkpoint;
     if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {
         return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
     }
@@ -80,8 +81,33 @@ pub fn outputs(c: &Checkpoint, run: &Run) -> Result<()> {
             directory(flag, dir)?;
         }
     }
-    c.save_hf.as_deref().map_or(Ok(()), ckpt::check_export)?;
-    run.metrics_path.as_deref().map_or(Ok(()), |path| file("--metrics-path", path))
+    export(s)?;
+    s.run.metrics_path.as_deref().map_or(Ok(()), |path| file("--metrics-path", path))
+}
+
+/// An export replaces nothing but a model of its own run, or with --overwrite another; never one that this run reads.
+fn export(s: &Settings) -> Result<()> {
+    let c = &s.checkpoint;
+    let Some(dir) = &c.save_hf else {
+        return match c.overwrite {
+            Some(true) => Err(Error::input("--overwrite has no effect here: add --save-hf DIR, or remove it")),
+            _ => Ok(()),
+        };
+    };
+    for (flag, input) in
+        [("--pretrain", &s.model.pretrain), ("--lora-merge", &s.lora.merge), ("--ckpt-dir", &c.ckpt_dir)]
+    {
+        if let Some(input) = input.as_ref().filter(|input| ckpt::same_place(dir, input)) {
+            return Err(Error::input(format!(
+                "--save-hf {}: is the directory of {flag} {}, which is never overwritten; give another directory",
+                dir.display(),
+                input.display()
+            )));
+        }
+    }
+    let run = resume::asked(c)?.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
+    let run = run.iter().find_map(|dir| ckpt::state::read(dir).ok()).and_then(|(state, _)| state.run);
+    ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
 }
 
 /// `path` is, or can become, a file.

@@ -64,6 +64,7 @@ fn checkpointer(
 ) -> Result<Checkpointer> {
     let (spec, layouts, moments) = (&plan.engine.spec, engine.decoder().layouts(), plan.engine.rule.state());
     let mut checkpointer = Checkpointer::with_files_of(plan.save.max_file_bytes, device, mesh, spec, layouts, moments)?;
+    checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
         let (tokenizer, ends) = (plan.tokenizer.files(), (plan.tokenizer.bos(), plan.tokenizer.eos()));
         let mut companions = Companions::of(spec, source, tokenizer.first().map(|p| p.as_path()))?.with_ends(ends);

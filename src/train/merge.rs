@@ -18,6 +18,7 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
     let mut store = plan.engine.strategy.store(device.clone(), mesh, decoder.layouts())?;
     let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
     let mut checkpointer = Checkpointer::with_files_of(max, device, mesh, spec, decoder.layouts(), &[])?;
+    checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
         let tokenizer = plan.tokenizer.files();
         checkpointer.accompany(Companions::of(spec, Some(base), tokenizer.first().map(|p| p.as_path()))?);

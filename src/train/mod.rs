@@ -85,6 +85,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
             // Every stage's settings are read before the first one starts; its plan is made when its turn comes.
             let settings = stages.iter().map(|stage| config::resolve(&cli, Some(stage)));
             let settings: Vec<_> = settings.collect::<Result<_>>()?;
+            settings.iter().try_for_each(check::outputs)?;
             for (i, (stage, settings)) in stages.iter().zip(settings).enumerate() {
                 let plan = Plan::new(settings, strategy, launched)?;
                 if cli.files.print_config {

@@ -64,7 +64,7 @@ impl Plan {
             restart::adapt(&mut s, env, restart);
         }
         check::numbers(&s)?;
-        check::outputs(&s.checkpoint, &s.run)?;
+        check::outputs(&s)?;
         s.watch.check()?;
         check::merge(&s)?;
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
@@ -222,6 +222,7 @@ impl Plan {
                 "batch_size": self.settings.batch.batch_size,
                 "grad_accum": self.settings.batch.grad_accum,
             })),
+            run: None, // the checkpointer knows
         }
     }
 

@@ -23,26 +23,29 @@ pub struct Resume {
 /// The checkpoint that the settings ask for, when it is one of this model and optimizer. Files and headers are verified here,
 /// tensors when they are read.
 pub fn find(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<Resume>> {
-    let from = match (c.resume.as_deref(), &c.ckpt_dir) {
-        (None, None) => return Ok(None),
-        // A fresh run would replace the checkpoints of equal steps and prune the others.
-        (None, Some(dir)) => match ckpt::newest(dir)? {
-            None => return Ok(None),
-            Some(there) => {
-                return Err(Error::input(format!(
-                    "--ckpt-dir {}: holds {} of an earlier run; add --resume auto to go on from it, or give another \
-                     directory: nothing is overwritten",
-                    dir.display(),
-                    there.file_name().unwrap_or_default().to_string_lossy()
-                )));
-            }
-        },
-        (Some("auto"), _) => ckpt::Resume::Auto,
-        (Some(dir), _) => ckpt::Resume::Dir(dir.into()),
-    };
+    let Some(from) = asked(c)? else { return Ok(None) };
     match ckpt::candidates(c.ckpt_dir.as_deref(), &from)? {
         none if none.is_empty() => Ok(None),
         some => first_whole(some.into(), Vec::new(), e, decoder).map(Some),
+    }
+}
+
+/// What `--resume` says. Without it the run begins anew, in a directory without checkpoints.
+pub fn asked(c: &Checkpoint) -> Result<Option<ckpt::Resume>> {
+    match (c.resume.as_deref(), &c.ckpt_dir) {
+        (None, None) => Ok(None),
+        // A fresh run would replace the checkpoints of equal steps and prune the others.
+        (None, Some(dir)) => match ckpt::newest(dir)? {
+            None => Ok(None),
+            Some(there) => Err(Error::input(format!(
+                "--ckpt-dir {}: holds {} of an earlier run; add --resume auto to go on from it, or give another \
+                 directory: nothing is overwritten",
+                dir.display(),
+                there.file_name().unwrap_or_default().to_string_lossy()
+            ))),
+        },
+        (Some("auto"), _) => Ok(Some(ckpt::Resume::Auto)),
+        (Some(dir), _) => Ok(Some(ckpt::Resume::Dir(dir.into()))),
     }
 }
 

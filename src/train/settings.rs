@@ -259,6 +259,9 @@ pub struct Checkpoint {
     /// Write the final model alone, as a Hugging Face directory [default: none]
     #[arg(long, value_name = "DIR")]
     pub save_hf: Option<PathBuf>,
+    /// Let save-hf replace a model that this run did not write; never the one that it starts from
+    #[arg(long)]
+    pub overwrite: Option<bool>,
     /// Write the checkpoints between steps while training goes on, from a copy in memory
     #[arg(long)]
     pub async_save: Option<bool>,

@@ -45,8 +45,11 @@ pub fn state(step: u64) -> TrainerState {
         strategy: "any".into(),
         precision: "any".into(),
         data: object(serde_json::json!({"name": "synthetic"})),
+        run: Some(RUN.into()),
     }
 }
+/// The run that all savers here are of.
+pub const RUN: &str = "a test";
 
 impl Held {
     /// Zeros everywhere. Files of at most `max_file_bytes`.
@@ -55,7 +58,8 @@ impl Held {
         let layouts = parted(Decoder::new(spec.clone())?.layouts(), mesh.coords.tp, mesh.sizes.tp);
         let mut store = strategy.store(dev.clone(), mesh, &layouts)?;
         let optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
-        let ckpt = Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, &layouts, rule.state())?;
+        let mut ckpt = Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, &layouts, rule.state())?;
+        ckpt.of_run(RUN);
         Ok(Held { dev, store, optimizer, ckpt })
     }
 
@@ -112,7 +116,7 @@ impl Held {
     }
 
     /// Every (group, tensor, first element in the whole tensor, elements) that this rank holds; "" is the model's group.
-    fn each(&mut self, f: &mut dyn FnMut(&str, &str, usize, ViewMut) -> Result<()>) -> Result<()> {
+    pub fn each(&mut self, f: &mut dyn FnMut(&str, &str, usize, ViewMut) -> Result<()>) -> Result<()> {
         let optimizer = &mut self.optimizer;
         self.store.for_each_piece(&mut |mut piece| {
             for s in &piece.layout.segments {

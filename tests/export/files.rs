@@ -135,7 +135,7 @@ fn companions_of_a_model_are_kept() {
         held.ckpt.load_model(&from, &mut *held.store)?;
         held.ckpt.save(&again, 1, &mut *held.store, &mut held.optimizer, &state(1))?;
         held.ckpt.save_hf(&to, Dtype::BF16, &mut *held.store)?;
-        ckpt::check_export(&to)?; // what we wrote may be replaced
+        ckpt::check_export(&to, Some(RUN), false)?; // what we wrote may be replaced
         held.ckpt.save_hf(&to, Dtype::BF16, &mut *held.store)
     });
     for (out, dtype) in [(&to, "bfloat16"), (&again.join("step-00000001"), "float32")] {
@@ -162,7 +162,7 @@ fn companions_of_a_model_are_kept() {
     });
     assert_eq!(hf::read(&to).unwrap(), other);
     let names: Vec<String> = listed(&to).into_iter().filter(|n| !n.starts_with("model")).collect();
-    assert_eq!(names, ["config.json", "generation_config.json", "tokenizer.json"]);
+    assert_eq!(names, ["config.json", "flatshard.json", "generation_config.json", "tokenizer.json"]);
     assert_eq!(fs::read(to.join("tokenizer.json")).unwrap(), b"{}");
 }
 
@@ -212,15 +212,20 @@ fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
     fs::create_dir(&mine).unwrap();
     fs::write(mine.join("thesis.tex"), "years").unwrap();
     for to in [&new, &empty, &new] {
-        ckpt::check_export(to).unwrap();
+        ckpt::check_export(to, Some(RUN), false).unwrap();
         export(to).into_iter().for_each(|r| r.unwrap());
         let checkpoint = contents(&dir.path().join("step-00000001"));
-        for (name, bytes) in contents(to) {
+        for (name, bytes) in contents(to).into_iter().filter(|(name, _)| name != "flatshard.json") {
             assert!(checkpoint[&name] == bytes, "{name} differs");
         }
         assert!(!to.join("trainer_state.json").exists() && to.join("config.json").exists());
     }
-    assert_eq!(ckpt::check_export(&mine).unwrap_err().exit_status(), 2);
+    let refused = |to: &Path, run, overwrite| {
+        let error = ckpt::check_export(to, run, overwrite).unwrap_err();
+        assert_eq!(error.exit_status(), 2);
+        error.to_string()
+    };
+    assert!(refused(&mine, Some(RUN), true).contains("thesis.tex"));
     for result in export(&mine) {
         let error = result.unwrap_err();
         assert_eq!(error.exit_status(), 2, "{error}");
@@ -228,11 +233,21 @@ fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
     assert_eq!(contents(&mine), BTreeMap::from([("thesis.tex".to_string(), b"years".to_vec())]));
     // A model with somebody's file beside it, and weights without a config, are not ours to replace either.
     fs::write(new.join("README.md"), "mine").unwrap();
-    assert!(ckpt::check_export(&new).unwrap_err().to_string().contains("README.md"));
+    assert!(refused(&new, Some(RUN), true).contains("README.md"));
     fs::remove_file(empty.join("config.json")).unwrap();
-    assert!(ckpt::check_export(&empty).unwrap_err().to_string().contains("no config.json"));
-    // And what was exported loads as a model.
+    assert!(refused(&empty, Some(RUN), true).contains("no config.json"));
+    // Nor is a model of another run, without --overwrite; what is no file is no part of a model.
     fs::remove_file(new.join("README.md")).unwrap();
+    for run in [Some("another"), None] {
+        assert!(refused(&new, run, false).contains("did not write"));
+        ckpt::check_export(&new, run, true).unwrap();
+    }
+    for to in [mine.join("thesis.tex"), mine.clone()] {
+        std::os::unix::fs::symlink(&to, new.join("model-2.safetensors")).unwrap();
+        assert!(refused(&new, Some(RUN), true).contains("holds model-2.safetensors"));
+        fs::remove_file(new.join("model-2.safetensors")).unwrap();
+    }
+    // And what was exported loads as a model.
     ranks(3, |rank| {
         let mut held =
             Held::new(&rank, &spec, &*ddp(DType::Bf16), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 }, SMALL)?;

@@ -2,6 +2,7 @@
 //! behind. Never runs anything.
 use super::follow::{Event, Step};
 use flatshard::base::{Error, Result};
+use flatshard::ckpt::state;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -87,7 +88,9 @@ fn contents(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let failed = |e| Error::io("read", dir, e);
     let entry = |entry: std::io::Result<fs::DirEntry>| -> std::io::Result<(PathBuf, Vec<u8>)> {
         let entry = entry?;
-        Ok((entry.file_name().into(), fs::read(entry.path())?))
+        let (name, content) = (PathBuf::from(entry.file_name()), fs::read(entry.path())?);
+        let own = name == Path::new(state::FILE); // each run has an id of its own
+        Ok((name, if own { state::without_id(&content) } else { content }))
     };
     fs::read_dir(dir).map_err(failed)?.map(|e| entry(e).map_err(failed)).collect()
 }
