@@ -7,7 +7,7 @@ mod held;
 mod visited;
 
 use common::*;
-use flatshard::base::{Error, Result};
+use flatshard::base::{DType, Error, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::nn::{Decoder, Init, Layout, Spec};
 use flatshard::optim::Rule;
@@ -196,6 +196,69 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
         let says = ["config.json", "num_heads: 5 in the checkpoint, 10 now", "norm_eps: 0.00001"];
         assert!(says.iter().all(|s| text.contains(s)), "{text}");
         assert!(untouched);
+    }
+}
+
+/// Weights, and moments, that are no numbers: whoever holds them, all ranks say the same; in files of 16 bits too. What was
+/// damaged besides is damaged first, so that an older checkpoint is taken.
+#[test]
+fn values_that_are_not_finite_are_counted_over_all_ranks() {
+    let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
+    let plant = |held: &mut Held| {
+        let dev = held.dev.clone();
+        held.each(&mut |group, tensor, at, to| {
+            let planted = ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight"].contains(&tensor);
+            let of_moment = group == "exp_avg_sq" && tensor == "model.norm.weight";
+            let every = |i: usize| (planted && group.is_empty() && i % 7 == 3) || (of_moment && i == 4);
+            let strange = |i: usize| if i % 2 == 0 { f32::NAN } else { f32::NEG_INFINITY };
+            let value = |i: usize| if every(i) { strange(i) } else { value(group, tensor, i) };
+            let values: Vec<f32> = (at..at + to.len()).map(value).collect();
+            dev.upload(bytemuck::cast_slice(&values), to)
+        })
+    };
+    let (ckpt, half) = (dir.path().join("step-00000001"), [ckpt::Dtype::BF16, ckpt::Dtype::F16]);
+    ranks(2, |rank| {
+        let mut held = Held::new(&rank, &spec, &*plain(), ADAMW, 40_000)?.fill()?;
+        plant(&mut held)?;
+        held.ckpt.save(dir.path(), 1, &mut *held.store, &mut held.optimizer, &state(1))?;
+        half.iter().try_for_each(|&dtype| {
+            held.ckpt.save_hf(&dir.path().join(format!("{dtype:?}")), dtype, &mut *held.store).map(drop)
+        })
+    });
+    let count = (61 * 20usize - 3).div_ceil(7);
+    let says = |more: &str| {
+        format!("tensor model.embed_tokens.weight has non-finite values (NaN or infinity): {count} of 1220 {more}")
+    };
+    for world in 1..=3 {
+        for (strategy, name) in [(plain(), "fsdp"), (ddp(DType::Bf16), "ddp")] {
+            let errors = ranks(world, |rank| {
+                let mut held = Held::new(&rank, &spec, &*strategy, ADAMW, SMALL)?;
+                let of = held.ckpt.load(&ckpt, &mut *held.store, &mut held.optimizer).unwrap_err();
+                let models = half.map(|dtype| {
+                    let from = dir.path().join(format!("{dtype:?}"));
+                    held.ckpt.load_model(&from, &mut *held.store).unwrap_err()
+                });
+                Ok((of, models))
+            });
+            for (of, models) in errors {
+                assert!(matches!(of, Error::Input(_)), "not damage: {of}");
+                let text = of.to_string();
+                let more = says("(2 more tensors have such values); resume from an earlier checkpoint");
+                assert!(text.contains(&more), "{name} on {world}: {text}");
+                for (error, dtype) in models.iter().zip(half) {
+                    let more = says("(1 more tensors have such values); give a model without them");
+                    assert!(error.to_string().contains(&more), "{name} on {world}, {dtype:?}: {error}");
+                    assert_eq!(error.exit_status(), 2);
+                }
+            }
+        }
+    }
+    edit(ckpt.join("model-00002-of-00003.safetensors"), |b| {
+        let last = b.len() - 1;
+        b[last] ^= 1;
+    });
+    for (result, _) in load(2, &spec, ADAMW, &ckpt) {
+        assert!(matches!(result, Err(Error::Damaged(_))), "{result:?}");
     }
 }
 

@@ -139,6 +139,10 @@ fn adapters_that_do_not_fit_are_refused() {
     copy(&same);
     let weights = dir.path().join("adapter_model.safetensors");
     let bytes = fs::read(&weights).unwrap();
+    let nan = [&bytes[..bytes.len() - 4], &f32::NAN.to_le_bytes()].concat(); // in 16 bits one, too
+    fs::write(&weights, nan).unwrap();
+    let text = merge("llama");
+    assert!(text.contains("has non-finite values (NaN or infinity): 1 of"), "{text}");
     fs::write(&weights, &bytes[..bytes.len() - 7]).unwrap();
     assert!(merge("llama").contains("not a safetensors file"));
 }
@@ -151,6 +155,7 @@ fn what_is_exported_gives_the_same_logits() {
         let (tokens, _) = golden(name);
         let spec = hf::read(&pretrained(name)).unwrap();
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("export").join(name);
+        let _ = fs::remove_dir_all(&to);
         let max = if name == "gpt" { SMALL } else { ckpt::layout::MAX_FILE_BYTES }; // several files, and one
         ranks(3, |rank| {
             let mut held = Held::new(&rank, &spec, &*ddp(DType::Bf16), NO_STATE, max)?;
@@ -177,6 +182,7 @@ fn what_is_exported_in_fewer_bits_gives_nearly_the_same_logits() {
             [(Dtype::BF16, "bf16", "bfloat16", SMALL), (Dtype::F16, "fp16", "float16", ckpt::layout::MAX_FILE_BYTES)]
         {
             let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("export").join(format!("{name}-{suffix}"));
+            let _ = fs::remove_dir_all(&to);
             let saved = ranks(2, |rank| {
                 let mut held = Held::new(&rank, &spec, &*plain(), NO_STATE, max)?;
                 held.ckpt.accompany(Companions::of(&spec, Some(&pretrained(name)), None)?);

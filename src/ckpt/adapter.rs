@@ -126,6 +126,13 @@ fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
                 widen(bytemuck::cast_slice(&pairs.collect::<Vec<u16>>()), dtype, matrix);
             }
         }
+        if let Some(n) = Some(matrix.iter().filter(|x| !x.is_finite()).count()).filter(|&n| n > 0) {
+            let what = format!(
+                "tensor {name} has non-finite values (NaN or infinity): {n} of {}; give an adapter without them",
+                matrix.len()
+            );
+            return Err(bad(&path, what));
+        }
         if is_a {
             pair.inputs = columns;
         }

@@ -4,7 +4,7 @@ use super::checksum::checksum;
 use super::layout::{Run, Share, Tensor, runs};
 use super::source::{Source, bad};
 use super::state::{Checksums, TrainerState};
-use super::{CHUNK, Checkpointer};
+use super::{CHUNK, Checkpointer, total};
 use crate::base::{DType, Result};
 use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, Spec};
@@ -55,13 +55,17 @@ impl Checkpointer {
         checksums: Option<&Checksums>,
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
-        let sums = Reader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
-        let sums = sums.map_err(|e| if checksums.is_some() { e.damaged() } else { e });
-        let all = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
-        let total = super::total(&all, tensors);
-        let verified =
-            checksums.map_or(Ok(()), |sums| source.verify(sums, &total)).and_then(|()| store.weights_changed());
-        self.exchange.agree(&*self.dev, "verify the checkpoint", verified)
+        let read = Reader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
+        let (sums, strange) = match read {
+            Ok((sums, strange)) => (Ok(sums), strange),
+            Err(e) => (Err(if checksums.is_some() { e.damaged() } else { e }), Vec::new()),
+        };
+        let sums = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
+        let strange = self.exchange.share(&*self.dev, "count values", Ok(strange), tensors)?;
+        let verified = checksums.map_or(Ok(()), |expected| source.verify(expected, &total(&sums, tensors)));
+        // Damage first: what was damaged may be anything.
+        let verified = verified.and_then(|()| source.finite(&total(&strange, tensors), checksums.is_some()));
+        self.exchange.agree(&*self.dev, "verify the checkpoint", verified.and_then(|()| store.weights_changed()))
     }
 }
 
@@ -76,19 +80,21 @@ struct Reader<'a> {
     rounded: Vec<u16>,
     /// What of each tensor several ranks read is counted by the first of them.
     share: Share,
-    /// Of what was counted of each tensor.
+    /// Of what was counted of each tensor; and how many of those values are not finite.
     sums: Vec<u64>,
+    strange: Vec<u64>,
 }
 
 impl<'a> Reader<'a> {
     fn new(source: &'a Source, dev: &'a dyn Device, share: Share) -> Reader<'a> {
-        let sums = vec![0; source.tensors.list.len()];
+        let none = vec![0; source.tensors.list.len()];
         let (bytes, values) = (vec![0; CHUNK / 2], vec![0.0; CHUNK / 4]);
-        Reader { source, dev, bytes, values, rounded: Vec::new(), share, sums }
+        Reader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
     }
 
-    /// Every run of this rank's pieces, into masters, parameters and moments. Returns the sums over what was read.
-    fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<Vec<u64>> {
+    /// Every run of this rank's pieces, into masters, parameters and moments. Returns for each tensor the sum over what was
+    /// counted, and how many of those values are not finite.
+    fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<(Vec<u64>, Vec<u64>)> {
         store.for_each_piece(&mut |mut piece| {
             let stored = runs(piece.layout, piece.start, piece.master.len(), Share::ALL);
             for run in stored.filter(|run| self.source.tensors.holds(&run.segment.name)) {
@@ -104,7 +110,7 @@ impl<'a> Reader<'a> {
                 None => Ok(()),
             }
         })?;
-        Ok(self.sums)
+        Ok((self.sums, self.strange))
     }
 
     fn run(&mut self, group: usize, run: &Run, mut to: ViewMut) -> Result<()> {
@@ -116,6 +122,9 @@ impl<'a> Reader<'a> {
             let part = to.reborrow().slice(from..len.min(from + CHUNK / 4));
             let range = run.at + from..run.at + from + part.len();
             let bytes = read(self.source, (index, tensor), range.clone(), &mut self.bytes)?;
+            if counted {
+                self.strange[index] += not_finite(bytes, tensor.dtype);
+            }
             if tensor.dtype == Dtype::F32 {
                 for (stretch, place) in self.source.tensors.stretches(index, range.clone()).filter(|_| counted) {
                     let bytes = &bytes[4 * (stretch.start - range.start)..4 * (stretch.end - range.start)];
@@ -177,6 +186,20 @@ fn read<'b>(
             .map_err(|e| bad(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
     }
     Ok(bytes)
+}
+
+/// How many of the values are NaN or infinite: all bits of their exponent are set.
+fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
+    let half = |exponent: u16| {
+        let is = |b: &&[u8; 2]| u16::from_le_bytes(**b) & exponent == exponent;
+        bytes.as_chunks::<2>().0.iter().filter(is).count()
+    };
+    let count = match dtype {
+        Dtype::BF16 => half(0x7f80),
+        Dtype::F16 => half(0x7c00),
+        _ => bytes.as_chunks::<4>().0.iter().filter(|b| !f32::from_le_bytes(**b).is_finite()).count(),
+    };
+    count as u64
 }
 
 /// What a buffer of such elements holds.

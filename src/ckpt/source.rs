@@ -85,6 +85,26 @@ impl Source {
     }
 }
 
+impl Source {
+    /// An error where tensors hold `counts` values that are not finite: weights would make each step a skipped one, moments
+    /// would make such weights. `saved`: they are a checkpoint's.
+    pub fn finite(&self, counts: &[u64], saved: bool) -> Result<()> {
+        let mut strange = self.tensors.list.iter().zip(counts).filter(|(_, count)| **count > 0);
+        let Some((tensor, count)) = strange.next() else { return Ok(()) };
+        let more = match strange.count() {
+            0 => String::new(),
+            n => format!(" ({n} more tensors have such values)"),
+        };
+        let instead = if saved { "resume from an earlier checkpoint" } else { "give a model without them" };
+        let what = format!(
+            "tensor {} has non-finite values (NaN or infinity): {count} of {}{more}; {instead}",
+            tensor.name,
+            tensor.len()
+        );
+        Err(bad(&self.files[tensor.file].0, what))
+    }
+}
+
 pub(super) fn bad(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::input(format!("{}: {what}", path.display()))
 }

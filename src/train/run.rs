@@ -86,7 +86,8 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
 
 /// What this rank's recorder holds, where the run keeps such things. A run that fails for a full disk fails for that.
 fn leave_traces(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
-    if let Some(dir) = &plan.restarts.traces {
+    // Nothing was computed of bad input.
+    if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_))) {
         let _ = flight.dump(dir, rank, e);
     }
 }
@@ -142,6 +143,8 @@ struct Trainer<'a> {
     resumed: Option<Resume>,
     /// Step of the newest checkpoint of this run.
     saved: Option<u64>,
+    /// Steps, and updates of the weights, that lie behind this start.
+    before: (u64, u64),
     bad_in_a_row: u32,
     verify: Option<Verify>,
 }
@@ -181,6 +184,7 @@ impl<'a> Trainer<'a> {
             agreed: None,
             held_out_data: StepData::default(),
             load_seconds,
+            before: (done, engine.updates()),
             saved: resumed.as_ref().map(|_| done),
             resumed,
             bad_in_a_row: 0,
@@ -220,6 +224,13 @@ impl<'a> Trainer<'a> {
                     self.save(self.plan.save.behind)?;
                 }
             }
+        }
+        if !self.has_something_new() {
+            let skipped = self.done - self.before.0;
+            return Err(Error::Run(format!(
+                "all {skipped} steps were skipped, since their gradients were not finite: the model has learned nothing and is \
+                 not saved. Lower --lr, check the data, or train longer where a loss scale is still falling"
+            )));
         }
         // First what must not be lost.
         self.save(false)?;
@@ -349,10 +360,21 @@ impl<'a> Trainer<'a> {
         self.watch.evaluated(self.done, loss, tokens, started.elapsed().as_secs_f64())
     }
 
-    /// A checkpoint of the last step, unless there is one or nobody asked. `behind`: written while training goes on;
-    /// otherwise nothing is under way any more when this returns.
+    /// Not every step of this start was skipped.
+    fn has_something_new(&self) -> bool {
+        let (done, updates) = self.before;
+        self.done == done || self.engine.updates() > updates
+    }
+
+    /// A checkpoint of the last step, unless there is one, nobody asked or every step was skipped. `behind`: written while
+    /// training goes on; otherwise nothing is under way any more when this returns.
     fn save(&mut self, behind: bool) -> Result<()> {
         let Some(dir) = &self.plan.settings.checkpoint.ckpt_dir else { return Ok(()) };
+        if !self.has_something_new() {
+            let why = "every step so far was skipped";
+            self.watch.say(LogLevel::Warn, format_args!("no checkpoint after step {}: {why}", self.done));
+            return Ok(());
+        }
         let keep = self.plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
         let failed = |e| at_step(self.done, e);
         let earlier = if behind { None } else { self.checkpointer.settle().map_err(failed)? };
