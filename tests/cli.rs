@@ -338,6 +338,14 @@ fn places_that_cannot_be_written() {
         &["no such directory", "hf download meta-llama/Llama-3.2-1B"],
     );
     assert_eq!(fs::read_to_string(taken).unwrap(), "mine", "nothing is overwritten");
+    // What can be opened and takes nothing, and what cannot be made although its directory is writable.
+    let long = dir.path().join("x".repeat(300));
+    for (path, why) in [("/dev/full", "No space left"), (long.to_str().unwrap(), "File name too long")] {
+        refused_tiny(&["--max-steps", "1", "--metrics-path", path], &["--metrics-path", path, why]);
+        refused_tiny(&["--max-steps", "1", "--log-file", path], &["--log-file", path, why]);
+    }
+    refused_tiny(&["--max-steps", "1", "--tensorboard", long.to_str().unwrap()], &["--tensorboard", "too long"]);
+    assert!(!Path::new("/dev/comm_traces").exists());
 }
 
 #[test]

@@ -96,10 +96,11 @@ fn the_verdict_names_who_is_behind_who_differs_and_who_left_nothing() {
 #[test]
 fn a_stalled_rank_is_named_within_the_step_timeout() {
     let dir = Dir::new();
-    let (metrics, path) = (dir.arg("m.jsonl"), dir.path("m.jsonl"));
+    let (metrics, path, ckpt) = (dir.arg("m.jsonl"), dir.path("m.jsonl"), dir.arg("ckpt"));
+    let limits = ["--comm-timeout", "2", "--init-timeout", "60"];
     let run = Run::start(
         FSDP,
-        &["--max-steps", "100000", "--metrics-path", &metrics, "--comm-timeout", "2", "--init-timeout", "60"],
+        &[&["--max-steps", "100000", "--metrics-path", &metrics, "--ckpt-dir", &ckpt], &limits[..]].concat(),
     );
     wait_until("it trains", || steps(&path) > 3);
     let stalled = run.ranks(2)[1];
@@ -112,7 +113,8 @@ fn a_stalled_rank_is_named_within_the_step_timeout() {
         "{text}"
     );
     assert!(text.contains("no record of rank 1") && text.contains("comm_traces"), "{text}");
-    let dump = read(&dir.path("comm_traces"), 0);
+    assert!(!dir.path("comm_traces").exists(), "traces belong beside checkpoints");
+    let dump = read(&dir.path("ckpt/comm_traces"), 0);
     assert!(dump.error.contains("no answer within 2s") && dump.ops.len() > 20, "{}", dump.error);
     // What it waited for, by the error's own words, is not over.
     let named = |op: &&flatshard::comm::flight::Op| {

@@ -216,6 +216,16 @@ fn files_of_a_size_and_text_from_them() {
     assert!(hot("1") == hot("1") && hot("1") != hot("2"));
     assert_eq!(write(export, &["--temperature", "3", "--top-k", "1"]), greedy);
 
+    // Text that cannot be written is a failure; nobody to read it is none.
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let out = command(&["--generate", "the", "--pretrain", &hf]).stdout(full).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(1) && text.contains("write standard output: No space left"), "{text}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = command(&["--generate", "the", "--pretrain", &hf]).stdout(writer).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+
     let bad = |more: &[&str], parts: &[&str]| refused(&[&["--generate", "a"], more].concat(), parts);
     bad(&[], &["--generate needs a model", "--pretrain DIR"]);
     bad(&["--pretrain", &dir.arg("none")], &["no such directory"]);

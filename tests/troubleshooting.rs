@@ -145,8 +145,9 @@ fn a_rank_that_is_killed(dir: &Dir) -> String {
 }
 
 fn a_rank_that_is_stopped(dir: &Dir) -> String {
-    let args = ["--max-steps", "100000", "--comm-timeout", "2", "--metrics-path", &dir.arg("m.jsonl")];
-    let run = Run::start(FSDP, &args);
+    let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
+    let places = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt]; // what ranks did last goes beside checkpoints
+    let run = Run::start(FSDP, &[&["--max-steps", "100000", "--comm-timeout", "2"], &places[..]].concat());
     wait_until("it trains", || steps(&dir.path("m.jsonl")) > 2);
     send(Signal::STOP, run.ranks(2)[1]);
     run.end().stderr

@@ -3,6 +3,7 @@
 mod runs;
 
 use runs::*;
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::process::Signal;
 use std::fs;
 
@@ -70,6 +71,28 @@ fn levels_and_a_place_for_the_rank_in_the_name() {
     let refused = Run::start(FSDP, &["--log-file", &dir.arg("")]).end();
     assert_eq!(refused.status.code(), Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("is a directory"), "{}", refused.stderr);
+}
+
+/// Whoever reads the file as a pipe leaves: each process that writes to it says so once, and trains on.
+#[test]
+fn lines_that_a_log_file_loses_are_a_warning_once() {
+    let dir = Dir::new();
+    let pipe = dir.path("log");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let reader = rustix::fs::open(&pipe, flags, Mode::empty()).unwrap();
+    let (metrics, log) = (dir.arg("m.jsonl"), dir.arg("log"));
+    let run = Run::start(FSDP, &["--max-steps", "300", "--log-file", &log, "--metrics-path", &metrics, "--no-eval"]);
+    wait_until("it trains", || steps(&dir.path("m.jsonl")) > 2);
+    drop(reader);
+    let ended = run.end();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert_eq!(
+        ended.stderr.matches("warning: --log-file cannot be written (Broken pipe").count(),
+        1,
+        "{}",
+        ended.stderr
+    );
 }
 
 /// A step that changes nothing is told by rank 0, at a level that `warn` shows.

@@ -1,9 +1,10 @@
 //! What is wrong with settings one by one: numbers out of range, places that cannot be written. Relations between settings
-//! follow in [`super::plan`]. Never changes anything.
+//! follow in [`super::plan`]. Never changes anything, but that [`opened`] makes what it opens.
 use super::settings::*;
-use super::{limits, resume};
+use super::{limits, metrics, resume};
 use crate::base::{Error, Result};
 use crate::ckpt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Ranges of single numbers; relations between settings follow where they are used.
@@ -108,6 +109,20 @@ fn export(s: &Settings) -> Result<()> {
     let run = resume::asked(c)?.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
     let run = run.iter().find_map(|dir| ckpt::state::read(dir).ok()).and_then(|(state, _)| state.run);
     ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
+}
+
+/// What the first rank adds to is made and opened, once, before any rank starts: a full device, a name that is too long.
+pub fn opened(s: &Settings) -> Result<()> {
+    let bad = |flag: &str, path: &Path, e| Error::input(format!("{flag} {}: {e}", path.display()));
+    // Who reads a pipe would take its first end for the last.
+    let is_pipe = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_fifo());
+    if let Some(path) = s.run.metrics_path.as_ref().filter(|path| !is_pipe(path)) {
+        metrics::to_add(path).map_err(|e| bad("--metrics-path", path, e))?;
+    }
+    if let Some(dir) = &s.watch.tensorboard {
+        std::fs::create_dir_all(dir).map_err(|e| bad("--tensorboard", dir, e))?;
+    }
+    Ok(())
 }
 
 /// `path` is, or can become, a file.

@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::strategy::{EngineOptions, Generator, GeneratorOptions, Sampling};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -166,16 +166,16 @@ impl Request {
             let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, &[])?;
             checkpointer.load_model(&self.model, generator.store())?;
             let started = Instant::now();
-            let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first: mesh.rank() == 0 };
+            let first = mesh.rank() == 0;
+            let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first, failed: None };
             let written = generator.generate(&self.prompt, options.count, &self.sampling, &mut |token| {
                 let more = !self.stop.contains(&token);
                 if more {
                     told.say(token);
                 }
-                more
+                more && told.failed.is_none()
             })?;
-            told.end(written.len() as f64 / started.elapsed().as_secs_f64());
-            Ok(())
+            told.end(written.len() as f64 / started.elapsed().as_secs_f64())
         };
         write().inspect_err(|_| mesh.member.abort())
     }
@@ -199,6 +199,8 @@ struct Told<'a> {
     shown: usize,
     /// Rank 0 alone shows it.
     first: bool,
+    /// What it could not be shown for.
+    failed: Option<std::io::Error>,
 }
 
 impl Told<'_> {
@@ -214,15 +216,20 @@ impl Told<'_> {
         if let Some(new) = text.get(self.shown..).filter(|new| self.first && !new.is_empty()) {
             self.shown = text.len();
             let mut out = std::io::stdout();
-            let _ = out.write_all(new.as_bytes()).and_then(|()| out.flush()); // nobody reading is no failure
+            let written = out.write_all(new.as_bytes()).and_then(|()| out.flush());
+            self.failed = written.err().filter(|e| e.kind() != ErrorKind::BrokenPipe); // nobody reading is no failure
         }
     }
-    fn end(mut self, tokens_per_sec: f64) {
+    fn end(mut self, tokens_per_sec: f64) -> Result<()> {
+        if let Some(e) = self.failed {
+            return Err(Error::io("write", "standard output", e));
+        }
         let rest = self.tokenizer.decode(&self.tokens);
         self.show(&format!("{rest}\n"));
         if self.first {
             let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} a second", self.tokens.len());
         }
+        self.failed.map_or(Ok(()), |e| Err(Error::io("write", "standard output", e)))
     }
 }
 

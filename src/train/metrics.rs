@@ -74,6 +74,13 @@ pub trait Sink {
     fn event(&mut self, event: &Event) -> Result<()>;
 }
 
+/// A file to add lines to, made where it is missing. A device that takes nothing (/dev/full) is found now.
+pub fn to_add(path: &Path) -> std::io::Result<File> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write(&[]).map(|_| file)
+}
+
 pub struct Metrics {
     file: File,
     path: PathBuf,
@@ -84,16 +91,13 @@ impl Metrics {
     /// gone on with is kept beside the new one, as `FILE.1` or the next free number.
     pub fn open(path: &Path, go_on: bool) -> Result<Metrics> {
         let failed = |e| Error::io("open metrics", path, e);
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).map_err(failed)?;
-        }
         // Only a plain file with something in it is moved: /dev/null and pipes are written to as they are.
         if !go_on && path.metadata().is_ok_and(|m| m.is_file() && m.len() > 0) {
             let numbered = |n: u32| PathBuf::from(format!("{}.{n}", path.display()));
             let free = (1..).map(numbered).find(|kept| !kept.exists()).unwrap_or_else(|| numbered(0));
             std::fs::rename(path, free).map_err(failed)?;
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        let mut file = to_add(path).map_err(failed)?;
         file.write_all(end_of_line(path).as_bytes()).map_err(failed)?;
         Ok(Metrics { file, path: path.to_path_buf() })
     }

@@ -123,7 +123,7 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
     let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
     let first = launched.is_none_or(|env| env.rank == 0);
     let _lock = if prepares { plan.prepare(first)? } else { None };
-    let log = Log::open(&plan.settings.watch, launched)?;
+    let log = Log::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
     let result = match launched {
         Some(env) => run::run(plan, env, &log),
         None => restart::run(plan, stage, &log),

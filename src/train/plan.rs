@@ -252,6 +252,9 @@ impl Plan {
         if self.device != DeviceName::Cuda {
             self.check_memory()?;
         }
+        if first {
+            check::opened(&self.settings)?;
+        }
         self.settings.checkpoint.ckpt_dir.as_deref().filter(|_| first).map(ckpt::prepare).transpose()
     }
 

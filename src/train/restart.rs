@@ -79,10 +79,9 @@ pub fn signals(f: &Faults) -> Result<Vec<i32>> {
     set(&f.signals, "faults.signals")?.iter().map(|name| launch::signal(name)).collect()
 }
 
-/// The place that was given, or one beside what the run writes.
+/// The place that was given, or one beside the checkpoints.
 fn traces(s: &Settings) -> Option<PathBuf> {
-    let beside = || s.run.metrics_path.as_ref().and_then(|path| path.parent());
-    let near = || s.checkpoint.ckpt_dir.as_deref().or_else(beside).map(|dir| dir.join("comm_traces"));
+    let near = || s.checkpoint.ckpt_dir.as_ref().map(|dir| dir.join("comm_traces"));
     s.faults.save_traces_folder.clone().or_else(near)
 }
 

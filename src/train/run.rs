@@ -26,7 +26,7 @@ use crate::device::gpu::graphs::Graphs;
 use crate::strategy::{Engine, Sampling, Step};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -420,7 +420,10 @@ impl<'a> Trainer<'a> {
             let text = |tokens: &[u32]| self.plan.tokenizer.decode(tokens);
             let sample =
                 format!("--- held-out text ---\n{}\n--- as the model goes on ---\n{}\n", text(prompt), text(&written));
-            let _ = std::io::stdout().write_all(sample.as_bytes()); // nobody reading is no failure of the run
+            // No failure of the run, and none at all where nobody reads.
+            let failed =
+                std::io::stdout().write_all(sample.as_bytes()).err().filter(|e| e.kind() != ErrorKind::BrokenPipe);
+            failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("the sample is lost: {e}")));
         }
         Ok(())
     }

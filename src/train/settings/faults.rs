@@ -23,7 +23,7 @@ pub struct Faults {
     #[arg(long, value_name = "SECONDS")]
     pub init_timeout: Option<f64>,
     /// Where ranks of a failed run leave their last collectives, and where they are compared [default: comm_traces in
-    /// ckpt-dir, or beside the metrics file]
+    /// ckpt-dir; without ckpt-dir: none]
     #[arg(long, value_name = "DIR")]
     pub save_traces_folder: Option<PathBuf>,
     /// Signals that end the run after the step at hand, saved, with status 128 + n

@@ -1,13 +1,15 @@
 //! Lines for people: on stderr as they are, in a file of each rank with time and level. Passed to whoever says something. Never
-//! ends a run: a line that cannot be written is lost.
+//! ends a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
 //!
 //! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state here.
+use super::super::metrics::to_add;
 use super::super::settings::{LogLevel, WatchArgs};
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use std::fmt::Display;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub struct Log {
@@ -19,6 +21,8 @@ pub struct Log {
     /// In front of lines on stderr where several processes share it and nobody else says whose they are.
     prefix: String,
     file: Option<File>,
+    /// A line of the file was lost.
+    lost: AtomicBool,
 }
 
 impl Log {
@@ -27,9 +31,8 @@ impl Log {
         let rank = launched.map(|env| env.rank);
         let level = settings.log_level.unwrap_or(LogLevel::Info);
         let file = settings.log_file_of(rank.unwrap_or(0)).map(|path| {
-            let failed = |e| Error::io("open log", &path, e);
-            path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-            OpenOptions::new().create(true).append(true).open(&path).map_err(failed)
+            let failed = |e| Error::io("write --log-file", &path, e);
+            to_add(&path).map_err(failed)
         });
         let others = rank.is_some_and(|rank| rank > 0);
         let log = Log {
@@ -41,6 +44,7 @@ impl Log {
                 _ => String::new(),
             },
             file: file.transpose()?,
+            lost: AtomicBool::new(false),
         };
         if let Some(env) = launched {
             let (host, process) = (&env.host, std::process::id());
@@ -75,7 +79,13 @@ impl Log {
         let Some(mut file) = self.file.as_ref().filter(|_| level <= self.level) else { return };
         let head = format!("{} {:5} {}: ", utc(SystemTime::now()), name(level), self.name);
         let lines: String = text.to_string().lines().map(|line| format!("{head}{line}\n")).collect();
-        let _ = file.write_all(lines.as_bytes()); // one write, so that lines of several processes stay whole
+        // One write, so that lines of several processes stay whole.
+        if let Err(e) = file.write_all(lines.as_bytes())
+            && !self.lost.swap(true, Relaxed)
+        {
+            let text = format!("{}warning: --log-file cannot be written ({e}): lines are lost\n", self.prefix);
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
     }
 }
 
