@@ -82,7 +82,7 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     // Merged, it is a model like any other, with the loss that it had beside its adapters.
     run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
     assert_eq!(names(&dir.join("merged")), ["config.json", "flatshard.json", "model.safetensors"]);
-    // What is merged is not merged into.
+    // What is merged is not merged into; text needs the two as one.
     let copy = dir.join("copy");
     fs::create_dir(&copy).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -94,6 +94,9 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     }
     let text = refused(&dir, &copy, &["--lora-merge", "adapter", "--save-hf", "merged"]);
     assert!(text.contains("holds a model that this run did not write"), "{text}");
+    let text = refused(&dir, &base(), &["--ckpt-dir", "ck", "--generate", "a"]);
+    let says = format!("--pretrain {} --lora-merge ck/step-00000006 --save-hf", base().display());
+    assert!(text.contains("is an adapter") && text.contains(&says), "{text}");
     let still = ["--max-steps", "1", "--lr", "0"];
     let (with, without) = (evaluated(&run(&dir, Path::new("merged"), &still)), evaluated(&run(&dir, &base(), &still)));
     let beside = evaluated(&events);

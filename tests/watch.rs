@@ -73,6 +73,15 @@ fn levels_and_a_place_for_the_rank_in_the_name() {
     assert!(refused.stderr.contains("is a directory"), "{}", refused.stderr);
 }
 
+#[test]
+fn a_warmup_that_outlasts_the_run_is_said_at_the_start() {
+    let run = |warmup: &str| good(FSDP, &["--max-steps", "4", "--no-sample", "--warmup-steps", warmup]).stderr;
+    let says = "warmup   of 30 steps in a run of 4: the learning rate ends at 0.0013333333 of 0.01; --warmup-steps N shortens it";
+    let (long, whole) = (run("30"), run("4"));
+    assert!(long.find(says).is_some_and(|at| at < long.find("step: 1 ").unwrap()), "{long}");
+    assert!(!whole.contains("in a run of 4"), "{whole}");
+}
+
 /// Whoever reads the file as a pipe leaves: each process that writes to it says so once, and trains on.
 #[test]
 fn lines_that_a_log_file_loses_are_a_warning_once() {

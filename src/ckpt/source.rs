@@ -154,7 +154,12 @@ pub fn is_model(dir: &Path) -> Result<()> {
         );
     }
     if names.contains("adapter_config.json") {
-        return refuse("is an adapter (LoRA), not a model: give the model that it was trained on".into());
+        let base = super::adapter::base(dir).unwrap_or("MODEL".into());
+        return refuse(format!(
+            "is an adapter (LoRA), not a model. Merge the two first: --pretrain {base} --lora-merge {} --save-hf MERGED; then \
+             give MERGED",
+            dir.display()
+        ));
     }
     refuse(
         "is no model directory: it holds neither model.safetensors nor model.safetensors.index.json (a directory of \

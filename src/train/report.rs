@@ -100,6 +100,7 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
     let unclipped = s.fsdp.deepspeed.as_deref().filter(|_| engine.grad_clip == 0.0).and_then(deepspeed::unclipped);
     lines.extend(unclipped.map(|what| format!("clip     {what}")));
     lines.extend(undropped(plan)?);
+    lines.extend(never_warm(plan));
     lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
     if let Some(Resume { dir, state: then, .. }) = resumed {
@@ -119,6 +120,19 @@ fn packed(plan: &Plan) -> String {
         true => format!(", packed into sequences of {}", plan.dataset.max_len()),
         false => String::new(),
     }
+}
+
+/// A run that ends before its warmup does, as a short one does with the default.
+fn never_warm(plan: &Plan) -> Option<String> {
+    let (schedule, steps) = (&plan.schedule, plan.steps());
+    (steps < schedule.warmup).then(|| {
+        format!(
+            "warmup   of {} steps in a run of {steps}: the learning rate ends at {} of {}; --warmup-steps N shortens it",
+            schedule.warmup,
+            schedule.lr(steps),
+            schedule.peak
+        )
+    })
 }
 
 /// What it costs, and saves, that gradients of several micro-batches are reduced once.
