@@ -43,7 +43,7 @@ pub fn config(lora: &Lora, base: Option<&Path>) -> String {
 
 /// The model that the adapter in `dir` was trained on, as its config names it.
 pub fn base(dir: &Path) -> Option<String> {
-    let config: Value = serde_json::from_slice(&fs::read(dir.join(FILE)).ok()?).ok()?;
+    let config: Value = serde_json::from_slice(&open::read(&dir.join(FILE)).ok()?).ok()?;
     config["base_model_name_or_path"].as_str().map(str::to_owned)
 }
 

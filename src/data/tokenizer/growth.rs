@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(of(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"})), Ok(4));
         let thousand = replace("a", &"a".repeat(1000));
         assert_eq!(of(thousand.clone()), Ok(1000));
-        let text = of(sequence(json!([thousand; 4]))).unwrap_err();
+        let text = of(sequence(json!(vec![thousand.clone(); 4]))).unwrap_err();
         assert!(text.starts_with("its normalizer and pre-tokenizer can make a text 1000000000000 times"), "{text}");
         let levels =
             json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": vec![json!({"type": "ByteLevel"}); 60]}});
