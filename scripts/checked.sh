@@ -12,7 +12,8 @@ for package in flatshard flatshard-ptx flatshard-simcuda; do
     done
 done
 features=()
-! command -v mpicc > /dev/null || features=(--features mpi)
-cargo test --release --quiet --no-fail-fast -p flatshard "${features[@]}" "${checks[@]}" \
+! command -v mpicc > /dev/null || features=(--features flatshard/mpi)
+# All members, since what is selected decides the features of dependencies, and so whether those of the release build will do.
+cargo test --release --quiet --no-fail-fast --workspace "${features[@]}" "${checks[@]}" \
     --lib --test conformance --test comm --test stores --test data --test checkpoint
 scripts/hosts_check.sh

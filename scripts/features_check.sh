@@ -7,16 +7,16 @@ target=$(scripts/target.sh)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-features=cust
+features=flatshard/cust
 if command -v mpicc > /dev/null; then
-    features=mpi,cust
+    features=flatshard/mpi,flatshard/cust
 else
     echo "features_check: SKIPPED mpi: no mpicc (Debian: libopenmpi-dev libclang-dev)"
 fi
 # The build script of `cust` looks for a CUDA directory, and for nothing in it that a check would read.
 mkdir -p "$scratch/include" "$scratch/lib64/stubs"
 touch "$scratch/include/cuda.h"
-CUDA_LIBRARY_PATH=$scratch cargo clippy --quiet --release -p flatshard --features "$features" -- -D warnings
+CUDA_LIBRARY_PATH=$scratch cargo clippy --quiet --release --workspace --features "$features" -- -D warnings
 
 # fuzz/ has no lock file of its own: ours, to check what is tested. A library of that name is never linked.
 [ -e fuzz/Cargo.lock ] || cp Cargo.lock fuzz/Cargo.lock

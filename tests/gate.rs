@@ -4,10 +4,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
+/// One test at a time: a program that was just written cannot be run while a process that another test starts still has it open.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 /// A program of the machine in `dir`, in bash.
 fn program(dir: &Path, name: &str, body: &str) {
     let path = dir.join(name);
@@ -45,6 +51,7 @@ fn row<'a>(said: &'a str, part: &str) -> &'a str {
 
 #[test]
 fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
+    let _turn = alone();
     let dir =
         gate("echo \"cargo $*\"; case $1 in clippy) exit 101 ;; test) echo 'test result: ok. 909 passed' ;; esac");
     program(dir.path(), "scripts/ptxas_check.sh", "echo a spill; exit 1");
@@ -64,6 +71,7 @@ fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
 
 #[test]
 fn a_gate_without_tools_to_install_goes_on_and_says_so() {
+    let _turn = alone();
     let dir = gate("true");
     program(dir.path(), "bin/id", "echo 0");
     // Whatever this machine has.
@@ -78,6 +86,7 @@ fn a_gate_without_tools_to_install_goes_on_and_says_so() {
 
 #[test]
 fn without_pypi_kernels_are_not_assembled_and_the_script_says_so() {
+    let _turn = alone();
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("built");
     program(dir.path(), "bin/cargo", &format!("echo '{{\"target_directory\":\"{}\"}}'", target.display()));
@@ -92,6 +101,7 @@ fn without_pypi_kernels_are_not_assembled_and_the_script_says_so() {
 /// Namespaces may be had where the kernel has no veth.
 #[test]
 fn without_a_pair_of_interfaces_there_are_no_test_hosts() {
+    let _turn = alone();
     let dir = tempfile::tempdir().unwrap();
     let unshare = "while [[ $1 = --* ]]; do shift; done; case $1 in ip) exec \"$@\" ;; true) ;; *) exit 9 ;; esac";
     program(dir.path(), "bin/unshare", unshare);
@@ -104,6 +114,7 @@ fn without_a_pair_of_interfaces_there_are_no_test_hosts() {
 
 #[test]
 fn scripts_ask_where_cargo_builds() {
+    let _turn = alone();
     let mut target = Command::new(Path::new(ROOT).join("scripts/target.sh"));
     let output = target.env("CARGO_TARGET_DIR", "/elsewhere/built").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "/elsewhere/built\n");
