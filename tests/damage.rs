@@ -210,7 +210,7 @@ fn values_that_are_not_finite_are_counted_over_all_ranks() {
             let planted = ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight"].contains(&tensor);
             let of_moment = group == "exp_avg_sq" && tensor == "model.norm.weight";
             let every = |i: usize| (planted && group.is_empty() && i % 7 == 3) || (of_moment && i == 4);
-            let strange = |i: usize| if i % 2 == 0 { f32::NAN } else { f32::NEG_INFINITY };
+            let strange = |i: usize| if i.is_multiple_of(2) { f32::NAN } else { f32::NEG_INFINITY };
             let value = |i: usize| if every(i) { strange(i) } else { value(group, tensor, i) };
             let values: Vec<f32> = (at..at + to.len()).map(value).collect();
             dev.upload(bytemuck::cast_slice(&values), to)

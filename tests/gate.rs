@@ -45,8 +45,8 @@ fn gate(cargo: &str) -> TempDir {
     dir
 }
 fn row<'a>(said: &'a str, part: &str) -> &'a str {
-    let rows = said.lines().filter(|line| line.split_whitespace().next() == Some(part));
-    rows.last().unwrap_or_else(|| panic!("no row for {part} in: {said}"))
+    let is_row = |line: &&str| line.split_whitespace().next() == Some(part);
+    said.lines().rfind(is_row).unwrap_or_else(|| panic!("no row for {part} in: {said}"))
 }
 
 #[test]

@@ -307,11 +307,11 @@ fn bounded(
             }
             _ => Ok(vec![]),
         }?;
-        let after = match instruction {
-            I::Add | I::Mul | I::StringConcat | I::Slice | I::BuildList(_) | I::BuildMap(_) | I::EndCapture => true,
-            I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) | I::ApplyFilter(..) => true,
-            _ => false,
-        };
+        let operator = matches!(instruction, I::Add | I::Mul | I::StringConcat | I::Slice);
+        let builder = matches!(instruction, I::BuildList(_) | I::BuildMap(_) | I::EndCapture);
+        let call =
+            matches!(instruction, I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) | I::ApplyFilter(..));
+        let after = operator || builder || call;
         parts.push((before, after));
     }
     let mut starts = vec![0u32];
