@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 /// A key of the file; section and name of the setting; its default.
 type Row = (&'static str, &'static str, &'static str, Value);
 
-/// Of the keys that `file` leaves out. `optimizer`: the one that a flag asks for; `fp16`: whether it is on.
+/// Of the keys that `file` leaves out, and of the optimizer's that are "auto": there Hugging Face's Trainer has the same, but for
+/// lr. `optimizer`: the one that a flag asks for; `fp16`: whether it is on.
 pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<Row> {
     let optimizer = file["optimizer"]["type"].as_str().or(optimizer).unwrap_or("AdamW");
     let mut rows = vec![("gradient_clipping", "optim", "grad_clip", json!(0))]; // runtime/constants.py
@@ -25,7 +26,10 @@ pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<
     if fp16 {
         rows.extend(scaler());
     }
-    rows.retain(|(key, ..)| file.pointer(&format!("/{}", key.replace('.', "/"))).is_none_or(Value::is_null));
+    rows.retain(|(key, ..)| match file.pointer(&format!("/{}", key.replace('.', "/"))) {
+        None | Some(Value::Null) => true,
+        Some(value) => value == "auto" && key.starts_with("optimizer."),
+    });
     rows
 }
 
