@@ -4,6 +4,7 @@ use super::network::*;
 use super::*;
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::handshake::{By, greet};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
 const SECRET: &str = "0123456789abcdef-of-this-test";
@@ -70,7 +71,8 @@ fn goes_on(metrics: &std::path::Path) {
 #[test]
 fn slow_strangers_at_all_ports_delay_neither_steps_nor_word_of_a_dead_rank() {
     let dir = Dir::new();
-    let args = [&ENDLESS[..], &["--metrics-path", &dir.arg("m")]].concat();
+    let metrics = dir.arg("m");
+    let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
     let job = Spread::start(3, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
     wait_until("3 steps", || steps(&dir.path("m")) >= 3);
     let doors = job.doors();
@@ -91,7 +93,8 @@ fn slow_strangers_at_all_ports_delay_neither_steps_nor_word_of_a_dead_rank() {
 #[test]
 fn thousands_of_connections_leave_descriptors_and_the_run_alone() {
     let dir = Dir::new();
-    let args = [&ENDLESS[..], &["--metrics-path", &dir.arg("m")]].concat();
+    let metrics = dir.arg("m");
+    let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
     let job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
     wait_until("3 steps", || steps(&dir.path("m")) >= 3);
     let doors = job.doors();
@@ -141,7 +144,8 @@ fn calls(at: SocketAddr, env: &RankEnv, channel: u16) -> std::io::Result<TcpStre
 #[test]
 fn without_a_secret_it_is_said_once_and_impostors_hold_few_connections() {
     let dir = Dir::new();
-    let args = [&ENDLESS[..], &["--metrics-path", &dir.arg("m")]].concat();
+    let metrics = dir.arg("m");
+    let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
     let job = Spread::start(2, "127.0.0.1", &[], &args);
     wait_until("3 steps", || steps(&dir.path("m")) >= 3);
     let at = listening(job.ranks[0].pid())[0];
@@ -217,7 +221,8 @@ fn our_own_launcher_makes_a_secret_for_its_ranks() {
 #[test]
 fn ranks_listen_at_the_interface_of_master_addr_only() {
     let dir = Dir::new();
-    let args = [&ENDLESS[..], &["--metrics-path", &dir.arg("m")]].concat();
+    let metrics = dir.arg("m");
+    let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
     let job = Spread::start(3, "127.0.0.2", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
     wait_until("3 steps", || steps(&dir.path("m")) >= 3);
     let at = |rank: usize| -> Vec<IpAddr> { listening(job.ranks[rank].pid()).iter().map(SocketAddr::ip).collect() };
@@ -244,7 +249,8 @@ fn localhost_works_by_either_protocol() {
 #[test]
 fn a_peers_name_is_spelled_out_in_messages() {
     let dir = Dir::new();
-    let args = [&ENDLESS[..], &["--metrics-path", &dir.arg("m")]].concat();
+    let metrics = dir.arg("m");
+    let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
     let job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_HOST_ID", "\x1b[2J\x1b]0;owned\x07x")], &args);
     // Both ranks have that name: they would share memory, were they numbered so.
     wait_until("3 steps", || steps(&dir.path("m")) >= 3);
