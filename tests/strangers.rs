@@ -121,7 +121,7 @@ fn refused_soon(args: &[&str], parts: &[&str]) {
     let mut run = command(FSDP, args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let begin = Instant::now();
     while run.try_wait().unwrap().is_none() {
-        if begin.elapsed() > Duration::from_secs(60) {
+        if begin.elapsed() >= Duration::from_secs(60) {
             run.kill().unwrap();
             panic!("{args:?} waits forever");
         }

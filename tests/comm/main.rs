@@ -22,7 +22,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
-use time::{in_time, scaled, wait_until};
+use time::{in_time, scaled, seconds, wait_until};
 
 pub const T: Tag = Tag::new("test", 0);
 

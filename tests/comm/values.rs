@@ -390,10 +390,10 @@ fn time_in_flight_is_not_time_exposed() {
             while first && computes && started.load(SeqCst) < 2 {
                 std::thread::yield_now();
             }
-            let outside = compute.elapsed().as_secs_f64();
+            let outside = seconds(compute);
             g.wait(t).unwrap();
             g.release(t).unwrap();
-            let (after, passed) = (g.stats(), since.elapsed().as_secs_f64());
+            let (after, passed) = (g.stats(), seconds(since));
             [after.in_flight_s - before.in_flight_s, after.exposed_s - before.exposed_s, passed, outside]
         });
         let said = format!("computes: {computes}: in flight, exposed, passed, outside of calls: {times:?}");

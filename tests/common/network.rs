@@ -53,7 +53,10 @@ impl Attack {
         let goes_on = ended.clone();
         let thread = std::thread::spawn(move || {
             let since = Instant::now();
-            while !goes_on.load(Relaxed) && since.elapsed() < Duration::from_secs(60) {
+            while !goes_on.load(Relaxed) {
+                if since.elapsed() >= Duration::from_secs(60) {
+                    break;
+                }
                 again();
                 std::thread::sleep(every);
             }

@@ -28,10 +28,21 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 /// For what is to end long before the timeout that would end it otherwise.
 #[track_caller]
 pub fn in_time<T>(f: impl FnOnce() -> T) -> T {
+    within(limit(), f)
+}
+
+/// For what took longer by a known fault.
+#[track_caller]
+pub fn within<T>(most: Duration, f: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let result = f();
-    assert!(started.elapsed() < limit(), "{:?}", started.elapsed());
+    assert!(started.elapsed() < most, "{:?}, not within {most:?}", started.elapsed());
     result
+}
+
+/// Seconds since then, to be compared with another measure of the same run.
+pub fn seconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64()
 }
 
 /// Measures until one measurement passes. A busy machine only adds time: what holds passes in some of many measurements, and

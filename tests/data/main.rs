@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use tempfile::TempDir;
 
+#[path = "../common/time.rs"]
+mod time;
+
 mod cache;
 mod corpora;
 mod order;

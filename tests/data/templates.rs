@@ -110,14 +110,13 @@ fn hostile_templates_end_soon_and_say_why() {
         ("{{ raise_exception('no' ~ messages[0].content * 100) }}".into(), "nononono"),
     ];
     let message = |content: &str| Message::from_serialize(serde_json::json!({"role": "user", "content": content}));
-    let begin = std::time::Instant::now();
-    for (source, says) in &cases {
+    let refused = |(source, says): &(String, &str)| {
         let fault = ChatTemplate::new(source, ("", "")).and_then(|t| t.render(&[message("no")], false)).unwrap_err();
         let start: String = source.chars().take(100).collect();
         assert!(fault.contains(says) && fault.chars().count() < 400, "{start}: {fault}");
         assert!(fault.contains("of the chat template") || !fault.contains("does not fit"), "{start}: {fault}");
-    }
-    assert!(begin.elapsed().as_secs() < 120, "{:?}", begin.elapsed());
+    };
+    time::in_time(|| cases.iter().for_each(refused));
     let sum = format!("{{{{ {}1 }}}}", "1 - a + ".repeat(490)).replace('a', "(messages | length)");
     assert_eq!(
         ChatTemplate::new(&sum[..], ("", "")).unwrap_err(),
