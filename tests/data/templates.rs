@@ -95,6 +95,7 @@ fn hostile_templates_end_soon_and_say_why() {
         ("{% set n = 90000000 %}{{ 'a' * n }}".into(), text),
         ("{{ 'a' * 99999999 * 9 }}".into(), "multiplies constants"),
         ("{{ ('a') * (99 * 99) }}".into(), "multiplies constants"),
+        ("a\n{{ a ; b }}".into(), "line 2 of the chat template"), // what is no word stays none, however often it is read
         ("{{ 'aaa'.count('') }}".into(), "never ends"),
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "64 levels"),
         (

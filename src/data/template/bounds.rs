@@ -215,7 +215,8 @@ pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions
     }
     let source: &'static str = source.leak();
     let spaces = || WhitespaceConfig { trim_blocks: true, lstrip_blocks: true, ..WhitespaceConfig::default() };
-    words(tokenize(source, false, Default::default(), spaces()).filter_map(Result::ok).map(|(token, _)| token))?;
+    // Up to what is no word at all: the parser says what is wrong with it.
+    words(tokenize(source, false, Default::default(), spaces()).map_while(Result::ok).map(|(token, _)| token))?;
     let tree = parse(source, name, Default::default(), spaces())?;
     let mut code = CodeGenerator::new(name, source);
     code.compile_stmt(&tree);
