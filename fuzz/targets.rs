@@ -1,6 +1,10 @@
 //! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/corpora.rs` replays the corpora
 //! through the same functions.
 use flatshard::ckpt::{header, hf};
+use flatshard::comm::frame::{HEADER, Inbox};
+use flatshard::comm::handshake::{self, Hello};
+use flatshard::comm::hosts::messages;
+use flatshard::comm::hosts::roster::{Place, Roster};
 use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
 use flatshard::train::{config, deepspeed};
 use std::path::{Component, Path};
@@ -112,6 +116,60 @@ pub fn template(bytes: &[u8]) {
     });
     if let Err(text) = result {
         assert!(!text.is_empty() && text.chars().count() < 500, "{text}");
+    }
+}
+
+/// What ranks say to each other before they know each other: a greeting, or rank 0's table, has the length that was asked for, and
+/// nothing of it reaches a terminal as it came.
+pub fn rendezvous(bytes: &[u8]) {
+    if handshake::challenge(bytes).is_some() {
+        assert_eq!(bytes.len(), 40);
+    }
+    for record in [0, 2, 74] {
+        if let Some(hello) = Hello::parse(bytes, record) {
+            assert_eq!((hello.record.len(), bytes.len()), (record, Hello::bytes(record)));
+        }
+    }
+    let plain = |text: &str| assert!(!text.contains(char::is_control), "{text:?}");
+    plain(&messages::refusal(bytes));
+    let Some((&world, rest)) = bytes.split_first() else { return };
+    let world = world as usize % 9;
+    if let Some(lost) = messages::lost(rest, world) {
+        assert!(lost.rank < world);
+        plain(&lost.why);
+    }
+    if let Some(table) = messages::table(rest, world) {
+        assert_eq!(table.len(), world);
+        let places: Vec<Place> = table.into_iter().map(|entry| entry.place).collect();
+        places.iter().for_each(|place| plain(&place.host));
+        match Roster::new(&places) {
+            Ok(roster) => assert!(roster.ranks() == world || world == 0),
+            Err(e) => short(Err(e)),
+        }
+    }
+}
+
+/// A connection's messages, however they are cut: each is as long as its kind may be, and all of them as long as what came.
+pub fn frame(bytes: &[u8]) {
+    struct Pieces<'a>(&'a [u8], usize);
+    impl std::io::Read for Pieces<'_> {
+        fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+            let n = self.1.min(to.len()).min(self.0.len());
+            to[..n].copy_from_slice(&self.0[..n]);
+            self.0 = &self.0[n..];
+            if n == 0 { Err(std::io::ErrorKind::WouldBlock.into()) } else { Ok(n) }
+        }
+    }
+    let Some((&step, bytes)) = bytes.split_first() else { return };
+    let answers = messages::answers(3);
+    let mosts: [&dyn Fn(u32) -> Option<usize>; 2] = [&answers, &messages::words];
+    for most in mosts {
+        let (mut from, mut inbox, mut sum) = (Pieces(bytes, 1 + step as usize), Inbox::default(), 0);
+        while let Ok(Some((kind, body))) = inbox.read(&mut from, most) {
+            assert!(most(kind).is_some_and(|most| body.len() <= most));
+            sum += HEADER + body.len();
+            assert!(sum <= bytes.len());
+        }
     }
 }
 

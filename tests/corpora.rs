@@ -49,3 +49,11 @@ fn configurations() {
 fn configurations_of_deepspeed() {
     replay("deepspeed", targets::deepspeed);
 }
+#[test]
+fn greetings_and_tables() {
+    replay("rendezvous", targets::rendezvous);
+}
+#[test]
+fn frames() {
+    replay("frame", targets::frame);
+}
