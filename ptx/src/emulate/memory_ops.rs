@@ -1,12 +1,12 @@
-//! Loads, stores, atomics and asynchronous copies: every byte's address is checked, judged by its shadow, and counted.
+//! Loads, stores and atomics: every byte's address is checked, judged by its shadow, and counted. Copies are copy.rs's and bulk.rs's.
 use super::clock::{Epoch, View};
-use super::decode::{Address, Op, Order, Source, Space};
+use super::decode::{Address, Op, Order, Space};
 use super::kernel::SHARED_BASE;
 use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
 use super::memory::{Allocation, Data, Outside};
 use super::report::{Kind, Thread};
 use super::shadow::{Access, Proxy, Trouble, Who};
-use super::warp::{Copy, LANES, Stretch, Warp, lanes};
+use super::warp::{LANES, Warp, lanes};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,8 +26,6 @@ pub(super) struct Touch {
 }
 /// Generic addresses below this are shared memory.
 const SHARED_END: u64 = 1 << 32;
-/// Bytes that cp.async takes at a time: it can be told to copy any even number.
-const PIECE: usize = 2;
 
 impl Machine<'_, '_> {
     pub(super) fn addresses(&mut self, warp: &mut Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
@@ -108,86 +106,6 @@ impl Machine<'_, '_> {
             _ => {}
         }
         Ok(())
-    }
-    /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the destination is 0xFF
-    /// and out of bounds for all: late as the hardware may be, never earlier.
-    pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
-        if let Op::CopyAsync { bytes, to, from, read } = op {
-            let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
-            let read = self.read(warp, read.unwrap_or(Source::Immediate(*bytes as u64)), active, at);
-            self.count(Space::Shared, &to, active, *bytes);
-            self.count(Space::Global, &from, lanes(active).filter(|&l| read[l] > 0).fold(0, |m, l| m | 1 << l), *bytes);
-            for lane in lanes(active) {
-                let mut data = vec![0; *bytes];
-                let wanted = (read[lane] as u32 as usize).min(*bytes);
-                if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % PIECE != 0 {
-                    let what = format!("copies {wanted} bytes, as a part of {bytes}, from address {:#x}", from[lane]);
-                    self.find(Kind::Misaligned, At { lane: Some(lane), ..at }, what);
-                    return Err(Stop);
-                }
-                // A partial copy reads no byte beyond its part.
-                let (at_once, mut read_at) = (if wanted == *bytes { wanted } else { PIECE }, vec![]);
-                for (i, piece) in data[..wanted].chunks_mut(at_once).enumerate() {
-                    let address = from[lane] + (at_once * i) as u64;
-                    read_at.push(self.hold(cta, warp, lane, address, piece, Proxy::Generic, at)?);
-                }
-                let (address, access) = (to[lane], Access::Write);
-                let touch = Touch { space: Space::Shared, address, bytes: *bytes, access, proxy: Proxy::Generic };
-                self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
-                let to = (to[lane] - SHARED_BASE) as usize;
-                cta.shadow.depart(to, *bytes);
-                warp.copies[lane].open.push(Copy { to, data, from: read_at });
-            }
-        }
-        for lane in lanes(active) {
-            let copies = &mut warp.copies[lane];
-            let mut landed = vec![];
-            match op {
-                Op::CopyCommit => copies.groups.push_back(std::mem::take(&mut copies.open)),
-                Op::CopyWait(Some(left)) => {
-                    let done = copies.groups.len().saturating_sub(*left as usize);
-                    landed = copies.groups.drain(..done).flatten().collect();
-                }
-                Op::CopyWait(None) => landed = copies.groups.drain(..).flatten().chain(copies.open.drain(..)).collect(),
-                _ => {}
-            }
-            for Copy { to, data, from } in landed {
-                cta.shared[to..to + data.len()].copy_from_slice(&data);
-                let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
-                cta.shadow.land(to, data.len(), who.epoch());
-                self.let_go(&from, who.epoch(), |e| who.follows(e));
-            }
-        }
-        Ok(())
-    }
-    /// Reads global memory for an asynchronous copy: nobody may write there until [`Machine::let_go`].
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn hold(
-        &mut self,
-        cta: &Cta,
-        warp: &Warp,
-        lane: usize,
-        address: u64,
-        data: &mut [u8],
-        proxy: Proxy,
-        at: At,
-    ) -> Result<Stretch, Stop> {
-        let (at, bytes) = (At { lane: Some(lane), ..at }, data.len());
-        let (allocation, offset) = self.find_global(address, bytes, at)?;
-        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy };
-        let source = &mut self.memory.allocations[allocation];
-        data.copy_from_slice(&source.data.bytes()[offset..offset + bytes]);
-        if let Some(trouble) = source.shadow.hold(offset, bytes, &who) {
-            let name = format!("'{}'", source.name);
-            self.judge(Some(trouble), Access::Read, &name, offset, bytes, at);
-        }
-        Ok(Stretch { allocation, offset, bytes })
-    }
-    /// The copy has read its source: a read of `by`, which `follows` others.
-    pub(super) fn let_go(&mut self, from: &[Stretch], by: Epoch, follows: impl Fn(&Epoch) -> bool) {
-        for Stretch { allocation, offset, bytes } in from {
-            self.memory.allocations[*allocation].shadow.let_go(*offset, *bytes, by, &follows);
-        }
     }
     /// What a strong access tells others of, before a write, or learns of, after a read: see [`Fences`](super::warp::Fences).
     fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: Order, address: u64, write: bool) {

@@ -12,6 +12,7 @@
 mod approximate;
 mod bulk;
 mod clock;
+mod copy;
 mod decode;
 mod decode_hopper;
 mod decode_memory;
