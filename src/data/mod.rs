@@ -22,6 +22,7 @@ mod synthetic;
 mod template;
 mod text;
 pub mod tokenizer;
+mod words;
 pub mod zigzag;
 
 pub use cache::Cache;
