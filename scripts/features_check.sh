@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(scripts/target.sh)
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 
 features=flatshard/cust
 if command -v mpicc > /dev/null; then
@@ -14,10 +12,11 @@ else
     echo "features_check: SKIPPED mpi: no mpicc (Debian: libopenmpi-dev libclang-dev)"
 fi
 # The build script of `cust` looks for a CUDA directory, and for nothing in it that a check would read.
-mkdir -p "$scratch/include" "$scratch/lib64/stubs"
-touch "$scratch/include/cuda.h"
-CUDA_LIBRARY_PATH=$scratch cargo clippy --quiet --release --workspace --features "$features" -- -D warnings
+cuda=$target/no_cuda # always the same, or it is compiled again
+mkdir -p "$cuda/include" "$cuda/lib64/stubs"
+touch "$cuda/include/cuda.h"
+CUDA_LIBRARY_PATH=$cuda cargo clippy --quiet --release --workspace --features "$features" -- -D warnings
 
 # fuzz/ has no lock file of its own: ours, to check what is tested. A library of that name is never linked.
 [ -e fuzz/Cargo.lock ] || cp Cargo.lock fuzz/Cargo.lock
-CUSTOM_LIBFUZZER_PATH=$scratch/libfuzzer.a CARGO_TARGET_DIR=$target cargo check --quiet --release --manifest-path fuzz/Cargo.toml
+CUSTOM_LIBFUZZER_PATH=$target/libfuzzer.a CARGO_TARGET_DIR=$target cargo check --quiet --release --manifest-path fuzz/Cargo.toml
