@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$PWD/target/loom RUST_BACKTRACE=0
+export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(scripts/target.sh)/loom RUST_BACKTRACE=0
 (cd loom && cargo test --release --quiet)
 
 # A copy with one ordering less: the nth Release, Acquire or AcqRel becomes Relaxed, the nth fence goes.

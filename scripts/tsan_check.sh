@@ -14,6 +14,6 @@ if [ ! -d "$root/lib/rustlib/src/rust/library" ]; then
     exit 0
 fi
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
-export RUSTFLAGS="-Zsanitizer=thread --cfg tsan" CARGO_TARGET_DIR=$PWD/target/tsan TSAN_OPTIONS="halt_on_error=0 exitcode=66"
+export RUSTFLAGS="-Zsanitizer=thread --cfg tsan" CARGO_TARGET_DIR=$(scripts/target.sh)/tsan TSAN_OPTIONS="halt_on_error=0 exitcode=66"
 # Processes and other hosts share nothing that the sanitizer could see.
 cargo "+$toolchain" test --release -Zbuild-std --target "$host" --test comm -- --test-threads 1 values:: stress:: faults:: memory:: mesh::

@@ -68,7 +68,7 @@ fn a_job_secret_that_is_none_is_bad_input() {
     std::fs::write(&file, "a secret that everybody may read").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     refused("", &flag, &["is open to every user of this host (mode 644): chmod 600 it"]);
-    refused("", &["--job-secret-file", "/dev/zero"], &["/dev/zero is not a regular file"]);
+    refused("", &["--job-secret-file", "/dev/zero"], &["/dev/zero: it is a device, not a regular file"]);
 }
 
 #[test]

@@ -8,11 +8,9 @@ pub mod meter;
 pub mod open;
 mod quote;
 pub mod rng;
-pub mod text;
 pub mod timeline;
 
 pub use dtype::{DType, Elem};
 pub use error::{Error, Result};
 pub use meter::{Category, Meter};
-pub use quote::quote;
-pub use text::printable;
+pub use quote::{printable, quote};

@@ -1,22 +1,32 @@
-//! Text of others in a message of ours: its beginning, and how much there is. Never formats more than it keeps.
+//! Text of others in a message of ours: its beginning, with the characters that a terminal obeys written as escapes. Never formats
+//! more than it keeps.
 use std::fmt::{self, Display, Write};
 
-/// Displays at most 200 characters of `text`, and an ellipsis where that is not all.
+/// Displays at most 200 characters of `text`, and an ellipsis if that is not all of it.
 pub fn quote<T: Display>(text: T) -> Quote<T> {
-    Quote(text, 200)
+    Quote { text, most: 200, escape: true }
 }
 
-/// A whole message, within which somebody may have forgotten to [`quote`].
+/// The same with at most `most` characters.
+pub fn printable(text: &str, most: usize) -> String {
+    Quote { text, most, escape: true }.to_string()
+}
+
+/// A whole message of ours, in which a [`quote`] may have been forgotten.
 pub(super) fn message<T: Display>(text: T) -> Quote<T> {
-    Quote(text, 2000)
+    Quote { text, most: 2000, escape: false }
 }
 
-pub struct Quote<T>(T, usize);
+pub struct Quote<T> {
+    text: T,
+    most: usize,
+    escape: bool,
+}
 
 impl<T: Display> Display for Quote<T> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let mut out = Beginning { out: f, left: self.1, cut: false };
-        let result = write!(out, "{}", self.0);
+        let mut out = Beginning { out: f, left: self.most, escape: self.escape, cut: false };
+        let result = write!(out, "{}", self.text);
         match out.cut {
             true => f.write_str("..."),
             false => result,
@@ -28,17 +38,30 @@ impl<T: Display> Display for Quote<T> {
 struct Beginning<'a, 'b> {
     out: &'a mut fmt::Formatter<'b>,
     left: usize,
+    escape: bool,
     cut: bool,
 }
 
 impl Write for Beginning<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = text.char_indices().nth(self.left).map_or(text.len(), |(at, _)| at);
-        self.out.write_str(&text[..end])?;
-        self.left -= text[..end].chars().count();
-        self.cut |= end < text.len();
-        if self.cut { Err(fmt::Error) } else { Ok(()) }
+        for c in text.chars() {
+            if self.left == 0 {
+                self.cut = true;
+                return Err(fmt::Error);
+            }
+            self.left -= 1;
+            match self.escape && is_obeyed(c) {
+                true => write!(self.out, "{}", c.escape_default())?,
+                false => self.out.write_char(c)?,
+            }
+        }
+        Ok(())
     }
+}
+
+/// Control characters, and the marks that reverse the order of letters.
+fn is_obeyed(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -50,9 +73,21 @@ mod tests {
         assert_eq!(quote("short").to_string(), "short");
         assert_eq!(quote("ä".repeat(200)).to_string(), "ä".repeat(200));
         assert_eq!(quote("ä".repeat(201)).to_string(), "ä".repeat(200) + "...");
+        assert_eq!(printable("12345678", 8), "12345678");
+        assert_eq!(printable("123456789", 8), "12345678...");
         let long = crate::base::Error::input("x".repeat(1 << 20)).to_string();
         assert_eq!(long.len(), 2003);
         let list = serde_json::json!(vec!["full_attention"; 1_000_000]);
         assert_eq!(quote(&list).to_string().len(), 203);
+    }
+
+    #[test]
+    fn what_a_terminal_obeys_is_spelled_out() {
+        assert_eq!(quote("node-7.cluster größe 机").to_string(), "node-7.cluster größe 机");
+        assert_eq!(
+            quote("a\x1b[2J\r\n\u{9b}31m\u{7f}\u{202e}b").to_string(),
+            "a\\u{1b}[2J\\r\\n\\u{9b}31m\\u{7f}\\u{202e}b"
+        );
+        assert_eq!(crate::base::Error::input("two\nlines").to_string(), "two\nlines");
     }
 }

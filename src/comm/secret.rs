@@ -1,6 +1,5 @@
 //! The secret of a job: bytes that its ranks know and strangers do not. Never shown: not in messages, not in `Debug`.
-use crate::base::{Error, Result};
-use std::fs::File;
+use crate::base::{Error, Result, open};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -42,19 +41,16 @@ impl Secret {
     /// An input error for a file that is none, or that every user of the host may read.
     pub fn read(path: &Path) -> Result<Secret> {
         let of = format!("the job secret's file {}", path.display());
-        let meta = std::fs::metadata(path).map_err(|e| Error::input(format!("{of}: {e}")))?;
-        if !meta.is_file() {
-            return Err(Error::input(format!("{of} is not a regular file")));
-        }
-        let mode = meta.permissions().mode() & 0o777;
+        let failed = |e| Error::input(format!("{of}: {e}"));
+        let file = open::file(path).map_err(failed)?;
+        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         if mode & 0o007 != 0 {
             return Err(Error::input(format!(
                 "{of} is open to every user of this host (mode {mode:03o}): chmod 600 it"
             )));
         }
         let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(*SIZES.end() as u64 + 64).read_to_string(&mut text));
-        read.map_err(|e| Error::input(format!("{of}: {e}")))?;
+        file.take(*SIZES.end() as u64 + 64).read_to_string(&mut text).map_err(failed)?;
         Secret::new(&text, &of)
     }
     /// To be passed on to other ranks, or hashed; never to be shown.
@@ -115,6 +111,6 @@ mod tests {
         refused("16 to 4096");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        refused("is not a regular file");
+        refused("not a regular file");
     }
 }
