@@ -111,13 +111,16 @@ fn export(s: &Settings) -> Result<()> {
     ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
 }
 
-/// What the first rank adds to is made and opened, once, before any rank starts: a full device, a name that is too long.
+/// What the first rank will write is opened, once, before any rank starts: finds a full device, or a name that is too long. A file
+/// that was not there is removed again, since ranks may still be refused.
 pub fn opened(s: &Settings) -> Result<()> {
     let bad = |flag: &str, path: &Path, e| Error::input(format!("{flag} {}: {e}", path.display()));
     // Who reads a pipe would take its first end for the last.
     let is_pipe = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_fifo());
     if let Some(path) = s.run.metrics_path.as_ref().filter(|path| !is_pipe(path)) {
-        metrics::to_add(path).map_err(|e| bad("--metrics-path", path, e))?;
+        let new = !path.exists();
+        let opened = metrics::to_add(path).and_then(|_| if new { std::fs::remove_file(path) } else { Ok(()) });
+        opened.map_err(|e| bad("--metrics-path", path, e))?;
     }
     if let Some(dir) = &s.watch.tensorboard {
         std::fs::create_dir_all(dir).map_err(|e| bad("--tensorboard", dir, e))?;
