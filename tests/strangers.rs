@@ -112,7 +112,7 @@ fn files_that_are_something_else() {
     let (rows, config) = (write("rows.jsonl", &rows), write("c.json", b"\xef\xbb\xbf{\"optim\": {\"lr\": 0.25}}"));
     let out = output(&["--dataset", &rows, "--config", &config, "--print-config"]);
     let stdout = String::from_utf8_lossy(&out.stdout);
-    assert!(out.status.success() && stdout.contains("41 rows"), "{stdout}{}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && stdout.contains("41 samples"), "{stdout}{}", String::from_utf8_lossy(&out.stderr));
 }
 
 /// [`refused`] within a minute, with a message that is no longer than a few sentences.
