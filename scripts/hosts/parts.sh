@@ -177,14 +177,15 @@ attack() {
 
 # Ranks find each other and train while strangers are at their ports, and a dead rank is known as soon as without them.
 besiege() {
-    local run attacks lost=3 everywhere
+    local run attacks lost=3 everywhere others
+    others=$(listeners node1; listeners node2) # Slurm's daemons
     export FLATSHARD_JOB_SECRET=of-the-hosts-check-$RANDOM$RANDOM$RANDOM
     attack 12 &
     attacks=$!
     start plain "$@" --max-steps 1000000 --save-every 0 > "$part/log" 2>&1 &
     run=$!
     until [ "$(numbers "$part" 2> /dev/null | wc -l)" -ge 20 ] || ! kill -0 $run 2> /dev/null; do sleep 0.05; done
-    everywhere=$({ listeners node1; listeners node2; } | grep -cv -e '^01004D0A' -e '^02004D0A' || true)
+    everywhere=$({ listeners node1; listeners node2; } | grep -vxF -e "${others:-none}" | grep -cv -e '^01004D0A' -e '^02004D0A' || true)
     began=$(date +%s%N)
     kill -KILL "$(< "$part/pid.$lost")"
     wait $run && status=1 && why="the run ended well"
