@@ -7,11 +7,11 @@ use common::probe::{Watched, words};
 use common::*;
 use cpu_time::ThreadTime;
 use experiments::plan::clock::{Clock, Seconds};
-use experiments::plan::group::World;
-use experiments::plan::links::{Collected, Spread};
-use experiments::plan::machine::{GPUS, Machine, Rated};
-use experiments::plan::op::Op;
-use experiments::plan::simulate::{self, Work};
+use experiments::plan::group::PlannedWorld;
+use experiments::plan::links::{Collected, Placement};
+use experiments::plan::machine::{GPUS, MachineModel, Rated};
+use experiments::plan::op::OpCost;
+use experiments::plan::simulate::{self, BatchShape};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
@@ -30,17 +30,17 @@ struct Even {
     inline: bool,
 }
 
-impl Machine for Even {
+impl MachineModel for Even {
     fn name(&self) -> &str {
         "even"
     }
-    fn op(&self, _: &Op) -> Seconds {
+    fn op(&self, _: &OpCost) -> Seconds {
         self.op
     }
     fn launch(&self) -> Seconds {
         0.0
     }
-    fn collective(&self, what: Collected, _: u64, _: Spread) -> Seconds {
+    fn collective(&self, what: Collected, _: u64, _: Placement) -> Seconds {
         if what == Collected::AllReduce { 0.0 } else { self.collective }
     }
     fn inline(&self) -> bool {
@@ -54,11 +54,11 @@ impl Machine for Even {
     }
 }
 
-fn even(op: Seconds, collective: Seconds) -> Arc<dyn Machine> {
+fn even(op: Seconds, collective: Seconds) -> Arc<dyn MachineModel> {
     Arc::new(Even { op, collective, inline: false })
 }
-fn world(machine: Arc<dyn Machine>, ranks: usize) -> World {
-    World { machine, clock: Arc::new(Clock::new(false)), meter: Meter::default(), ranks, per_node: 8 }
+fn world(machine: Arc<dyn MachineModel>, ranks: usize) -> PlannedWorld {
+    PlannedWorld { machine, clock: Arc::new(Clock::new(false)), meter: Meter::default(), ranks, per_node: 8 }
 }
 
 /// What a second step calls on rank 0: every call of every group and every use by the model, with bytes; and its traffic.
@@ -157,8 +157,8 @@ fn planned_bytes_are_allocated() {
                 ..options(&spec, strategy.clone(), ADAMW)
             };
             let sizes = MeshSizes::sharded(RANKS);
-            let machine: Arc<dyn Machine> = Arc::new(Even { op: 1.0, collective: 1.0, inline });
-            let work = Work { max_len: ROW, batch_size: 2, grad_accum: 1 };
+            let machine: Arc<dyn MachineModel> = Arc::new(Even { op: 1.0, collective: 1.0, inline });
+            let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
             let step = simulate::step(&options, sizes, &work, &machine, 8, false).unwrap();
             let mut planned = Engine::planned(&options, &sizes).unwrap();
             if !inline {
@@ -171,10 +171,10 @@ fn planned_bytes_are_allocated() {
     }
 }
 
-fn simulated(options: ShardedOptions, machine: Arc<dyn Machine>) -> simulate::Simulated {
+fn simulated(options: ShardedOptions, machine: Arc<dyn MachineModel>) -> simulate::Simulated {
     let accum = options.grad_accum;
     let options = common::options(&llama(), fsdp(options), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 });
-    let work = Work { max_len: ROW, batch_size: 2, grad_accum: accum };
+    let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: accum };
     simulate::step(&options, MeshSizes::sharded(8), &work, &machine, 8, false).unwrap()
 }
 
@@ -208,7 +208,7 @@ fn a_step_bound_by_communication_takes_the_sum_of_it() {
 #[test]
 fn a_ring_of_two_halves_the_work() {
     let spec = Spec { max_len: 512, ..llama() };
-    let work = Work { max_len: 512, batch_size: 1, grad_accum: 1 };
+    let work = BatchShape { max_len: 512, batch_size: 1, grad_accum: 1 };
     let options = EngineOptions { tokens: 512, ..options(&spec, fsdp(sharded()), ADAMW) };
     let flops = |sp| {
         let sizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp, tp: 1 };
@@ -234,9 +234,9 @@ fn sixteen_thousand_ranks_are_simulated_at_once() {
     assert_eq!(spec.params(), 405_853_388_800);
     let strategy = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
     let options = EngineOptions { tokens: 8192, checkpoint: Checkpointing::Full, ..options(&spec, strategy, ADAMW) };
-    let work = Work { max_len: 8192, batch_size: 1, grad_accum: 1 };
+    let work = BatchShape { max_len: 8192, batch_size: 1, grad_accum: 1 };
     let h100 = GPUS.iter().find(|gpu| gpu.name == "h100").unwrap();
-    let machine: Arc<dyn Machine> = Arc::new(Rated { gpu: *h100, tf32: false });
+    let machine: Arc<dyn MachineModel> = Arc::new(Rated { gpu: *h100, tf32: false });
     // With the processor time that it took.
     let at = |ranks| {
         let started = ThreadTime::now();

@@ -4,11 +4,11 @@
 //! Time is that of the calling thread on its core: what other programs take of the machine meanwhile is not the model's, and a rank
 //! that waits for its peers because of them does not compute.
 use super::clock::Seconds;
-use super::device::{Watch, Watched};
+use super::device::{OpDevice, OpExecutor};
 use super::links::Collected;
-use super::measured::{Book, Call, Measured, median};
-use super::op::Op;
-use super::simulate::Work;
+use super::measured::{CollectiveCall, Measured, Timings, median};
+use super::op::OpCost;
+use super::simulate::BatchShape;
 use cpu_time::ThreadTime;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::seam::{Hook, Hooked, Seam, Started};
@@ -38,10 +38,10 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Times each operation of a CPU device.
 struct Timed {
     device: CpuDevice,
-    book: Arc<Mutex<Book>>,
+    timings: Arc<Mutex<Timings>>,
 }
 
-impl Watch for Timed {
+impl OpExecutor for Timed {
     fn name(&self) -> String {
         self.device.name()
     }
@@ -57,21 +57,21 @@ impl Watch for Timed {
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
         self.device.download(src, dst)
     }
-    fn op(&self, op: Op, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+    fn op(&self, op: OpCost, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
         let started = now();
         run(&self.device)?;
-        lock(&self.book).op(op, now() - started);
+        lock(&self.timings).op(op, now() - started);
         Ok(())
     }
 }
 
 /// What was started, and the bytes of its full buffer.
-type UnderWay = HashMap<Ticket, (Collected, u64)>;
+type PendingTickets = HashMap<Ticket, (Collected, u64)>;
 
 /// Times each call of a group. One thread calls, one call at a time.
 struct Stopwatch {
-    book: Arc<Mutex<Book>>,
-    started: Mutex<(Seconds, UnderWay)>,
+    timings: Arc<Mutex<Timings>>,
+    started: Mutex<(Seconds, PendingTickets)>,
 }
 
 fn collected(seam: Seam) -> Option<Collected> {
@@ -94,7 +94,7 @@ impl Hook for Stopwatch {
         let mut mine = lock(&self.started);
         let Some(what) = collected(seam) else { return };
         let bytes = started.bytes as u64;
-        lock(&self.book).call(Call { what, waits: false, bytes }, now() - mine.0);
+        lock(&self.timings).call(CollectiveCall { what, waits: false, bytes }, now() - mine.0);
         if let Some(ticket) = ticket {
             mine.1.insert(ticket, (what, bytes));
         }
@@ -106,7 +106,7 @@ impl Hook for Stopwatch {
     fn after_wait(&self, seam: Seam, ticket: Ticket) {
         let mine = lock(&self.started);
         if let (Seam::Wait, Some(&(what, bytes))) = (seam, mine.1.get(&ticket)) {
-            lock(&self.book).call(Call { what, waits: true, bytes }, now() - mine.0);
+            lock(&self.timings).call(CollectiveCall { what, waits: true, bytes }, now() - mine.0);
         }
     }
 }
@@ -129,7 +129,7 @@ fn ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync)
 }
 
 /// Seconds of each of `steps` steps after a first one: of this thread, and by the clock on the wall.
-fn train(mut engine: Engine, options: &EngineOptions, work: &Work, steps: u64) -> Result<[Vec<Seconds>; 2]> {
+fn train(mut engine: Engine, options: &EngineOptions, work: &BatchShape, steps: u64) -> Result<[Vec<Seconds>; 2]> {
     let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
     let mut seconds = [Vec::new(), Vec::new()];
     for number in 1..=steps + 1 {
@@ -145,26 +145,26 @@ fn train(mut engine: Engine, options: &EngineOptions, work: &Work, steps: u64) -
 }
 
 /// What the calls of rank 0 took, in a model of the width of `options` with few blocks.
-pub fn book(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<Book> {
+pub fn timings(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> Result<Timings> {
     let mut shallow = options.clone();
     shallow.spec.layers = shallow.spec.layers.min(LAYERS);
     shallow.spec.windowed.truncate(shallow.spec.layers);
-    let mut books = ranks(sizes, |mesh, meter| {
-        let book = Arc::new(Mutex::new(Book::default()));
-        let timed = Timed { device: CpuDevice::new(meter), book: book.clone() };
+    let mut timings = ranks(sizes, |mesh, meter| {
+        let timings = Arc::new(Mutex::new(Timings::default()));
+        let timed = Timed { device: CpuDevice::new(meter), timings: timings.clone() };
         let watched = |inner| -> Arc<dyn Collective> {
-            let stopwatch = Stopwatch { book: book.clone(), started: Mutex::new((0.0, HashMap::new())) };
+            let stopwatch = Stopwatch { timings: timings.clone(), started: Mutex::new((0.0, HashMap::new())) };
             Arc::new(Hooked::with(inner, stopwatch))
         };
-        let engine = Engine::new(Arc::new(Watched::new(timed)), &mesh.wrap(watched), &shallow)?;
+        let engine = Engine::new(Arc::new(OpDevice::new(timed)), &mesh.wrap(watched), &shallow)?;
         train(engine, &shallow, work, STEPS)?;
-        Ok(std::mem::take(&mut *lock(&book)))
+        Ok(std::mem::take(&mut *lock(&timings)))
     })?;
-    Ok(books.swap_remove(0))
+    Ok(timings.swap_remove(0))
 }
 
 /// Medians of the steps of the whole model on rank 0: of the thread, and on the wall.
-pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result<[Seconds; 2]> {
+pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> Result<[Seconds; 2]> {
     let mut seconds = ranks(sizes, |mesh, meter| {
         let engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, options)?;
         train(engine, options, work, STEPS)
@@ -172,10 +172,10 @@ pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &Work) -> Result
     Ok(seconds.swap_remove(0).map(|mut seen| median(&mut seen)))
 }
 
-/// This machine, by the books of one or several strategies.
-pub fn machine(books: Vec<Book>, ranks: usize) -> Measured {
-    let mut all = Book::default();
-    books.into_iter().for_each(|book| all.merge(book));
+/// This machine, by the timings of one or several strategies.
+pub fn machine(timings: Vec<Timings>, ranks: usize) -> Measured {
+    let mut all = Timings::default();
+    timings.into_iter().for_each(|timings| all.merge(timings));
     let cpu = CpuDevice::new(Meter::default()).name();
     Measured::new(cpu, all, memory::available().map(|bytes| bytes / ranks))
 }

@@ -14,15 +14,15 @@ pub type Seconds = f64;
 
 /// Where an event lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stream {
+pub enum SimStream {
     Compute,
     /// Of the groups whose ranks are the same.
     Group(usize),
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Event {
-    pub stream: Stream,
+pub struct SimEvent {
+    pub stream: SimStream,
     pub name: &'static str,
     /// Of the unit, where it is a collective's.
     pub unit: Option<usize>,
@@ -49,30 +49,30 @@ pub struct Totals {
 }
 
 #[derive(Default)]
-struct State {
+struct ClockState {
     host: Seconds,
     compute: Seconds,
     groups: Vec<Seconds>,
     totals: Totals,
     /// Kept where somebody wants to see them.
-    events: Option<Vec<Event>>,
+    events: Option<Vec<SimEvent>>,
 }
 
 #[derive(Default)]
-pub struct Clock(Mutex<State>);
+pub struct Clock(Mutex<ClockState>);
 
 impl Clock {
     pub fn new(keep_events: bool) -> Clock {
-        Clock(Mutex::new(State { events: keep_events.then(Vec::new), ..State::default() }))
+        Clock(Mutex::new(ClockState { events: keep_events.then(Vec::new), ..ClockState::default() }))
     }
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClockState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// A new stream for a group.
-    pub fn group(&self) -> Stream {
+    pub fn group(&self) -> SimStream {
         let mut s = self.state();
         s.groups.push(0.0);
-        Stream::Group(s.groups.len() - 1)
+        SimStream::Group(s.groups.len() - 1)
     }
     /// The host takes `launch` to enqueue what then takes `seconds`.
     pub fn compute(&self, name: &'static str, launch: Seconds, seconds: Seconds, flops: u64) {
@@ -86,28 +86,28 @@ impl Clock {
         if flops == 0 {
             s.totals.memory += seconds;
         }
-        s.note(Event { stream: Stream::Compute, name, unit: None, begin, seconds });
+        s.note(SimEvent { stream: SimStream::Compute, name, unit: None, begin, seconds });
     }
     /// Starts a collective; returns when it is over.
-    pub fn start(&self, stream: Stream, name: (&'static str, usize), launch: Seconds, seconds: Seconds) -> Seconds {
+    pub fn start(&self, stream: SimStream, name: (&'static str, usize), launch: Seconds, seconds: Seconds) -> Seconds {
         let mut s = self.state();
         s.host += launch;
         let after = s.host.max(s.compute);
         let begin = match stream {
-            Stream::Compute => after,
-            Stream::Group(i) => after.max(s.groups[i]),
+            SimStream::Compute => after,
+            SimStream::Group(i) => after.max(s.groups[i]),
         };
         let end = begin + seconds;
         match stream {
-            Stream::Compute => {
+            SimStream::Compute => {
                 s.compute = end;
                 s.totals.exposed += seconds;
             }
-            Stream::Group(i) => s.groups[i] = end,
+            SimStream::Group(i) => s.groups[i] = end,
         }
         s.totals.communication += seconds;
         s.totals.collectives += 1;
-        s.note(Event { stream, name: name.0, unit: Some(name.1), begin, seconds });
+        s.note(SimEvent { stream, name: name.0, unit: Some(name.1), begin, seconds });
         end
     }
     /// Compute goes on when `end` has passed.
@@ -126,7 +126,7 @@ impl Clock {
         s.compute = begin + seconds;
         s.totals.exposed += seconds;
         s.totals.communication += seconds;
-        s.note(Event { stream: Stream::Compute, name: name.0, unit: Some(name.1), begin, seconds });
+        s.note(SimEvent { stream: SimStream::Compute, name: name.0, unit: Some(name.1), begin, seconds });
     }
     /// The host reads a result: it waits for compute.
     pub fn sync(&self) {
@@ -146,13 +146,13 @@ impl Clock {
             events.clear();
         }
     }
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<SimEvent> {
         self.state().events.clone().unwrap_or_default()
     }
 }
 
-impl State {
-    fn note(&mut self, event: Event) {
+impl ClockState {
+    fn note(&mut self, event: SimEvent) {
         if let Some(events) = &mut self.events {
             events.push(event);
         }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn communication_in_the_computing_thread_is_all_exposed() {
         let clock = Clock::new(false);
-        let end = clock.start(Stream::Compute, ("gather", 0), 0.0, 1.0);
+        let end = clock.start(SimStream::Compute, ("gather", 0), 0.0, 1.0);
         clock.stand(("gather", 0), 0.5);
         clock.wait(end);
         let t = clock.totals();

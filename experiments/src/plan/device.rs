@@ -1,7 +1,7 @@
-//! A device that says what it is asked to do, as values, and leaves it to a [`Watch`] whether it is also done: planning spends
+//! A device that says what it is asked to do, as values, and leaves it to an [`OpExecutor`] whether it is also done: planning spends
 //! time on a clock, measuring times a real device. The model, the stores and the optimizer run on it as on any other, so a plan
 //! is of the very calls that a run makes. Never computes.
-use super::op::{Op, causal_pairs, pass_pairs};
+use super::op::{OpCost, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::{
     Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut, VocabPart,
@@ -10,18 +10,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What becomes of the calls.
-pub trait Watch: Send + Sync {
+pub trait OpExecutor: Send + Sync {
     fn name(&self) -> String;
     fn meter(&self) -> &Meter;
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
     /// `run` does it, given a device.
-    fn op(&self, op: Op, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
+    fn op(&self, op: OpCost, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
 }
 
-pub struct Watched<W> {
-    watch: W,
+pub struct OpDevice<E> {
+    executor: E,
     /// What was uploaded where: how many pairs attention sees stands in integers.
     words: Mutex<BTreeMap<usize, Vec<u32>>>,
     /// Pairs of a pass of ring attention, by the address of its ranges.
@@ -32,12 +32,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<W: Watch> Watched<W> {
-    pub fn new(watch: W) -> Watched<W> {
-        Watched { watch, words: Mutex::default(), pairs: Mutex::default() }
+impl<E: OpExecutor> OpDevice<E> {
+    pub fn new(executor: E) -> OpDevice<E> {
+        OpDevice { executor, words: Mutex::default(), pairs: Mutex::default() }
     }
-    pub fn watch(&self) -> &W {
-        &self.watch
+    pub fn executor(&self) -> &E {
+        &self.executor
     }
     /// The integers that `view`, whole or a part of what was uploaded, holds.
     fn words<T>(&self, view: &View, f: impl FnOnce(&[u32]) -> T) -> T {
@@ -55,9 +55,9 @@ impl<W: Watch> Watched<W> {
         let length = |range: &[u32]| range[1].saturating_sub(range[0]) as u64;
         made.unwrap_or_else(|| self.words(ranges, |words| words.chunks_exact(2).map(length).sum()))
     }
-    fn attention_op(&self, name: &'static str, s: &Attention, cu_seqlens: &View, qkv: &View, bytes: usize) -> Op {
+    fn attention_op(&self, name: &'static str, s: &Attention, cu_seqlens: &View, qkv: &View, bytes: usize) -> OpCost {
         let pairs = self.words(cu_seqlens, |c| causal_pairs(c, s.window));
-        Op::attention(name, s, qkv.dtype(), pairs, bytes)
+        OpCost::attention(name, s, qkv.dtype(), pairs, bytes)
     }
 }
 
@@ -67,24 +67,24 @@ macro_rules! moves {
         #[allow(clippy::too_many_arguments)] // the device's
         fn $name(&self, $($arg: $type),*) -> Result<()> {
             let bytes = 0 $(+ $operand.bytes())*;
-            let op = Op::moves(stringify!($name), $of.dtype(), bytes);
-            self.watch.op(op, |dev| dev.$name($($arg),*))
+            let op = OpCost::moves(stringify!($name), $of.dtype(), bytes);
+            self.executor.op(op, |dev| dev.$name($($arg),*))
         }
     )* };
 }
 
-impl<W: Watch> Device for Watched<W> {
+impl<E: OpExecutor> Device for OpDevice<E> {
     fn name(&self) -> String {
-        self.watch.name()
+        self.executor.name()
     }
     fn meter(&self) -> &Meter {
-        self.watch.meter()
+        self.executor.meter()
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        self.watch.alloc(dtype, len, category)
+        self.executor.alloc(dtype, len, category)
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
-        self.watch.alloc(dtype, len, Category::Host)
+        self.executor.alloc(dtype, len, Category::Host)
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())
@@ -94,10 +94,10 @@ impl<W: Watch> Device for Watched<W> {
             let words = src.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
             lock(&self.words).insert(dst.address(), words.collect());
         }
-        self.watch.upload(src, dst)
+        self.executor.upload(src, dst)
     }
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        self.watch.download(src, dst)
+        self.executor.download(src, dst)
     }
 
     moves! {
@@ -139,33 +139,33 @@ impl<W: Watch> Device for Watched<W> {
     }
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        let op = Op::product(shape, a.dtype(), c.dtype());
-        self.watch.op(op, |dev| dev.gemm(shape, a, b, c))
+        let op = OpCost::product(shape, a.dtype(), c.dtype());
+        self.executor.op(op, |dev| dev.gemm(shape, a, b, c))
     }
     /// Queries and keys of each row, read and written; the values are not touched.
     fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
         let bytes = 2 * positions.len() * shape.heads * shape.head_dim * qkv.dtype().size();
-        let op = Op::moves("rope", qkv.dtype(), bytes);
-        self.watch.op(op, |dev| dev.rope(shape, table, positions, qkv, inverse))
+        let op = OpCost::moves("rope", qkv.dtype(), bytes);
+        self.executor.op(op, |dev| dev.rope(shape, table, positions, qkv, inverse))
     }
     fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
         let bytes = shape.rows * shape.width * (src.dtype().size() + dst.dtype().size());
-        let op = Op::moves("copy_columns", src.dtype(), bytes);
-        self.watch.op(op, |dev| dev.copy_columns(shape, src, dst))
+        let op = OpCost::moves("copy_columns", src.dtype(), bytes);
+        self.executor.op(op, |dev| dev.copy_columns(shape, src, dst))
     }
     /// Only the rows of the table that tokens name.
     fn embed(&self, s: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
-        let op = Op::moves("embed", y.dtype(), 2 * y.bytes());
-        self.watch.op(op, |dev| dev.embed(s, tokens, w, y, accumulate))
+        let op = OpCost::moves("embed", y.dtype(), 2 * y.bytes());
+        self.executor.op(op, |dev| dev.embed(s, tokens, w, y, accumulate))
     }
     fn embed_backward(&self, s: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
-        let op = Op::moves("embed_backward", dy.dtype(), dy.bytes() + 2 * dy.len() * DType::F32.size());
-        self.watch.op(op, |dev| dev.embed_backward(s, tokens, dy, dw))
+        let op = OpCost::moves("embed_backward", dy.dtype(), dy.bytes() + 2 * dy.len() * DType::F32.size());
+        self.executor.op(op, |dev| dev.embed_backward(s, tokens, dy, dw))
     }
 
     fn attention(&self, s: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
         let op = self.attention_op("attention", s, &cu_seqlens, &qkv, qkv.bytes() + o.bytes() + lse.bytes());
-        self.watch.op(op, |dev| dev.attention(s, cu_seqlens, qkv, o, lse))
+        self.executor.op(op, |dev| dev.attention(s, cu_seqlens, qkv, o, lse))
     }
     fn attention_backward(
         &self,
@@ -181,7 +181,7 @@ impl<W: Watch> Device for Watched<W> {
     ) -> Result<()> {
         let bytes = qkv.bytes() + 2 * o.bytes() + d_o.bytes() + lse.bytes() + 2 * delta.bytes() + dqkv.bytes();
         let op = self.attention_op("attention_backward", s, &cu_seqlens, &qkv, bytes);
-        self.watch.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv))
+        self.executor.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv))
     }
     fn attention_ranges(
         &self,
@@ -196,8 +196,8 @@ impl<W: Watch> Device for Watched<W> {
         let keys = self.words(&k_rows, <[u32]>::to_vec);
         let pairs = self.words(&q_rows, |queries| pass_pairs(&cu, queries, &keys, s.window));
         lock(&self.pairs).insert(of_queries.address(), pairs);
-        let op = Op::moves("attention_ranges", DType::U32, of_queries.bytes() + of_keys.bytes());
-        self.watch.op(op, |dev| dev.attention_ranges(s, cu_seqlens, q_rows, k_rows, of_queries, of_keys))
+        let op = OpCost::moves("attention_ranges", DType::U32, of_queries.bytes() + of_keys.bytes());
+        self.executor.op(op, |dev| dev.attention_ranges(s, cu_seqlens, q_rows, k_rows, of_queries, of_keys))
     }
     fn attention_pass(
         &self,
@@ -209,8 +209,8 @@ impl<W: Watch> Device for Watched<W> {
         lse: ViewMut,
     ) -> Result<()> {
         let bytes = qkv.bytes() + kv.bytes() + o.bytes() + lse.bytes();
-        let op = Op::attention("attention_pass", s, qkv.dtype(), self.pairs(&of_queries), bytes);
-        self.watch.op(op, |dev| dev.attention_pass(s, of_queries, qkv, kv, o, lse))
+        let op = OpCost::attention("attention_pass", s, qkv.dtype(), self.pairs(&of_queries), bytes);
+        self.executor.op(op, |dev| dev.attention_pass(s, of_queries, qkv, kv, o, lse))
     }
     fn attention_pass_backward(
         &self,
@@ -227,8 +227,8 @@ impl<W: Watch> Device for Watched<W> {
         dkv: ViewMut,
     ) -> Result<()> {
         let bytes = qkv.bytes() + kv.bytes() + d_o.bytes() + 2 * (dq.bytes() + dkv.bytes());
-        let op = Op::attention("attention_pass_backward", s, qkv.dtype(), self.pairs(&of_queries), bytes);
-        self.watch
+        let op = OpCost::attention("attention_pass_backward", s, qkv.dtype(), self.pairs(&of_queries), bytes);
+        self.executor
             .op(op, |dev| dev.attention_pass_backward(s, of_queries, of_keys, qkv, kv, lse, delta, d_o, sums, dq, dkv))
     }
 
@@ -243,11 +243,11 @@ impl<W: Watch> Device for Watched<W> {
         out: Option<ViewMut>,
     ) -> Result<()> {
         let bytes = g.bytes() + 2 * (m.bytes() + v.bytes() + p.bytes()) + out.as_ref().map_or(0, ViewMut::bytes);
-        self.watch.op(Op::moves("adamw", g.dtype(), bytes), |dev| dev.adamw(h, scale, g, m, v, p, out))
+        self.executor.op(OpCost::moves("adamw", g.dtype(), bytes), |dev| dev.adamw(h, scale, g, m, v, p, out))
     }
     fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
         let [momentum, copy] = [&m, &out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
         let bytes = g.bytes() + 2 * (momentum + p.bytes()) + copy;
-        self.watch.op(Op::moves("sgd", g.dtype(), bytes), |dev| dev.sgd(h, scale, g, m, p, out))
+        self.executor.op(OpCost::moves("sgd", g.dtype(), bytes), |dev| dev.sgd(h, scale, g, m, p, out))
     }
 }

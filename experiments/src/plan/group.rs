@@ -1,8 +1,8 @@
 //! Groups of ranks of which one is there: a collective moves nothing and takes its time on the clock. The engine sees a world of
 //! any size and is its first rank. Never communicates.
-use super::clock::{Clock, Seconds, Stream};
-use super::links::{Collected, Spread};
-use super::machine::Machine;
+use super::clock::{Clock, Seconds, SimStream};
+use super::links::{Collected, Placement};
+use super::machine::MachineModel;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::operands::Call;
 use flatshard::comm::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket};
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a planned world consists of: shared by the device and the groups of its one rank.
 #[derive(Clone)]
-pub struct World {
-    pub machine: Arc<dyn Machine>,
+pub struct PlannedWorld {
+    pub machine: Arc<dyn MachineModel>,
     pub clock: Arc<Clock>,
     pub meter: Meter,
     pub ranks: usize,
@@ -21,23 +21,23 @@ pub struct World {
 }
 
 /// The membership of rank 0.
-pub struct Planned {
-    world: World,
+pub struct PlannedMember {
+    world: PlannedWorld,
     /// Groups of the same ranks share a stream, as NCCL's do.
-    streams: Mutex<Vec<(Vec<usize>, Stream)>>,
+    streams: Mutex<Vec<(Vec<usize>, SimStream)>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Planned {
-    pub fn new(world: World) -> Planned {
-        Planned { world, streams: Mutex::default() }
+impl PlannedMember {
+    pub fn new(world: PlannedWorld) -> PlannedMember {
+        PlannedMember { world, streams: Mutex::default() }
     }
-    fn stream(&self, ranks: &[usize]) -> Stream {
+    fn stream(&self, ranks: &[usize]) -> SimStream {
         if self.world.machine.inline() {
-            return Stream::Compute;
+            return SimStream::Compute;
         }
         let mut streams = lock(&self.streams);
         if let Some((_, stream)) = streams.iter().find(|(there, _)| there == ranks) {
@@ -48,7 +48,7 @@ impl Planned {
     }
 }
 
-impl Member for Planned {
+impl Member for PlannedMember {
     fn set_timeout(&self, _: std::time::Duration) {}
     fn rank(&self) -> usize {
         0
@@ -57,9 +57,9 @@ impl Member for Planned {
         self.world.ranks
     }
     fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
-        let spread = Spread::of(&ranks, self.world.per_node);
+        let placement = Placement::of(&ranks, self.world.per_node);
         let stream = self.stream(&ranks);
-        Ok(Arc::new(Group { world: self.world.clone(), axis, spread, stream, calls: Mutex::default() }))
+        Ok(Arc::new(PlannedGroup { world: self.world.clone(), axis, placement, stream, calls: Mutex::default() }))
     }
     fn abort(&self) {}
     fn failed(&self) -> Option<usize> {
@@ -67,61 +67,61 @@ impl Member for Planned {
     }
 }
 
-struct Group {
-    world: World,
+struct PlannedGroup {
+    world: PlannedWorld,
     axis: Axis,
-    spread: Spread,
-    stream: Stream,
-    calls: Mutex<Calls>,
+    placement: Placement,
+    stream: SimStream,
+    calls: Mutex<PlannedCalls>,
 }
 
 #[derive(Default)]
-struct Calls {
+struct PlannedCalls {
     next: u64,
-    under_way: HashMap<u64, UnderWay>,
+    under_way: HashMap<u64, PendingCollective>,
     stats: CommStats,
 }
 
-struct UnderWay {
+struct PendingCollective {
     end: Seconds,
     what: Collected,
     bytes: u64,
     tag: Tag,
 }
 
-impl Group {
+impl PlannedGroup {
     fn call(&self, what: Collected, tag: Tag) -> Call<'static> {
-        Call { rank: 0, op: what.name(), group: self.axis.name(), size: self.spread.ranks, tag }
+        Call { rank: 0, op: what.name(), group: self.axis.name(), size: self.placement.ranks, tag }
     }
     /// `bytes` of the full buffer.
     fn start(&self, what: Collected, tag: Tag, bytes: usize) -> Result<Ticket> {
-        let World { machine, clock, .. } = &self.world;
+        let PlannedWorld { machine, clock, .. } = &self.world;
         let (bytes, mut calls) = (bytes as u64, lock(&self.calls));
-        let seconds = machine.collective(what, bytes, self.spread);
+        let seconds = machine.collective(what, bytes, self.placement);
         let end = clock.start(self.stream, (tag.what, tag.unit), machine.launch(), seconds);
-        calls.stats.bytes += what.received(bytes, self.spread.ranks);
+        calls.stats.bytes += what.received(bytes, self.placement.ranks);
         calls.stats.ops += 1;
         calls.stats.in_flight_s += seconds;
         let ticket = calls.next;
         calls.next += 1;
-        calls.under_way.insert(ticket, UnderWay { end, what, bytes, tag });
+        calls.under_way.insert(ticket, PendingCollective { end, what, bytes, tag });
         Ok(Ticket(ticket))
     }
 }
 
-impl Collective for Group {
+impl Collective for PlannedGroup {
     fn rank(&self) -> usize {
         0
     }
     fn size(&self) -> usize {
-        self.spread.ranks
+        self.placement.ranks
     }
     fn axis(&self) -> Axis {
         self.axis
     }
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
         let bytes = len * dtype.size();
-        let counted = if self.world.machine.inline() { usage.counted(bytes, self.spread.ranks) } else { bytes };
+        let counted = if self.world.machine.inline() { usage.counted(bytes, self.placement.ranks) } else { bytes };
         unbacked::alloc(dtype, len, self.world.meter.lease(category, counted))
     }
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
@@ -154,13 +154,13 @@ impl Collective for Group {
         Ok(())
     }
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        let World { machine, clock, .. } = &self.world;
+        let PlannedWorld { machine, clock, .. } = &self.world;
         let calls = lock(&self.calls);
-        let Some(UnderWay { end, what, bytes, tag }) = calls.under_way.get(&ticket.0) else {
+        let Some(PendingCollective { end, what, bytes, tag }) = calls.under_way.get(&ticket.0) else {
             return Err(Error::op("wait", format!("ticket {} of group {}", ticket.0, self.axis.name())));
         };
         match machine.inline() {
-            true => clock.stand((tag.what, tag.unit), machine.finish(*what, *bytes, self.spread)),
+            true => clock.stand((tag.what, tag.unit), machine.finish(*what, *bytes, self.placement)),
             false => clock.wait(*end),
         }
         Ok(())

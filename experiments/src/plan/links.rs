@@ -48,17 +48,17 @@ impl Collected {
 
 /// The ranks of a group by where they are: as many on each node, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spread {
+pub struct Placement {
     pub ranks: usize,
     pub nodes: usize,
 }
 
-impl Spread {
+impl Placement {
     /// `ranks`: world ranks; `per_node` consecutive ones share a node.
-    pub fn of(ranks: &[usize], per_node: usize) -> Spread {
+    pub fn of(ranks: &[usize], per_node: usize) -> Placement {
         let mut nodes: Vec<usize> = ranks.iter().map(|rank| rank / per_node.max(1)).collect();
         nodes.dedup(); // groups are in rising order
-        Spread { ranks: ranks.len(), nodes: nodes.len().max(1) }
+        Placement { ranks: ranks.len(), nodes: nodes.len().max(1) }
     }
     pub fn per_node(&self) -> usize {
         self.ranks.div_ceil(self.nodes)
@@ -93,14 +93,14 @@ const TREE: f64 = 0.9;
 
 impl Links {
     /// Of `bytes` in the full buffer (as [`Collected::received`] takes them).
-    pub fn seconds(&self, what: Collected, bytes: u64, spread: Spread) -> Seconds {
-        let Spread { ranks: n, nodes: k } = spread;
+    pub fn seconds(&self, what: Collected, bytes: u64, placement: Placement) -> Seconds {
+        let Placement { ranks: n, nodes: k } = placement;
         if n <= 1 {
             return 0.0;
         }
         let volume = what.received(bytes, n) as f64;
         let inside = if what == Collected::AllReduce { self.inside_summed } else { self.inside };
-        let bandwidth = if k == 1 { inside } else { self.inside.min(self.between * spread.per_node() as f64) };
+        let bandwidth = if k == 1 { inside } else { self.inside.min(self.between * placement.per_node() as f64) };
         let rounds = match what {
             Collected::AllReduce | Collected::Barrier => 2.0,
             _ => 1.0,
@@ -114,7 +114,7 @@ impl Links {
             latency + volume / (bandwidth * p.share)
         };
         let tree = |p: &Protocol| {
-            let up = (spread.per_node() - 1) as f64 * p.inside + (k as f64).log2().ceil() * p.between;
+            let up = (placement.per_node() - 1) as f64 * p.inside + (k as f64).log2().ceil() * p.between;
             p.base + 2.0 * up + volume / (bandwidth * p.share * TREE)
         };
         let sums = matches!(what, Collected::AllReduce | Collected::Barrier);
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn long_messages_take_their_volume_over_the_narrowest_link() {
         let gib = 1u64 << 30;
-        let s = |what, ranks, nodes| LINKS.seconds(what, gib, Spread { ranks, nodes });
+        let s = |what, ranks, nodes| LINKS.seconds(what, gib, Placement { ranks, nodes });
         let near = |x: f64, y: f64| assert!((x / y - 1.0).abs() < 0.01, "{x} and {y}");
         near(s(Collected::AllGather, 8, 1), 7.0 / 8.0 * gib as f64 / 100e9);
         near(s(Collected::AllReduce, 8, 1), 2.0 * 7.0 / 8.0 * gib as f64 / 150e9);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn short_messages_take_the_latency_of_their_steps() {
-        let s = |what, ranks, nodes| LINKS.seconds(what, 8, Spread { ranks, nodes });
+        let s = |what, ranks, nodes| LINKS.seconds(what, 8, Placement { ranks, nodes });
         let close = |x: f64, y: f64| assert!((x - y).abs() < 1e-9, "{x} and {y}");
         close(s(Collected::AllGather, 8, 1), 10.0e-6 + 7.0 * 1.9e-6);
         close(s(Collected::AllGather, 16, 2), 10.0e-6 + 14.0 * 1.9e-6 + 4.0e-6);
@@ -155,10 +155,10 @@ mod tests {
     #[test]
     fn ranks_are_counted_by_node() {
         let ranks: Vec<usize> = (0..16).collect();
-        assert_eq!(Spread::of(&ranks, 8), Spread { ranks: 16, nodes: 2 });
+        assert_eq!(Placement::of(&ranks, 8), Placement { ranks: 16, nodes: 2 });
         let strided: Vec<usize> = (0..16).map(|i| i * 8).collect();
-        assert_eq!(Spread::of(&strided, 8), Spread { ranks: 16, nodes: 16 });
-        assert_eq!(Spread::of(&[3], 8), Spread { ranks: 1, nodes: 1 });
+        assert_eq!(Placement::of(&strided, 8), Placement { ranks: 16, nodes: 16 });
+        assert_eq!(Placement::of(&[3], 8), Placement { ranks: 1, nodes: 1 });
     }
 
     #[test]

@@ -1,23 +1,23 @@
 //! What a machine takes for an operation and for a collective. GPUs are tables of rates, each with its source: nothing here was
 //! measured by this project. Never knows what is computed.
 use super::clock::Seconds;
-use super::links::{Collected, Links, Spread};
-use super::op::{Op, Rate};
+use super::links::{Collected, Links, Placement};
+use super::op::{OpCost, Rate};
 use flatshard::base::DType;
 
-pub trait Machine: Send + Sync {
+pub trait MachineModel: Send + Sync {
     fn name(&self) -> &str;
-    fn op(&self, op: &Op) -> Seconds;
+    fn op(&self, op: &OpCost) -> Seconds;
     /// Of the host, to enqueue an operation; 0 where it computes itself.
     fn launch(&self) -> Seconds;
     /// From the start of a collective on its stream; `inline`, of the call that starts it.
-    fn collective(&self, what: Collected, bytes: u64, spread: Spread) -> Seconds;
+    fn collective(&self, what: Collected, bytes: u64, placement: Placement) -> Seconds;
     /// Ranks communicate in the thread that computes: shared memory.
     fn inline(&self) -> bool {
         false
     }
     /// `inline`: of the wait.
-    fn finish(&self, _: Collected, _: u64, _: Spread) -> Seconds {
+    fn finish(&self, _: Collected, _: u64, _: Placement) -> Seconds {
         0.0
     }
     /// Bytes of a rank's device.
@@ -32,7 +32,7 @@ pub trait Machine: Send + Sync {
 
 /// A GPU in a node of such GPUs behind one NVLink switch, with a network card each. Rates in FLOP/s and bytes/s.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Gpu {
+pub struct GpuRates {
     pub name: &'static str,
     pub about: &'static str,
     /// Dense bf16 by the data sheet.
@@ -69,8 +69,8 @@ const GIB: usize = 1 << 30;
 /// in the switch (NVIDIA/nccl-tests#212, a maintainer of NCCL), 47 GB/s of a 400 Gb/s card (NVIDIA/nccl-tests#290: 46 to 48);
 /// A100 235 GB/s (the bound in NCCL's tuning.cc), cards of 200 Gb/s by the same part of their line rate; B200: twice H100's
 /// NVLink, the same cards.
-pub const GPUS: [Gpu; 4] = [
-    Gpu {
+pub const GPUS: [GpuRates; 4] = [
+    GpuRates {
         name: "a100",
         about: "A100 SXM 80 GB, 8 to a node, NVLink 3, 200 Gb/s a GPU",
         peak: 312e12,
@@ -84,7 +84,7 @@ pub const GPUS: [Gpu; 4] = [
         multiprocessors: 108,
         links: Links { inside: 235e9, inside_summed: 235e9, between: 23.5e9 },
     },
-    Gpu {
+    GpuRates {
         memory_bytes: 141_000_000_000,
         bandwidth: 4.8e12,
         name: "h200",
@@ -92,7 +92,7 @@ pub const GPUS: [Gpu; 4] = [
         ..H100
     },
     H100,
-    Gpu {
+    GpuRates {
         name: "b200",
         about: "B200 SXM 180 GB, 8 to a node, NVLink 5, 400 Gb/s a GPU",
         peak: 2250e12,
@@ -108,7 +108,7 @@ pub const GPUS: [Gpu; 4] = [
     },
 ];
 
-const H100: Gpu = Gpu {
+const H100: GpuRates = GpuRates {
     name: "h100",
     about: "H100 SXM 80 GB, 8 to a node, NVLink 4, 400 Gb/s a GPU",
     peak: 989.4e12,
@@ -123,18 +123,18 @@ const H100: Gpu = Gpu {
     links: Links { inside: 370e9, inside_summed: 480e9, between: 47e9 },
 };
 
-/// A [`Gpu`] whose fp32 products go through the tensor cores, or not.
+/// A [`GpuRates`] whose fp32 products go through the tensor cores, or not.
 pub struct Rated {
-    pub gpu: Gpu,
+    pub gpu: GpuRates,
     pub tf32: bool,
 }
 
-impl Machine for Rated {
+impl MachineModel for Rated {
     fn name(&self) -> &str {
         self.gpu.name
     }
-    fn op(&self, op: &Op) -> Seconds {
-        let Gpu { product, product_f32, product_tf32, attention, attention_backward, bandwidth, .. } = self.gpu;
+    fn op(&self, op: &OpCost) -> Seconds {
+        let GpuRates { product, product_f32, product_tf32, attention, attention_backward, bandwidth, .. } = self.gpu;
         let wide = op.dtype == DType::F32;
         // Attention in f32 runs at the rate of f32 products.
         let rate = match op.rate {
@@ -151,8 +151,8 @@ impl Machine for Rated {
     fn launch(&self) -> Seconds {
         LAUNCH
     }
-    fn collective(&self, what: Collected, bytes: u64, spread: Spread) -> Seconds {
-        self.gpu.links.seconds(what, bytes, spread)
+    fn collective(&self, what: Collected, bytes: u64, placement: Placement) -> Seconds {
+        self.gpu.links.seconds(what, bytes, placement)
     }
     fn memory(&self) -> Option<usize> {
         Some(self.gpu.memory_bytes)

@@ -1,15 +1,15 @@
 //! A machine known by what was measured on it: seconds of every operation and collective of a short run of a shallow model. What was
 //! not measured is scaled from its nearest kin. Never measures: that is `calibrate`.
 use super::clock::Seconds;
-use super::links::{Collected, Spread};
-use super::machine::Machine;
-use super::op::{Op, Rate};
+use super::links::{Collected, Placement};
+use super::machine::MachineModel;
+use super::op::{OpCost, Rate};
 use flatshard::base::DType;
 use std::collections::HashMap;
 
 /// A collective as the thread that computes sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Call {
+pub struct CollectiveCall {
     pub what: Collected,
     /// The call that waits, or the one that starts.
     pub waits: bool,
@@ -18,19 +18,19 @@ pub struct Call {
 
 /// Every duration that was seen.
 #[derive(Default, Debug)]
-pub struct Book {
-    ops: HashMap<Op, Vec<Seconds>>,
-    calls: HashMap<Call, Vec<Seconds>>,
+pub struct Timings {
+    ops: HashMap<OpCost, Vec<Seconds>>,
+    calls: HashMap<CollectiveCall, Vec<Seconds>>,
 }
 
-impl Book {
-    pub fn op(&mut self, op: Op, seconds: Seconds) {
+impl Timings {
+    pub fn op(&mut self, op: OpCost, seconds: Seconds) {
         self.ops.entry(op).or_default().push(seconds);
     }
-    pub fn call(&mut self, call: Call, seconds: Seconds) {
+    pub fn call(&mut self, call: CollectiveCall, seconds: Seconds) {
         self.calls.entry(call).or_default().push(seconds);
     }
-    pub fn merge(&mut self, other: Book) {
+    pub fn merge(&mut self, other: Timings) {
         for (op, seen) in other.ops {
             self.ops.entry(op).or_default().extend(seen);
         }
@@ -42,8 +42,8 @@ impl Book {
 
 pub struct Measured {
     name: String,
-    ops: HashMap<Op, Seconds>,
-    calls: HashMap<Call, Seconds>,
+    ops: HashMap<OpCost, Seconds>,
+    calls: HashMap<CollectiveCall, Seconds>,
     /// Of a rank.
     memory: Option<usize>,
 }
@@ -59,14 +59,14 @@ pub fn median(seen: &mut [Seconds]) -> Seconds {
 }
 
 impl Measured {
-    pub fn new(name: String, book: Book, memory: Option<usize>) -> Measured {
-        let ops = book.ops.into_iter().map(|(op, mut seen)| (op, median(&mut seen))).collect();
-        let calls = book.calls.into_iter().map(|(call, mut seen)| (call, median(&mut seen))).collect();
+    pub fn new(name: String, timings: Timings, memory: Option<usize>) -> Measured {
+        let ops = timings.ops.into_iter().map(|(op, mut seen)| (op, median(&mut seen))).collect();
+        let calls = timings.calls.into_iter().map(|(call, mut seen)| (call, median(&mut seen))).collect();
         Measured { name, ops, calls, memory }
     }
     /// FLOP/s of the products that were measured, and bytes/s of the operations that only move: for people.
     pub fn rates(&self, dtype: DType) -> [Option<f64>; 2] {
-        let rate = |of: &dyn Fn(&Op) -> Option<u64>| {
+        let rate = |of: &dyn Fn(&OpCost) -> Option<u64>| {
             let seen = self.ops.iter().filter_map(|(op, s)| Some((of(op)? as f64, s)));
             let (work, seconds) = seen.fold((0.0, 0.0), |sum, (work, s)| (sum.0 + work, sum.1 + s));
             (seconds > 0.0).then_some(work / seconds)
@@ -81,11 +81,11 @@ impl Measured {
     }
 
     /// Scaled by work from the nearest of the same name; else from the nearest that is bound by the same rate.
-    fn scaled(&self, op: &Op) -> Seconds {
-        let work = |o: &Op| if op.flops > 0 { o.flops } else { o.bytes }.max(1) as f64;
-        let far = |o: &Op| (work(o) / work(op)).ln().abs();
-        let turned = |o: &Op| (o.rate == Rate::Product && o.shape[3] != op.shape[3]) as u8;
-        let kin: [&dyn Fn(&Op) -> bool; 3] =
+    fn scaled(&self, op: &OpCost) -> Seconds {
+        let work = |o: &OpCost| if op.flops > 0 { o.flops } else { o.bytes }.max(1) as f64;
+        let far = |o: &OpCost| (work(o) / work(op)).ln().abs();
+        let turned = |o: &OpCost| (o.rate == Rate::Product && o.shape[3] != op.shape[3]) as u8;
+        let kin: [&dyn Fn(&OpCost) -> bool; 3] =
             [&|o| o.name == op.name && o.dtype == op.dtype, &|o| o.rate == op.rate && o.dtype == op.dtype, &|o| {
                 o.rate == op.rate
             }];
@@ -97,35 +97,35 @@ impl Measured {
         });
         nearest.map_or(0.0, |(o, seconds)| seconds * work(op) / work(o))
     }
-    fn call(&self, call: Call) -> Seconds {
+    fn call(&self, call: CollectiveCall) -> Seconds {
         if let Some(seconds) = self.calls.get(&call) {
             return *seconds;
         }
         let alike = self.calls.iter().filter(|(c, _)| c.what == call.what && c.waits == call.waits && c.bytes > 0);
-        let far = |c: &Call| (c.bytes as f64 / call.bytes.max(1) as f64).ln().abs();
+        let far = |c: &CollectiveCall| (c.bytes as f64 / call.bytes.max(1) as f64).ln().abs();
         let nearest = alike.min_by(|a, b| far(a.0).total_cmp(&far(b.0)));
         nearest.map_or(0.0, |(c, seconds)| seconds * call.bytes as f64 / c.bytes as f64)
     }
 }
 
-impl Machine for Measured {
+impl MachineModel for Measured {
     fn name(&self) -> &str {
         &self.name
     }
-    fn op(&self, op: &Op) -> Seconds {
+    fn op(&self, op: &OpCost) -> Seconds {
         self.ops.get(op).copied().unwrap_or_else(|| self.scaled(op))
     }
     fn launch(&self) -> Seconds {
         0.0
     }
-    fn collective(&self, what: Collected, bytes: u64, _: Spread) -> Seconds {
-        self.call(Call { what, waits: false, bytes })
+    fn collective(&self, what: Collected, bytes: u64, _: Placement) -> Seconds {
+        self.call(CollectiveCall { what, waits: false, bytes })
     }
     fn inline(&self) -> bool {
         true
     }
-    fn finish(&self, what: Collected, bytes: u64, _: Spread) -> Seconds {
-        self.call(Call { what, waits: true, bytes })
+    fn finish(&self, what: Collected, bytes: u64, _: Placement) -> Seconds {
+        self.call(CollectiveCall { what, waits: true, bytes })
     }
     fn memory(&self) -> Option<usize> {
         self.memory
@@ -140,32 +140,32 @@ mod tests {
     use super::*;
 
     fn machine() -> Measured {
-        let mut book = Book::default();
-        let copy = |bytes| Op::moves("copy", DType::F32, bytes);
-        [1.0, 9.0, 2.0].into_iter().for_each(|s| book.op(copy(100), s));
-        book.op(copy(10_000), 100.0);
-        let mut more = Book::default();
+        let mut timings = Timings::default();
+        let copy = |bytes| OpCost::moves("copy", DType::F32, bytes);
+        [1.0, 9.0, 2.0].into_iter().for_each(|s| timings.op(copy(100), s));
+        timings.op(copy(10_000), 100.0);
+        let mut more = Timings::default();
         more.op(copy(10_000), 300.0);
-        more.call(Call { what: Collected::AllGather, waits: true, bytes: 64 }, 4.0);
-        book.merge(more);
-        Measured::new("test".into(), book, None)
+        more.call(CollectiveCall { what: Collected::AllGather, waits: true, bytes: 64 }, 4.0);
+        timings.merge(more);
+        Measured::new("test".into(), timings, None)
     }
 
     #[test]
     fn what_was_seen_is_its_median() {
         let m = machine();
-        assert_eq!(m.op(&Op::moves("copy", DType::F32, 100)), 2.0);
-        assert_eq!(m.op(&Op::moves("copy", DType::F32, 10_000)), 200.0);
-        assert_eq!(m.finish(Collected::AllGather, 64, Spread { ranks: 2, nodes: 1 }), 4.0);
+        assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 100)), 2.0);
+        assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 10_000)), 200.0);
+        assert_eq!(m.finish(Collected::AllGather, 64, Placement { ranks: 2, nodes: 1 }), 4.0);
     }
 
     #[test]
     fn what_was_not_is_scaled_from_the_nearest() {
         let m = machine();
-        assert_eq!(m.op(&Op::moves("copy", DType::F32, 200)), 4.0);
-        assert_eq!(m.op(&Op::moves("copy", DType::F32, 5_000)), 100.0);
-        assert_eq!(m.op(&Op::moves("never seen", DType::F32, 50)), 1.0);
-        assert_eq!(m.finish(Collected::AllGather, 128, Spread { ranks: 2, nodes: 1 }), 8.0);
-        assert_eq!(m.collective(Collected::AllGather, 128, Spread { ranks: 2, nodes: 1 }), 0.0);
+        assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 200)), 4.0);
+        assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 5_000)), 100.0);
+        assert_eq!(m.op(&OpCost::moves("never seen", DType::F32, 50)), 1.0);
+        assert_eq!(m.finish(Collected::AllGather, 128, Placement { ranks: 2, nodes: 1 }), 8.0);
+        assert_eq!(m.collective(Collected::AllGather, 128, Placement { ranks: 2, nodes: 1 }), 0.0);
     }
 }

@@ -16,7 +16,7 @@ pub enum Rate {
 
 /// One call of a device. Two that are alike in everything take the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Op {
+pub struct OpCost {
     pub name: &'static str,
     pub dtype: DType,
     pub rate: Rate,
@@ -28,32 +28,32 @@ pub struct Op {
     pub shape: [usize; 4],
 }
 
-impl Op {
-    pub fn moves(name: &'static str, dtype: DType, bytes: usize) -> Op {
-        Op { name, dtype, rate: Rate::Memory, flops: 0, bytes: bytes as u64, shape: [0; 4] }
+impl OpCost {
+    pub fn moves(name: &'static str, dtype: DType, bytes: usize) -> OpCost {
+        OpCost { name, dtype, rate: Rate::Memory, flops: 0, bytes: bytes as u64, shape: [0; 4] }
     }
     /// `into`: the dtype of the result.
-    pub fn product(g: &Gemm, dtype: DType, into: DType) -> Op {
+    pub fn product(g: &Gemm, dtype: DType, into: DType) -> OpCost {
         let read = (g.m * g.k + g.k * g.n) * dtype.size();
         let written = g.m * g.n * into.size() * if g.accumulate { 2 } else { 1 };
         let turned = g.ta as usize | (g.tb as usize) << 1 | (g.accumulate as usize) << 2;
-        Op {
+        OpCost {
             rate: Rate::Product,
             flops: g.flops(),
             shape: [g.m, g.n, g.k, turned],
-            ..Op::moves("gemm", dtype, read + written)
+            ..OpCost::moves("gemm", dtype, read + written)
         }
     }
     /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2 forward,
     /// 5 backward (Dao 2023, "FlashAttention-2").
-    pub fn attention(name: &'static str, shape: &Attention, dtype: DType, pairs: u64, bytes: usize) -> Op {
+    pub fn attention(name: &'static str, shape: &Attention, dtype: DType, pairs: u64, bytes: usize) -> OpCost {
         let (rate, products) = match name.ends_with("backward") {
             false => (Rate::Attention, 2),
             true => (Rate::AttentionBackward, 5),
         };
         let flops = products * 2 * pairs * (shape.heads * shape.head_dim) as u64;
         let shape = [shape.heads, shape.kv_heads, shape.head_dim, shape.window];
-        Op { rate, flops, shape, ..Op::moves(name, dtype, bytes) }
+        OpCost { rate, flops, shape, ..OpCost::moves(name, dtype, bytes) }
     }
 }
 

@@ -1,5 +1,5 @@
 //! A plan for people, as a table, and for programs, as JSON. Never computes more than sums and ratios of what it shows.
-use super::{Cluster, Cost, RESERVED, Row};
+use super::cost::{Cluster, Cost, PlanRow, RESERVED};
 use flatshard::base::Category;
 use flatshard::base::meter::CATEGORIES;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn columns(cost: &Cost) -> [usize; 6] {
     ]
 }
 
-pub fn text(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option<&str>) -> String {
+pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command: Option<&str>) -> String {
     let mut out = String::new();
     let costs = || rows.iter().filter_map(|row| row.outcome.as_ref().ok());
     if let Some(cost) = costs().next() {
@@ -183,8 +183,8 @@ fn cost_json(cost: &Cost) -> Value {
     value
 }
 
-pub fn json(cluster: &Cluster, rows: &[Row], best: Option<&Row>, command: Option<&str>) -> String {
-    let row = |row: &Row| {
+pub fn json(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command: Option<&str>) -> String {
+    let row = |row: &PlanRow| {
         let mut value = match &row.outcome {
             Ok(cost) => cost_json(cost),
             Err(why) => json!({"refused": why}),

@@ -1,10 +1,10 @@
 //! A step of a run, simulated: the engine itself on a device that computes nothing and in a world of one rank that says it is many.
 //! Unit order, prefetches, slots and their reuse are therefore those of the stores, of any store. Never measures.
-use super::clock::{Clock, Event, Seconds, Totals};
-use super::device::{Watch, Watched};
-use super::group::{Planned, World};
-use super::machine::Machine;
-use super::op::Op;
+use super::clock::{Clock, Seconds, SimEvent, Totals};
+use super::device::{OpDevice, OpExecutor};
+use super::group::{PlannedMember, PlannedWorld};
+use super::machine::MachineModel;
+use super::op::OpCost;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 /// What a data-parallel rank is given in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Work {
+pub struct BatchShape {
     /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
     pub max_len: usize,
     pub batch_size: usize,
     pub grad_accum: usize,
 }
 
-impl Work {
+impl BatchShape {
     /// Sequences of `max_len` tokens, each a document.
     pub fn batch(&self, vocab: usize) -> MicroBatch {
         let tokens = self.max_len * self.batch_size;
@@ -46,7 +46,7 @@ pub struct Simulated {
     pub received: Vec<(Axis, u64, u64)>,
     /// Allocated by the engine, in the order of [`CATEGORIES`].
     pub allocated: Vec<(Category, usize)>,
-    pub events: Vec<Event>,
+    pub events: Vec<SimEvent>,
 }
 
 impl Simulated {
@@ -59,9 +59,9 @@ impl Simulated {
 }
 
 /// Spends the machine's time on the clock; holds addresses and no memory.
-struct Spend(World);
+struct Spend(PlannedWorld);
 
-impl Watch for Spend {
+impl OpExecutor for Spend {
     fn name(&self) -> String {
         format!("plan ({})", self.0.machine.name())
     }
@@ -80,38 +80,39 @@ impl Watch for Spend {
         dst.fill(0);
         Ok(())
     }
-    fn op(&self, op: Op, _: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
-        let World { machine, clock, .. } = &self.0;
+    fn op(&self, op: OpCost, _: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+        let PlannedWorld { machine, clock, .. } = &self.0;
         clock.compute(op.name, machine.launch(), machine.op(&op), op.flops);
         Ok(())
     }
 }
 
 /// The device of a planned world.
-pub fn device(world: &World) -> Arc<dyn Device> {
-    Arc::new(Watched::new(Spend(world.clone())))
+pub fn device(world: &PlannedWorld) -> Arc<dyn Device> {
+    Arc::new(OpDevice::new(Spend(world.clone())))
 }
 
 /// Rank 0 of a planned world; `wrap` is put around each of its groups.
 pub fn mesh(
-    world: &World,
+    world: &PlannedWorld,
     sizes: MeshSizes,
     wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
 ) -> Result<Mesh> {
-    Ok(Mesh::new(Planned::new(world.clone()), sizes)?.wrap(wrap))
+    Ok(Mesh::new(PlannedMember::new(world.clone()), sizes)?.wrap(wrap))
 }
 
 /// A step like any but the first, on ranks of `machine`, `per_node` to a node.
 pub fn step(
     options: &EngineOptions,
     sizes: MeshSizes,
-    work: &Work,
-    machine: &Arc<dyn Machine>,
+    work: &BatchShape,
+    machine: &Arc<dyn MachineModel>,
     per_node: usize,
     keep_events: bool,
 ) -> Result<Simulated> {
     let clock = Arc::new(Clock::new(keep_events));
-    let world = World { machine: machine.clone(), clock, meter: Meter::default(), ranks: sizes.world(), per_node };
+    let world =
+        PlannedWorld { machine: machine.clone(), clock, meter: Meter::default(), ranks: sizes.world(), per_node };
     let mesh = mesh(&world, sizes, |group| group)?;
     let mut engine = Engine::unfilled(device(&world), &mesh, options)?;
     let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
