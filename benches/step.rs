@@ -7,9 +7,9 @@ mod common;
 use common::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
+use flatshard::engine::{Ddp, Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::Spec;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
-use flatshard::strategy::{Ddp, Engine, EngineOptions, Step, Strategy};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

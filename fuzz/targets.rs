@@ -6,7 +6,8 @@ use flatshard::comm::handshake::{self, Hello};
 use flatshard::comm::hosts::messages;
 use flatshard::comm::hosts::roster::{Place, Roster};
 use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
-use flatshard::train::{config, deepspeed};
+use flatshard::run::settings::config;
+use flatshard::run::settings::deepspeed;
 use std::path::{Component, Path};
 use std::sync::Arc;
 

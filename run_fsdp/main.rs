@@ -1,5 +1,6 @@
 //! The binary `run_fsdp`: sharded training.
-use flatshard::train::{StrategyName, main as train};
+use flatshard::run::StrategyName;
+use flatshard::run::main as train;
 use std::process::ExitCode;
 
 const ABOUT: &str = "Trains a decoder transformer whose parameters, gradients and optimizer state are sharded over ranks.\nWith no argument: 2 ranks on this CPU, a small model, real text, a few minutes.";

@@ -4,7 +4,7 @@
     run_fsdp ... --metrics-path run.jsonl &
     scripts/wandb_follow.py run.jsonl --project my-project
 
-History is by training step, under the names of src/train/watch/scalars.tsv (TensorBoard's). The run's settings are its config. It
+History is by training step, under the names of src/run/watch/scalars.tsv (TensorBoard's). The run's settings are its config. It
 ends when the run does, with the run's exit code as W&B shows it: 0, or 1 after an error. WANDB_MODE=offline and all else that
 the package reads works as ever. A finished file is told at once.
 
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parent.parent / "src/train/watch/scalars.tsv"
+TABLE = Path(__file__).resolve().parent.parent / "src/run/watch/scalars.tsv"
 
 
 def rows(path=TABLE):

@@ -8,16 +8,16 @@
 //! - 4 [`store`]: how parameters are kept: sharded or replicated
 //! - 5 [`optim`], [`data`]
 //! - 6 [`ckpt`]
-//! - 7 [`strategy`]
-//! - 8 [`train`]: flags, files, the plan, the loop
+//! - 7 [`engine`]: one rank's training step
+//! - 8 [`run`]: flags, files, the plan, the loop
 #![deny(unsafe_code)]
 pub mod base;
 pub mod ckpt;
 pub mod comm;
 pub mod data;
 pub mod device;
+pub mod engine;
 pub mod nn;
 pub mod optim;
+pub mod run;
 pub mod store;
-pub mod strategy;
-pub mod train;

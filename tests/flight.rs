@@ -8,7 +8,7 @@ use common::{options, ranks, sharded, train};
 use flatshard::base::Error;
 use flatshard::comm::Tag;
 use flatshard::comm::flight::{Dump, Flight, KEPT, verdict};
-use flatshard::strategy::Engine;
+use flatshard::engine::Engine;
 use runs::*;
 use rustix::process::Signal;
 use std::fs;

@@ -11,9 +11,9 @@ use flatshard::base::meter::CATEGORIES;
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
+use flatshard::engine::{Engine, Generator, GeneratorOptions, Sampling, Strategy};
 use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, Spec, WorkspaceOptions};
 use flatshard::store::{ShardedOptions, Stage, initialize};
-use flatshard::strategy::{Engine, Generator, GeneratorOptions, Sampling, Strategy};
 use plain::{Docs, Plain, device, groups};
 use std::sync::Arc;
 

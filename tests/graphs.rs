@@ -10,10 +10,10 @@ use flatshard::device::gpu::graphs::{Given, Graphs};
 use flatshard::device::gpu::sim::{Sim, Tally};
 use flatshard::device::gpu::{Arg, Driver, GpuDevice, Kernel, Shape};
 use flatshard::device::{Buf, Device};
+use flatshard::engine::{Engine, EngineOptions, StepReport};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::ScalerOptions;
 use flatshard::store::ShardedOptions;
-use flatshard::strategy::{Engine, EngineOptions, StepReport};
 use std::sync::Arc;
 
 const WORLD: usize = 2;
@@ -54,7 +54,7 @@ fn trained(
             let batches: Vec<_> = (0..accum(number)).map(|i| batch(&options.spec, number, i, rank.rank)).collect();
             let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
             let (before, counted) = (given(), sim.tally());
-            let step = flatshard::strategy::Step { number, lr: 0.01 * number as f32, tokens };
+            let step = flatshard::engine::Step { number, lr: 0.01 * number as f32, tokens };
             engine.begin_step(&batches, &step)?;
             // By itself the simulated GPU looks after each launch for what that has found.
             assert!(!graphs || sim.tally().waits == counted.waits, "the host waits before the end of a step");

@@ -6,9 +6,9 @@ use common::*;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, Dtype};
 use flatshard::comm::Tag;
+use flatshard::engine::Strategy;
 use flatshard::nn::{Decoder, Spec};
 use flatshard::store::{ShardedOptions, Store};
-use flatshard::strategy::Strategy;
 use std::fs;
 use std::path::Path;
 

@@ -5,10 +5,10 @@ mod common;
 use common::stores::kinds;
 use common::*;
 use flatshard::base::{DType, Result};
+use flatshard::engine::{Engine, EngineOptions, Step};
 use flatshard::nn::{Checkpointing, Decoder, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
-use flatshard::strategy::{Engine, EngineOptions, Step};
 use std::collections::BTreeMap;
 
 /// FSDP with `options` against DDP, three steps, clipped.
@@ -253,7 +253,7 @@ fn spoil(engine: &mut Engine, here: bool) -> Result<()> {
 
 #[test]
 fn all_ranks_generate_the_same_and_what_one_rank_would() {
-    use flatshard::strategy::Sampling;
+    use flatshard::engine::Sampling;
     let generate = |world, strategy, temperature| {
         let options = options(&llama(), strategy, SGD);
         let mut texts = ranks(world, |rank| {

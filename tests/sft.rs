@@ -6,7 +6,7 @@ use common::*;
 use flatshard::base::Result;
 use flatshard::base::rng::Rng;
 use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, StepData, Tokenizer};
-use flatshard::strategy::{Engine, StepReport};
+use flatshard::engine::{Engine, StepReport};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -74,9 +74,9 @@ fn epoch(data: &Arc<Dataset>, world: usize, batch: usize, packing: bool, spoil: 
     (gathered(&spec, results), samples.into_inner())
 }
 
-fn options_for(spec: &flatshard::nn::Spec) -> flatshard::strategy::EngineOptions {
+fn options_for(spec: &flatshard::nn::Spec) -> flatshard::engine::EngineOptions {
     // Without clipping, which would hide a gradient of the wrong size; SGD, because Adam hides it too.
-    flatshard::strategy::EngineOptions { grad_clip: 0.0, ..options(spec, fsdp(sharded()), SGD) }
+    flatshard::engine::EngineOptions { grad_clip: 0.0, ..options(spec, fsdp(sharded()), SGD) }
 }
 
 /// What packing without borders would do.

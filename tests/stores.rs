@@ -5,10 +5,10 @@ mod common;
 use common::stores::*;
 use common::*;
 use flatshard::base::DType;
+use flatshard::engine::{Engine, EngineOptions, Strategy};
 use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{ShardedOptions, Wrap};
-use flatshard::strategy::{Engine, EngineOptions, Strategy};
 use std::sync::Arc;
 
 /// Three steps by each of `stores` against three by `first`.

@@ -166,7 +166,7 @@ fn told(path: &Path, name: &str, number: &str) -> BTreeMap<u64, f64> {
 
 /// Rows of the table: event, number, name, unit.
 fn table() -> Vec<[String; 4]> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/train/watch/scalars.tsv")).unwrap();
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/run/watch/scalars.tsv")).unwrap();
     let rows = text.lines().filter(|line| !line.starts_with('#'));
     rows.map(|row| row.split_whitespace().map(str::to_string).collect::<Vec<_>>().try_into().unwrap()).collect()
 }

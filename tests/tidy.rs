@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Lowest first; modules of one row share a floor. A module names its own floor and lower ones only.
 const FLOORS: &[&[&str]] =
-    &[&["base"], &["device"], &["comm"], &["nn"], &["store"], &["optim", "data"], &["ckpt"], &["strategy"], &["train"]];
+    &[&["base"], &["device"], &["comm"], &["nn"], &["store"], &["optim", "data"], &["ckpt"], &["engine"], &["run"]];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

@@ -6,9 +6,9 @@ use common::*;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::base::{Category, DType};
 use flatshard::comm::MeshSizes;
+use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
 use flatshard::nn::{Decoder, Lora, Spec, Tuning};
 use flatshard::store::{Offload, ShardedOptions, Stage, Wrap, ZeroOptions};
-use flatshard::strategy::{Engine, EngineOptions, StepReport, Strategy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

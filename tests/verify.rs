@@ -8,10 +8,10 @@ use common::{Rank, batch, fsdp, mesh_ranks, options, sharded};
 use flatshard::base::{DType, Result};
 use flatshard::comm::mesh::MeshSizes;
 use flatshard::device::ViewMut;
+use flatshard::engine::{Engine, EngineOptions};
 use flatshard::nn::Spec;
+use flatshard::run::r#loop::verify::Verify;
 use flatshard::store::ShardedOptions;
-use flatshard::strategy::{Engine, EngineOptions};
-use flatshard::train::verify::Verify;
 use runs::*;
 use std::path::Path;
 

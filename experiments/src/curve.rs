@@ -1,4 +1,4 @@
-//! A metrics file as the training binaries write it (`src/train/metrics.rs`), read back. Never judges.
+//! A metrics file as the training binaries write it (`src/run/watch/metrics.rs`), read back. Never judges.
 use flatshard::base::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;

@@ -4,8 +4,9 @@ use crate::Verdict;
 use crate::chart::gantt::{Gantt, Group, Row, Span};
 use crate::chart::{self, EXPOSED};
 use flatshard::base::{Error, Result};
-use flatshard::train::trace::chrome::{self, Head};
-use flatshard::train::trace::summary::Summary;
+use flatshard::run::trace::chrome;
+use flatshard::run::trace::chrome::Head;
+use flatshard::run::trace::summary::Summary;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -166,8 +167,8 @@ fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Res
 mod tests {
     use super::*;
     use flatshard::base::timeline::{Flow, Lane};
-    use flatshard::train::trace::Done;
-    use flatshard::train::trace::chrome::Distributed;
+    use flatshard::run::trace::Done;
+    use flatshard::run::trace::chrome::Distributed;
 
     /// Two ranks, each one step of 10 ms.
     fn merged(dir: &Path) -> PathBuf {

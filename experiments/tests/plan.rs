@@ -17,10 +17,10 @@ use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
+use flatshard::engine::{Engine, EngineOptions, Step, Strategy, ZeroDp};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
-use flatshard::strategy::{Engine, EngineOptions, Step, Strategy, ZeroDp};
 use std::sync::Arc;
 
 /// A machine on which every operation and every collective that is not an all-reduce takes as long.

@@ -1,5 +1,7 @@
 //! `experiments plan` from outside: what it prints, what it refuses, and that what it recommends is a run_fsdp command line.
-use flatshard::train::args::{self, Cli, Parsed};
+use flatshard::run::settings::args;
+use flatshard::run::settings::args::Cli;
+use flatshard::run::settings::args::Parsed;
 use serde_json::Value;
 use std::process::Command;
 

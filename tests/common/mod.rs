@@ -10,10 +10,10 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
+use flatshard::engine::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
-use flatshard::strategy::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -4,9 +4,9 @@ use flatshard::comm::recorder::{Entry, Log};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Mesh, MeshSizes, Tag};
 use flatshard::device::Device;
+use flatshard::engine::Strategy;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use flatshard::store::{Offload, Piece, Store};
-use flatshard::strategy::Strategy;
 use std::sync::Arc;
 
 /// Notes and started operations in order, each as purpose and number: `gather3 use2 norm0`.

@@ -2,8 +2,8 @@
 #![allow(dead_code)] // each test binary uses its part
 use super::{ddp, fsdp, sharded};
 use flatshard::base::DType;
+use flatshard::engine::{ReferenceFsdp, Strategy, ZeroDp};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
-use flatshard::strategy::{ReferenceFsdp, Strategy, ZeroDp};
 use std::sync::Arc;
 
 pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {

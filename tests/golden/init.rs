@@ -1,7 +1,7 @@
 //! How fresh weights are distributed: mean and deviation of every tensor within bounds of statistics, and one hash of all bits.
 use super::common::{ADAMW, Fragments, fragments, fsdp, options, ranks, sharded};
+use flatshard::engine::{Engine, EngineOptions};
 use flatshard::nn::{Activation, Arch, Lora, Spec, Tuning};
-use flatshard::strategy::{Engine, EngineOptions};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 

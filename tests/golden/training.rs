@@ -2,8 +2,10 @@
 //! the engines compares runs that share one plan, so this is where a number on its way to the optimizer can get lost.
 //! `training.py` made the runs.
 use flatshard::optim::{Rule, Shape, Warmup};
-use flatshard::train::plan::Plan;
-use flatshard::train::{StrategyName, args, config};
+use flatshard::run::StrategyName;
+use flatshard::run::plan::Plan;
+use flatshard::run::settings::args;
+use flatshard::run::settings::config;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -11,9 +11,9 @@ use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, Collective};
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
+use flatshard::engine::{Engine, EngineOptions, Sampling, StepReport};
 use flatshard::nn::{Checkpointing, RingImpl, Spec};
 use flatshard::store::ShardedOptions;
-use flatshard::strategy::{Engine, EngineOptions, Sampling, StepReport};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use super::simulate::{BatchShape, Simulated};
 use flatshard::base::Category;
 use flatshard::base::meter::CATEGORIES;
 use flatshard::comm::MeshSizes;
-use flatshard::strategy::EngineOptions;
+use flatshard::engine::EngineOptions;
 use std::sync::Arc;
 
 /// Bytes of a GPU that no plan sees: the driver's context, NCCL's buffers, what fragments leave. Assumed.

@@ -10,7 +10,7 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::device::{Buf, Device, View, ViewMut, unbacked};
-use flatshard::strategy::{Engine, EngineOptions, Step};
+use flatshard::engine::{Engine, EngineOptions, Step};
 use std::sync::Arc;
 
 /// What a data-parallel rank is given in a step.

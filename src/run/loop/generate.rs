@@ -1,0 +1,303 @@
+//! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never trains and
+//! writes no file.
+//!
+//! Each token takes all weights once. Where the ranks have the memory, sharded weights are gathered for the first token and
+//! stay; elsewhere they are gathered for each.
+use crate::base::{Category, Error, Meter, Result, open};
+use crate::ckpt::{self, Checkpointer, Resume};
+use crate::comm::env::RankEnv;
+use crate::comm::exchange::Exchange;
+use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::secret::Secret;
+use crate::data::Tokenizer;
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::run::launch;
+use crate::run::launch::Launch;
+use crate::run::launch::device;
+use crate::run::launch::device::Seat;
+use crate::run::launch::restart;
+use crate::run::plan::batch;
+use crate::run::plan::bytes;
+use crate::run::plan::carrier::Carrier;
+use crate::run::plan::derive;
+use crate::run::plan::derive::set;
+use crate::run::plan::memory;
+use crate::run::plan::mesh;
+use crate::run::plan::tensor;
+use crate::run::settings::DeviceName;
+use crate::run::settings::Settings;
+use crate::run::settings::ShardingName;
+use crate::run::settings::StrategyName;
+use crate::run::settings::effect;
+use serde_json::Value;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Everything that a rank needs to know.
+struct Request {
+    wanted: device::Wanted,
+    mesh: MeshSizes,
+    nproc: usize,
+    /// Weights are gathered for each token.
+    lean: GeneratorOptions,
+    /// Weights are gathered once, and the bytes that this takes of a rank; where it takes more.
+    kept: Option<(GeneratorOptions, usize)>,
+    /// Where the weights are.
+    model: PathBuf,
+    tokenizer: Tokenizer,
+    /// The prompt's tokens.
+    prompt: Vec<u32>,
+    /// Tokens that end the text.
+    stop: Vec<u32>,
+    sampling: Sampling,
+    /// That end it.
+    signals: Vec<i32>,
+}
+
+/// Prints what the model writes after `prompt` on standard output.
+pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
+    let request = Request::new(settings, default, launched, prompt)?;
+    match launched {
+        Some(env) => request.run(env),
+        None => launch::run(&Launch {
+            nproc: request.nproc,
+            ranks_per_gpu: request.wanted.ranks_per_gpu,
+            stage: None,
+            restart: None,
+            poll: Duration::from_millis(10),
+            signals: &request.signals,
+            deadline: None,
+        }),
+    }
+}
+
+impl Request {
+    fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
+        crate::run::plan::check::numbers(&s)?;
+        let model = model(&s)?;
+        ckpt::is_model(&model)?;
+        s.model.pretrain = Some(model.clone());
+        s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
+        let device = device::choose(set(&s.run.device, "run.device")?);
+        let strategy = derive::strategy(&mut s, default);
+        let (mesh, nproc) = mesh::sizes(&mut s, strategy, device, launched)?;
+        effect::engines(&s)?;
+        batch::solve(&mut s, &mesh)?;
+        let tokenizer = derive::tokenizer(&mut s)?;
+        let spec = derive::spec(&mut s, &tokenizer)?;
+        tokenizer.check_vocab(spec.vocab)?;
+
+        let mut tokens = Vec::new();
+        match derive::format(&s.data, &tokenizer)?.asked(prompt)? {
+            Some(asked) => tokenizer.encode(&asked, &mut tokens)?,
+            None => {
+                tokens.extend(tokenizer.around().0);
+                tokenizer.encode(prompt, &mut tokens)?;
+            }
+        }
+        let room = spec.max_len.saturating_sub(tokens.len());
+        if tokens.is_empty() {
+            return Err(Error::input("--generate: the prompt is empty: give it at least one token"));
+        }
+        if room == 0 {
+            return Err(Error::input(format!(
+                "--generate: the prompt has {} tokens and the model's max_positions is {}: give a shorter one",
+                tokens.len(),
+                spec.max_len
+            )));
+        }
+        let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(room);
+        let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
+            let mut engine = derive::engine(s, strategy, device, spec.clone())?;
+            tensor::settle(s, &mesh, &mut engine)?;
+            let EngineOptions { spec, strategy, cuts, .. } = engine;
+            let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
+            let planned = bytes::planned_writing(&options, &mesh, device, nproc)?;
+            let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
+            Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
+        };
+        let (lean, planned) = options(&s)?;
+        let kept = options(&gathered_once(&s)).map(|kept| Some(kept).filter(|kept| kept.1 > planned))?;
+        let g = &s.generate;
+        let sampling = Sampling {
+            temperature: set(&g.temperature, "generate.temperature")? as f32,
+            top_k: set(&g.top_k, "generate.top_k")?,
+            top_p: set(&g.top_p, "generate.top_p")? as f32,
+            seed: set(&s.run.seed, "run.seed")?,
+        };
+        Ok(Request {
+            wanted: device::Wanted {
+                device,
+                carrier: Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?,
+                secret: s.run.job_secret_file.as_deref().map(Secret::read).transpose()?,
+                ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
+                graphs: false, // every text has its own shapes
+                tf32: set(&s.precision.tf32, "precision.tf32")?,
+                planned,
+                timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
+            },
+            mesh,
+            nproc,
+            lean,
+            kept,
+            stop: stop_tokens(&model, &tokenizer)?,
+            model,
+            tokenizer,
+            prompt: tokens,
+            signals: restart::signals(&s.faults)?,
+            sampling,
+        })
+    }
+
+    /// This process's rank.
+    fn run(&self, env: &RankEnv) -> Result<()> {
+        let env = &self.wanted.known(env);
+        if let Some(caution) = self.wanted.caution(env) {
+            let _ = writeln!(std::io::stderr(), "{caution}");
+        }
+        let Seat { device, member, gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
+        let mesh = Mesh::new(member, self.mesh)?;
+        let write = || {
+            let options = match &self.kept {
+                Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,
+                Some((_, planned)) => {
+                    if mesh.rank() == 0 {
+                        let gib = *planned as f64 / (1u64 << 30) as f64;
+                        let what = "weights are gathered for each token: to keep them takes";
+                        let _ = writeln!(std::io::stderr(), "{what} {gib:.2} GiB a rank, more than is free");
+                    }
+                    &self.lean
+                }
+                None => &self.lean,
+            };
+            let mut generator = Generator::new(device.clone(), &mesh, options)?;
+            let layouts = generator.decoder().layouts().to_vec();
+            let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, &[])?;
+            checkpointer.load_model(&self.model, generator.store())?;
+            let started = Instant::now();
+            let first = mesh.rank() == 0;
+            let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first, failed: None };
+            let written = generator.generate(&self.prompt, options.count, &self.sampling, &mut |token| {
+                let more = !self.stop.contains(&token);
+                if more {
+                    told.say(token);
+                }
+                more && told.failed.is_none()
+            })?;
+            told.end(written.len() as f64 / started.elapsed().as_secs_f64())
+        };
+        write().inspect_err(|_| mesh.member.abort())
+    }
+
+    /// Whether every rank has the memory for `planned` bytes, as they all say. Asked before the first large allocation.
+    fn fits(&self, planned: usize, dev: &dyn Device, gpu: Option<&Cuda>, mesh: &Mesh) -> Result<bool> {
+        let fits = match gpu {
+            Some(gpu) => gpu.require(planned, self.wanted.ranks_per_gpu).is_ok(),
+            None => memory::available().is_none_or(|bytes| planned * self.nproc <= bytes),
+        };
+        let mut said = Exchange::new(dev, mesh.world.clone(), "room for weights", 1)?;
+        Ok(said.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
+    }
+}
+
+/// What was written so far, shown as soon as it is text.
+struct Told<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// Bytes on standard output already.
+    shown: usize,
+    /// Rank 0 alone shows it.
+    first: bool,
+    /// What it could not be shown for.
+    failed: Option<std::io::Error>,
+}
+
+impl Told<'_> {
+    fn say(&mut self, token: u32) {
+        self.tokens.push(token);
+        let text = self.tokenizer.decode(&self.tokens);
+        // A character may take several tokens: until the last of them it reads as U+FFFD.
+        if !text.ends_with('\u{fffd}') {
+            self.show(&text);
+        }
+    }
+    fn show(&mut self, text: &str) {
+        if let Some(new) = text.get(self.shown..).filter(|new| self.first && !new.is_empty()) {
+            self.shown = text.len();
+            let mut out = std::io::stdout();
+            let written = out.write_all(new.as_bytes()).and_then(|()| out.flush());
+            self.failed = written.err().filter(|e| e.kind() != ErrorKind::BrokenPipe); // nobody reading is no failure
+        }
+    }
+    fn end(mut self, tokens_per_sec: f64) -> Result<()> {
+        if let Some(e) = self.failed {
+            return Err(Error::io("write", "standard output", e));
+        }
+        let rest = self.tokenizer.decode(&self.tokens);
+        self.show(&format!("{rest}\n"));
+        if self.first {
+            let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} a second", self.tokens.len());
+        }
+        self.failed.map_or(Ok(()), |e| Err(Error::io("write", "standard output", e)))
+    }
+}
+
+/// The same settings with weights that stay where they were gathered: SHARD_GRAD_OP, or ZeRO's stage 2.
+fn gathered_once(s: &Settings) -> Settings {
+    let mut s = s.clone();
+    s.fsdp.sharding = Some(ShardingName::ShardGradOp);
+    if s.fsdp.zero_stage == Some(3) {
+        (s.fsdp.zero_stage, s.zero) = (Some(2), Default::default());
+    }
+    s
+}
+
+/// The checkpoint that `--resume` or `--ckpt-dir` names, else the model of `--pretrain`, which may be a directory of
+/// checkpoints too.
+fn model(s: &Settings) -> Result<PathBuf> {
+    let c = &s.checkpoint;
+    let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
+        (None | Some("auto"), Some(dir), _) => dir,
+        (Some(dir), ..) if dir != "auto" => &PathBuf::from(dir),
+        (_, _, Some(dir)) => dir,
+        _ => {
+            return Err(Error::input(
+                "--generate needs a model: add --pretrain DIR, or --ckpt-dir DIR for the newest checkpoint there",
+            ));
+        }
+    };
+    if from.join(ckpt::hf::FILE).exists() {
+        return Ok(from.clone());
+    }
+    match (ckpt::newest(from)?, &s.model.pretrain) {
+        (Some(newest), _) => Ok(newest),
+        (None, Some(dir)) if dir == from => Ok(from.clone()),
+        (None, _) => ckpt::resolve(None, &Resume::Dir(from.clone()))?
+            .ok_or_else(|| Error::input(format!("{}: holds no checkpoint", from.display()))),
+    }
+}
+
+/// What ends a text: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
+fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
+    for name in ["generation_config.json", ckpt::hf::FILE] {
+        let path = model.join(name);
+        let Ok(text) = open::read(&path) else { continue };
+        let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+        let parsed: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON ({e})")))?;
+        let ids = match &parsed["eos_token_id"] {
+            Value::Null => continue,
+            Value::Array(ids) => ids.clone(),
+            one => vec![one.clone()],
+        };
+        for id in ids {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token's number")))?);
+        }
+        break;
+    }
+    Ok(stop)
+}

@@ -1,0 +1,308 @@
+//! That all ranks run one program with one configuration on the same data from the same point: compared over the world group
+//! before anything is allocated or read. Never settles a difference, and never writes.
+//!
+//! Ranks that another launcher started have each made their own plan, from arguments, files and a binary of their host. One
+//! number a rank tells whether they are alike; only where they are not, they tell each other all that went into it.
+//!
+//! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and the
+//! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: [`super::shared`].
+use crate::base::{Error, Result, open, printable};
+use crate::ckpt;
+use crate::comm::exchange::{Exchange, texts};
+use crate::comm::{Collective, Tag};
+use crate::device::Device;
+use crate::run::plan::Plan;
+use crate::run::plan::resume::Resume;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
+const OWN: [(&str, &str); 20] = [
+    ("run", "nproc_per_node"),
+    ("run", "job_secret_file"),
+    ("run", "metrics_path"), // rank 0 writes it
+    ("run", "after"),
+    ("model", "pretrain"),
+    ("data", "dataset"),
+    ("data", "tokenizer"),
+    ("data", "tokenizer_chat_template"), // shows in the tokens
+    ("data", "cache"),
+    ("data", "cache_dir"),
+    ("data", "cache_limit"),
+    ("fsdp", "deepspeed"), // what it says is in the other settings
+    ("checkpoint", "ckpt_dir"),
+    ("checkpoint", "save_hf"),
+    ("checkpoint", "resume"),
+    ("faults", "save_traces_folder"),
+    ("watch", "log_file"),
+    ("watch", "tensorboard"),
+    ("trace", "trace_folder"),
+    ("trace", "memory_timeline"),
+];
+/// In place of their values: that there is one must be the same for all.
+const GIVEN: &str = "a value of its own";
+/// Differences that an error shows.
+const SHOWN: usize = 5;
+/// Characters of a value.
+const VALUE: usize = 200;
+/// Of a file of weights, at its end.
+const SAMPLE: u64 = 64 << 10;
+
+/// What is compared besides settings, and what helps where it differs.
+const REMEDIES: [(&str, &str); 5] = [
+    (PROGRAM, "install one and the same binary on all hosts"),
+    ("data", "each host may have a copy of its own of --dataset, but the copies must be equal"),
+    ("tokenizer", "each host may have a copy of its own of --tokenizer, but the copies must be equal"),
+    ("model", "each host may have a copy of its own of --pretrain, but the copies must be equal"),
+    ("resume", "all hosts must see one and the same --ckpt-dir, on a file system that they share"),
+];
+const PROGRAM: &str = "program";
+const ARGUMENTS: &str = "start all ranks with the same arguments and configuration files";
+
+/// What one rank says of itself.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    host: String,
+    /// Key and value: first those of [`REMEDIES`], then the settings.
+    facts: Vec<(String, String)>,
+}
+
+/// An error on all ranks alike, [`Error::Input`], where they differ. Every rank calls it, with the world group.
+pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let mine = Facts { host: host.into(), facts: facts(plan)? };
+    let hash = mine.facts.iter().flat_map(|(key, value)| [key, value]).fold(Xxh3::new(), |mut hash, text| {
+        hash.update(text.as_bytes());
+        hash.update(&[0]);
+        hash
+    });
+    let hashes = Exchange::new(dev, world.clone(), "agreement", 1)?.gather(dev, &[hash.digest()])?;
+    if hashes.iter().all(|hash| *hash == hashes[0]) {
+        return Ok(());
+    }
+    let text = serde_json::to_string(&mine).map_err(|e| Error::op("agreement", e.to_string()))?;
+    let ranks = texts(dev, world, "agreement", &text)?;
+    let _ = world.barrier(Tag::new("agreement", 0)); // each has read before one leaves
+    let ranks: Vec<Facts> = ranks.iter().filter_map(|text| Some(shown(serde_json::from_str(text).ok()?))).collect();
+    if ranks.len() < world.size() {
+        return Err(Error::input(format!("ranks run different programs: {}", REMEDIES[0].1)));
+    }
+    Err(Error::Input(differences(&ranks)))
+}
+
+/// Fit for a terminal: JSON spells control characters out, so they are there again now.
+fn shown(Facts { host, facts }: Facts) -> Facts {
+    let shown = |text: &String| printable(text, VALUE);
+    Facts { host: shown(&host), facts: facts.iter().map(|(key, value)| (shown(key), shown(value))).collect() }
+}
+
+fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
+    let data = &plan.dataset;
+    let resume = match &plan.resume {
+        Some(Resume { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
+        None => "the beginning".into(),
+    };
+    let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
+    let facts = vec![
+        (PROGRAM, program()?),
+        ("data", format!("{} rows, {} tokens ({:016x})", data.rows(), data.report().tokens, data.fingerprint())),
+        ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
+        ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
+        ("resume", resume),
+        ("device", format!("{:?}", plan.device).to_lowercase()),
+    ];
+    let mut facts: Vec<(String, String)> = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
+    if let Value::Object(sections) = plan.config_json() {
+        for (section, body) in &sections {
+            for (key, value) in body.as_object().into_iter().flatten() {
+                let own = OWN.contains(&(section, key));
+                facts.push((format!("{section}.{key}"), if own { GIVEN.into() } else { value.to_string() }));
+            }
+        }
+    }
+    Ok(facts)
+}
+
+/// "ranks disagree on optim.lr: rank 0 has 0.001, rank 3 has 0.003. Start all ...".
+fn differences(ranks: &[Facts]) -> String {
+    let mut keys: Vec<&String> = Vec::new();
+    for (key, _) in ranks.iter().flat_map(|rank| &rank.facts) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let hosts: Vec<&str> = ranks.iter().map(|rank| rank.host.as_str()).collect();
+    let different = keys.iter().filter_map(|key| {
+        let value = |rank: &Facts| rank.facts.iter().find(|(k, _)| k == *key).map_or("nothing".into(), |f| f.1.clone());
+        let values: Vec<String> = ranks.iter().map(value).collect();
+        (values.iter().any(|v| *v != values[0])).then(|| (key.as_str(), format!("{key}: {}", who_has(&values, &hosts))))
+    });
+    let mut different: Vec<(&str, String)> = different.collect();
+    if different.first().is_some_and(|(key, _)| *key == PROGRAM) {
+        different.truncate(1); // of another program, all else may be what follows
+    }
+    let remedy = |key: &str| REMEDIES.iter().find(|(own, _)| *own == key).map_or(ARGUMENTS, |(_, remedy)| remedy);
+    let mut remedies: Vec<&str> = different.iter().map(|(key, _)| remedy(key)).collect();
+    remedies.dedup();
+    let shown: Vec<&str> = different.iter().take(SHOWN).map(|(_, what)| what.as_str()).collect();
+    let more = different.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    format!("ranks disagree on {}{more}; {}", shown.join("; "), remedies.join("; "))
+}
+
+/// "rank 0 has a, ranks 1 and 2 have b", in the order of the ranks; with hosts where there are several.
+pub fn who_has(values: &[String], hosts: &[&str]) -> String {
+    let mut groups: Vec<(&String, Vec<usize>)> = Vec::new();
+    for (rank, value) in values.iter().enumerate() {
+        match groups.iter_mut().find(|(of, _)| *of == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => groups.push((value, vec![rank])),
+        }
+    }
+    let told = groups.iter().map(|(value, ranks)| {
+        let has = if ranks.len() == 1 { "has" } else { "have" };
+        format!("{} {has} {value}", named(ranks, hosts))
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+/// "rank 3", "ranks 0 and 2", "ranks 4 to 7 on node2": all of a few, or the ends of a run.
+pub fn named(ranks: &[usize], hosts: &[&str]) -> String {
+    let all_alike = hosts.windows(2).all(|pair| pair[0] == pair[1]);
+    let mut on: Vec<&str> = ranks.iter().filter_map(|&rank| hosts.get(rank).copied()).filter(|_| !all_alike).collect();
+    on.dedup();
+    let on = match on.len() {
+        0 => String::new(),
+        1..=3 => format!(" on {}", on.join(", ")),
+        n => format!(" on {n} hosts"),
+    };
+    let run = ranks.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+    let text = match ranks {
+        [] => "no rank".into(),
+        [one] => format!("rank {one}"),
+        [first, .., last] if run && ranks.len() > 2 => format!("ranks {first} to {last}"),
+        [first @ .., last] if ranks.len() <= 4 => {
+            let first: Vec<String> = first.iter().map(usize::to_string).collect();
+            format!("ranks {} and {last}", first.join(", "))
+        }
+        [first, ..] => format!("ranks {first} and {} more", ranks.len() - 1),
+    };
+    text + &on
+}
+
+/// Version and build: what the linker noted (GNU build-id), else a hash of the whole executable.
+fn program() -> Result<String> {
+    let exe = Path::new("/proc/self/exe"); // also where the file has been replaced since
+    let failed = |e| Error::io("read", exe, e);
+    let mut file = File::open(exe).map_err(failed)?;
+    let mut head = Vec::new();
+    file.by_ref().take(4096).read_to_end(&mut head).map_err(failed)?;
+    let build = match note(&head) {
+        Some(id) => id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        None => {
+            file.read_to_end(&mut head).map_err(failed)?;
+            format!("{:016x}", xxh3_64(&head))
+        }
+    };
+    Ok(format!("{} {}, build {build}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")))
+}
+
+/// The build-id of an ELF file that begins with `head`: a note of type 3 by "GNU". The linker puts it behind the program headers.
+fn note(head: &[u8]) -> Option<&[u8]> {
+    let at = head.windows(8).position(|w| w == b"\x03\0\0\0GNU\0")?;
+    let size = u32::from_le_bytes(head.get(at.checked_sub(4)?..at)?.try_into().ok()?) as usize;
+    head.get(at + 8..at + 8 + size)
+}
+
+/// Of a model directory: its shapes, and names, sizes and ends of its files of weights. Reading all of them would take as long
+/// as loading the model.
+fn weights(dir: &Path) -> Result<u64> {
+    let hashed = || -> std::io::Result<u64> {
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
+        names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors"));
+        names.sort();
+        let mut hash = Xxh3::new();
+        hash.update(&open::read(&dir.join("config.json"))?);
+        for name in names {
+            let mut file = open::file(&dir.join(&name))?;
+            let len = file.seek(SeekFrom::End(0))?;
+            file.seek(SeekFrom::Start(len.saturating_sub(SAMPLE)))?;
+            let mut end = Vec::new();
+            file.read_to_end(&mut end)?;
+            hash.update(format!("{name:?} {len}\n").as_bytes());
+            hash.update(&end);
+        }
+        Ok(hash.digest())
+    };
+    hashed().map_err(|e| Error::io("read", dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::run::settings::Settings;
+    use super::*;
+
+    fn rank(host: &str, facts: &[(&str, &str)]) -> Facts {
+        let facts = facts.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        Facts { host: host.into(), facts }
+    }
+
+    #[test]
+    fn what_hosts_may_have_for_themselves_are_settings() {
+        let settings = serde_json::json!(Settings::default());
+        for (section, key) in OWN {
+            assert!(settings[section].get(key).is_some(), "{section}.{key}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_named_by_number_and_where_there_are_several_by_host() {
+        let values: Vec<String> = ["a", "b", "b", "a", "b"].map(String::from).into();
+        assert_eq!(who_has(&values, &["x"; 5]), "ranks 0 and 3 have a, ranks 1, 2 and 4 have b");
+        let hosts = ["x", "x", "y", "y", "y"];
+        let values: Vec<String> = ["a", "a", "b", "b", "b"].map(String::from).into();
+        assert_eq!(who_has(&values, &hosts), "ranks 0 and 1 on x have a, ranks 2 to 4 on y have b");
+        assert_eq!(named(&[1, 2], &hosts), "ranks 1 and 2 on x, y");
+        assert_eq!(named(&[0, 2, 4, 6, 8], &["x"; 9]), "ranks 0 and 4 more");
+    }
+
+    #[test]
+    fn every_key_that_differs_is_told_and_of_another_program_nothing_else() {
+        let a = [("program", "p"), ("data", "5 rows"), ("optim.lr", "0.1"), ("run.seed", "1")];
+        let b = [("program", "p"), ("data", "5 rows"), ("optim.lr", "0.3"), ("run.seed", "1"), ("run.epochs", "2")];
+        assert_eq!(
+            differences(&[rank("x", &a), rank("x", &b)]),
+            format!(
+                "ranks disagree on optim.lr: rank 0 has 0.1, rank 1 has 0.3; run.epochs: rank 0 has nothing, rank 1 has 2; \
+                 {ARGUMENTS}"
+            )
+        );
+        let c = [("program", "q"), ("data", "6 rows"), ("optim.lr", "0.3")];
+        assert_eq!(
+            differences(&[rank("x", &a), rank("y", &c)]),
+            format!("ranks disagree on program: rank 0 on x has p, rank 1 on y has q; {}", REMEDIES[0].1)
+        );
+        let many = ["a", "b", "c", "d", "e", "f", "g"].map(|key| (key, "1"));
+        let none = differences(&[rank("x", &many), rank("x", &[])]);
+        assert!(none.contains("e: rank 0 has 1") && !none.contains("f: ") && none.contains("; and 2 more; "), "{none}");
+    }
+
+    #[test]
+    fn the_build_is_what_the_linker_noted() {
+        let note_of = |id: &[u8]| {
+            [b"\x7fELF....\x04\0\0\0", &(id.len() as u32).to_le_bytes()[..], b"\x03\0\0\0GNU\0", id].concat()
+        };
+        assert_eq!(note(&[note_of(b"0123456789abcdefghij"), vec![0; 9]].concat()), Some(&b"0123456789abcdefghij"[..]));
+        assert_eq!(note(&note_of(b"0123")[..20]), None, "cut short");
+        assert_eq!(note(b"\x7fELF"), None);
+        assert_eq!(program().unwrap(), program().unwrap());
+    }
+}

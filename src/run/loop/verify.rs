@@ -1,0 +1,220 @@
+//! Replicas against each other: what several ranks hold must have the same bits on each of them, and a processor or memory
+//! that fails silently shows here first. Compared are masters, their copies in the compute dtype and optimizer states: of DDP over all
+//! ranks, of HYBRID_SHARD over dp_replicate; and over tp the tensors that each of its ranks has whole. Never repairs anything.
+//!
+//! All that is exchanged is a hash of each unit, or two with tp. What is held once only (FULL_SHARD, the shards of ZeRO) cannot
+//! be compared with anything; and a fault in a gradient, before it is summed, reaches all ranks alike.
+use crate::base::{Error, Result};
+use crate::comm::Collective;
+use crate::comm::exchange::{Exchange, texts};
+use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::device::{Device, View};
+use crate::nn::{Segment, Tp};
+use crate::optim::Optimizer;
+use crate::run::r#loop::same::named;
+use crate::store::Store;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes of a device that are hashed at a time.
+const CHUNK: usize = 1 << 20;
+
+pub struct Verify {
+    every: u64,
+    dev: Arc<dyn Device>,
+    world: Arc<dyn Collective>,
+    exchange: Exchange,
+    /// Ranks that hold the same whole pieces, and those that hold the same of what tp does not cut.
+    replicas: Vec<Vec<usize>>,
+    uncut: Vec<Vec<usize>>,
+    /// The first tensor of each unit.
+    units: Vec<String>,
+    /// The last step after which all was well.
+    good: Option<u64>,
+    chunk: Vec<u8>,
+}
+
+impl Verify {
+    /// Every rank makes one.
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, store: &mut dyn Store, every: u64) -> Result<Verify> {
+        let mut units = vec![String::new(); store.units()];
+        store.for_each_piece(&mut |piece| {
+            let first = piece.layout.segments.first().map_or("", |segment| &segment.name);
+            if units[piece.unit].is_empty() {
+                units[piece.unit] = first.into();
+            }
+            Ok(())
+        })?;
+        let (replicas, uncut) = copies(&mesh.sizes, store.replicated());
+        let exchange = Exchange::new(&*dev, mesh.world.clone(), "verify", 2 * units.len())?;
+        Ok(Verify {
+            every,
+            dev,
+            world: mesh.world.clone(),
+            exchange,
+            replicas,
+            uncut,
+            units,
+            good: None,
+            chunk: Vec::new(),
+        })
+    }
+
+    /// After `step`, where it is its turn: an error on all ranks alike where copies differ.
+    pub fn after(&mut self, step: u64, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<()> {
+        let copies = self.replicas.iter().chain(&self.uncut).any(|ranks| ranks.len() > 1);
+        if !copies || !step.is_multiple_of(self.every) {
+            return Ok(());
+        }
+        let words = self.hashes(store, optimizer)?;
+        let all = self.exchange.gather(&*self.dev, &words)?;
+        let of_rank: Vec<&[u64]> = all.chunks_exact(words.len()).collect();
+        let units = self.units.len();
+        let found = (0..units).find_map(|unit| {
+            // What has most copies first: of more than two it can be told which is wrong.
+            let replicas = self.replicas.iter().map(|ranks| (ranks, unit));
+            let uncut = self.uncut.iter().map(|ranks| (ranks, units + unit));
+            let differ = |(ranks, word): (&Vec<usize>, usize)| odd(ranks, |rank| of_rank[rank][word]);
+            uncut.chain(replicas).find_map(differ).map(|odd| (unit, odd))
+        });
+        let Some((unit, odd)) = found else {
+            self.good = Some(step);
+            return Ok(());
+        };
+        let host = rustix::system::uname();
+        let hosts = texts(&*self.dev, &self.world, "verify", &host.nodename().to_string_lossy())?;
+        let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let (unit, others) = (format!("unit {unit} (from {} on)", self.units[unit]), named(&odd.others, &hosts));
+        let what = match odd.told {
+            true => format!("{} differs from {others} in {unit}", named(&odd.ranks, &hosts)),
+            false => format!(
+                "{} differs from {others} in {unit}, and which is right cannot be told",
+                named(&odd.ranks, &hosts)
+            ),
+        };
+        let before = self.good.map_or("this run".into(), |step| format!("step {step}"));
+        Err(Error::Run(format!(
+            "verify: {what}: replicas must have the same bits. Memory or a processor failed silently; leave that host out, and \
+             resume from a checkpoint of {before} or before"
+        )))
+    }
+
+    /// Of each unit everything; then of each unit what tp does not cut.
+    fn hashes(&mut self, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<Vec<u64>> {
+        self.dev.synchronize()?; // what is offloaded is read where it is
+        let (dev, chunk, units) = (&*self.dev, &mut self.chunk, self.units.len());
+        let mut words = vec![0u64; 2 * units];
+        store.for_each_piece(&mut |piece| {
+            let (mut whole, mut uncut) = (Xxh3::new(), Xxh3::new());
+            let own = piece.layout.segments.iter().filter(|s| !matches!(s.tp, Tp::Cut { .. }));
+            let own: Vec<Range<usize>> = own.filter_map(|s: &Segment| piece.owned(s.range())).collect();
+            let mut hash = |view: View| -> Result<()> {
+                update(dev, view, chunk, &mut whole)?;
+                own.iter().try_for_each(|range| update(dev, view.slice(range.clone()), chunk, &mut uncut))
+            };
+            hash(piece.master.as_view())?;
+            piece.param.as_ref().map_or(Ok(()), |param| hash(param.as_view()))?;
+            if piece.grad.is_some() {
+                optimizer.state(piece.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
+            }
+            for (word, hash) in [(piece.unit, whole), (units + piece.unit, uncut)] {
+                words[word] = words[word].rotate_left(1) ^ hash.digest(); // a unit has two pieces where some of it is frozen
+            }
+            Ok(())
+        })?;
+        Ok(words)
+    }
+}
+
+impl fmt::Display for Verify {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let copies = |groups: &[Vec<usize>]| groups.iter().map(Vec::len).max().unwrap_or(1);
+        write!(f, "verify   ")?;
+        match (copies(&self.replicas), copies(&self.uncut)) {
+            (1, 1) => write!(f, "nothing: every parameter is held by one rank alone"),
+            (1, n) => write!(f, "every {} steps, what ranks of tp have whole: {n} copies", self.every),
+            (n, _) => write!(f, "every {} steps, {n} replicas", self.every),
+        }
+    }
+}
+
+fn update(dev: &dyn Device, view: View, chunk: &mut Vec<u8>, hash: &mut Xxh3) -> Result<()> {
+    if let Ok(bytes) = view.host_bytes("verify") {
+        hash.update(bytes);
+        return Ok(());
+    }
+    let step = CHUNK / view.dtype().size();
+    for at in (0..view.len()).step_by(step) {
+        let part = view.slice(at..view.len().min(at + step));
+        chunk.resize(part.bytes(), 0);
+        dev.download(part, chunk)?;
+        hash.update(chunk);
+    }
+    Ok(())
+}
+
+/// Ranks that hold the same pieces, and ranks that hold the same of what tp does not cut; the latter only where there is tp.
+fn copies(sizes: &MeshSizes, replicated: bool) -> (Vec<Vec<usize>>, Vec<Vec<usize>>) {
+    let along = |rank: usize, tp: bool| -> Vec<usize> {
+        let at = sizes.coords(rank);
+        let same = |&other: &usize| {
+            let other = sizes.coords(other);
+            (replicated || (other.dp_shard, other.sp) == (at.dp_shard, at.sp)) && (tp || other.tp == at.tp)
+        };
+        (0..sizes.world()).filter(same).collect()
+    };
+    let groups = |tp: bool| {
+        let mut groups: Vec<Vec<usize>> = (0..sizes.world()).map(|rank| along(rank, tp)).collect();
+        groups.sort();
+        groups.dedup();
+        groups
+    };
+    (groups(false), if sizes.tp > 1 { groups(true) } else { Vec::new() })
+}
+
+/// Ranks that differ from the others.
+#[derive(Debug, PartialEq)]
+struct Odd {
+    ranks: Vec<usize>,
+    others: Vec<usize>,
+    /// More than half of all agree: the rest is wrong.
+    told: bool,
+}
+
+/// None where all of `ranks` have the same.
+fn odd(ranks: &[usize], of: impl Fn(usize) -> u64) -> Option<Odd> {
+    let like = |rank: usize| ranks.iter().filter(|&&other| of(other) == of(rank)).count();
+    let first = ranks.iter().copied().rev().max_by_key(|&rank| like(rank))?; // of equally many the lowest
+    let (others, odd): (Vec<usize>, Vec<usize>) = ranks.iter().partition(|&&rank| of(rank) == of(first));
+    let told = 2 * others.len() > ranks.len();
+    (!odd.is_empty()).then_some(Odd { ranks: odd, others, told })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_are_right_and_of_two_nobody_knows() {
+        let found = |values: &[u64]| odd(&(0..values.len()).collect::<Vec<_>>(), |rank| values[rank]);
+        assert_eq!(found(&[7, 7, 7]), None);
+        assert_eq!(found(&[7]), None);
+        assert_eq!(found(&[7, 8, 7]), Some(Odd { ranks: vec![1], others: vec![0, 2], told: true }));
+        assert_eq!(found(&[7, 8]), Some(Odd { ranks: vec![1], others: vec![0], told: false }));
+        assert_eq!(found(&[7, 8, 8, 7]), Some(Odd { ranks: vec![1, 2], others: vec![0, 3], told: false }));
+        assert_eq!(found(&[9, 8, 8, 7, 8]), Some(Odd { ranks: vec![0, 3], others: vec![1, 2, 4], told: true }));
+    }
+
+    #[test]
+    fn copies_lie_along_the_axes_that_do_not_cut() {
+        let sizes = |dp_replicate, dp_shard, sp, tp| MeshSizes { dp_replicate, dp_shard, sp, tp };
+        assert_eq!(copies(&sizes(3, 1, 1, 1), true), (vec![vec![0, 1, 2]], vec![]));
+        assert_eq!(copies(&sizes(1, 3, 1, 1), false), (vec![vec![0], vec![1], vec![2]], vec![]));
+        assert_eq!(copies(&sizes(2, 2, 1, 1), false), (vec![vec![0, 2], vec![1, 3]], vec![]));
+        assert_eq!(copies(&sizes(2, 1, 1, 2), true), (vec![vec![0, 2], vec![1, 3]], vec![vec![0, 1, 2, 3]]));
+        assert_eq!(copies(&sizes(1, 1, 2, 2), false).1, vec![vec![0, 1], vec![2, 3]]);
+        assert_eq!(copies(&sizes(1, 1, 2, 1), true).0, vec![vec![0, 1]]);
+    }
+}

@@ -1,0 +1,31 @@
+//! How many sequences a step takes: `train_batch_size = batch_size x grad_accum x data-parallel ranks`. Never guesses: what
+//! does not divide is refused, with the numbers.
+use crate::base::{Error, Result};
+use crate::comm::mesh::MeshSizes;
+use crate::run::settings::Settings;
+
+/// Fills in what follows from a given `train_batch_size`, as DeepSpeed does: of `batch_size` and `grad_accum` the one that
+/// is not given; where neither is, one micro-batch.
+pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
+    let (dp, b) = (mesh.dp_replicate * mesh.dp_shard, &mut s.batch);
+    let Some(train) = b.train_batch_size else { return Ok(()) };
+    let (micro, accum) = match (b.batch_size, b.grad_accum) {
+        (Some(micro), Some(accum)) => (micro, accum),
+        (Some(micro), None) => (micro, train / (micro * dp).max(1)),
+        (None, accum) => (train / (accum.unwrap_or(1) * dp).max(1), accum.unwrap_or(1)),
+    };
+    if micro * accum * dp != train || train == 0 {
+        let given = |value: Option<usize>| value.map_or("?".to_string(), |n| n.to_string());
+        return Err(Error::input(format!(
+            "train_batch_size {train} must be batch_size x grad_accum x data-parallel ranks, but {} x {} x {dp} {}",
+            given(b.batch_size),
+            given(b.grad_accum),
+            match (b.batch_size, b.grad_accum) {
+                (Some(_), Some(_)) => format!("= {}", micro * accum * dp),
+                _ => "has no whole solution".to_string(),
+            }
+        )));
+    }
+    (b.batch_size, b.grad_accum) = (Some(micro), Some(accum));
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! What moves data between the ranks of a run: from `--comm`, the device, and where the ranks are. Never moves anything.
+use crate::base::{Error, Result};
+use crate::comm::env::RankEnv;
+use crate::run::settings::CommName;
+use crate::run::settings::DeviceName;
+
+/// Inside a host, CPU ranks always share memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Carrier {
+    /// All ranks are on one host.
+    Shm,
+    /// Between hosts, CPU ranks talk TCP.
+    Tcp,
+    /// Between hosts, CPU ranks talk MPI.
+    Mpi,
+    Nccl,
+}
+
+impl Carrier {
+    /// An input error where the name does not fit the device, the build or the hosts.
+    pub fn choose(name: CommName, device: DeviceName, launched: Option<&RankEnv>) -> Result<Carrier> {
+        if name == CommName::Mpi && !cfg!(feature = "mpi") {
+            return Err(Error::input(
+                "--comm mpi: this binary was built without MPI. Build it with `cargo build --release --features mpi` (needs \
+                 Open MPI and libclang), or leave --comm out: between hosts it is TCP then",
+            ));
+        }
+        let several = launched.is_some_and(|env| env.world != env.local_world);
+        match (device, name) {
+            (DeviceName::Cuda, CommName::Auto | CommName::Nccl) => Ok(Carrier::Nccl),
+            (DeviceName::Cuda, CommName::Shm | CommName::Tcp | CommName::Mpi) => Err(Error::input(format!(
+                "--comm {} moves data in host memory, which --device cuda does not use: leave --comm out (GPU ranks use NCCL)",
+                name.name()
+            ))),
+            (_, CommName::Nccl) => Err(Error::input(
+                "--comm nccl moves data between GPUs: it needs --device cuda; leave --comm out (CPU ranks use shared memory)",
+            )),
+            // On one host there is nothing for TCP or MPI to do: what they carry between hosts is not there.
+            _ if !several => Ok(Carrier::Shm),
+            (_, CommName::Auto) if cfg!(feature = "mpi") && launched.is_some_and(|env| env.mpi) => Ok(Carrier::Mpi),
+            (_, CommName::Auto | CommName::Tcp) => Ok(Carrier::Tcp),
+            (_, CommName::Mpi) => Ok(Carrier::Mpi),
+            (_, CommName::Shm) => {
+                let (world, local) = launched.map_or((1, 1), |env| (env.world, env.local_world));
+                Err(Error::input(format!(
+                    "the job has {world} ranks, {local} of them on this host, but --comm shm moves data in one host's memory \
+                     only: leave --comm out, or start all ranks on one host"
+                )))
+            }
+        }
+    }
+    /// "over tcp" for several hosts.
+    pub fn between(self) -> &'static str {
+        match self {
+            Carrier::Shm => "in shared memory",
+            Carrier::Tcp => "over tcp",
+            Carrier::Mpi => "over mpi",
+            Carrier::Nccl => "over nccl",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(world: usize, local_world: usize) -> RankEnv {
+        let vars = [("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", local_world)];
+        let get = |name: &str| vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string());
+        RankEnv::read(&get).unwrap().unwrap()
+    }
+
+    #[test]
+    fn hosts_and_devices_decide() {
+        let (one, two) = (env(4, 4), env(4, 2));
+        let choose = |name, device, env| Carrier::choose(name, device, env);
+        for name in [CommName::Auto, CommName::Shm, CommName::Tcp] {
+            assert_eq!(choose(name, DeviceName::Cpu, Some(&one)).unwrap(), Carrier::Shm);
+            assert_eq!(choose(name, DeviceName::Sim, None).unwrap(), Carrier::Shm);
+        }
+        assert_eq!(choose(CommName::Auto, DeviceName::Cpu, Some(&two)).unwrap(), Carrier::Tcp);
+        assert_eq!(choose(CommName::Tcp, DeviceName::Sim, Some(&two)).unwrap(), Carrier::Tcp);
+        assert_eq!(choose(CommName::Auto, DeviceName::Cuda, Some(&two)).unwrap(), Carrier::Nccl);
+        let refused = |name, device, env, says: &str| {
+            let e = choose(name, device, env).unwrap_err();
+            assert!(e.exit_status() == 2 && e.to_string().contains(says), "{e}");
+        };
+        refused(CommName::Shm, DeviceName::Cpu, Some(&two), "4 ranks, 2 of them on this host");
+        refused(CommName::Tcp, DeviceName::Cuda, Some(&two), "--comm tcp moves data in host memory");
+        refused(CommName::Nccl, DeviceName::Cpu, Some(&one), "needs --device cuda");
+        if !cfg!(feature = "mpi") {
+            refused(CommName::Mpi, DeviceName::Cpu, Some(&one), "cargo build --release --features mpi");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "mpi")]
+    fn ranks_of_mpirun_talk_mpi() {
+        let two = RankEnv { mpi: true, ..env(4, 2) };
+        assert_eq!(Carrier::choose(CommName::Auto, DeviceName::Cpu, Some(&two)).unwrap(), Carrier::Mpi);
+        assert_eq!(Carrier::choose(CommName::Tcp, DeviceName::Cpu, Some(&two)).unwrap(), Carrier::Tcp);
+    }
+}

@@ -1,0 +1,114 @@
+//! Precision: its settings, and what they come to: the dtypes of computation and of reduction, the loss scaler. Never knows
+//! how anything is cast or scaled.
+use crate::base::{DType, Error, Result};
+use crate::optim::ScalerOptions;
+use crate::run::plan::derive::set;
+use crate::run::settings::names::PrecisionName;
+use serde::{Deserialize, Serialize};
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Precision")]
+pub struct PrecisionArgs {
+    /// What is gathered and computed in; masters, gradients and optimizer stay fp32. fp16 scales the loss
+    #[arg(long)]
+    pub precision: Option<PrecisionName>,
+    /// fp32 products on a GPU through the tensor cores, with 10 bits of mantissa
+    #[arg(long)]
+    pub tf32: Option<bool>,
+    /// What gradients travel in between ranks; they are summed in fp32 (by NCCL: in this). fp16 scales the loss
+    #[arg(long)]
+    pub reduce_dtype: Option<PrecisionName>,
+    /// Factor of the loss in fp16 [default: 0, which is dynamic]
+    #[arg(long, value_name = "X")]
+    pub loss_scale: Option<f32>,
+    /// The dynamic scale starts at 2^N [default: 16]
+    #[arg(long, value_name = "N")]
+    pub initial_scale_power: Option<u32>,
+    /// Steps without overflow until it doubles [default: 2000]
+    #[arg(long, value_name = "STEPS")]
+    pub loss_scale_window: Option<u64>,
+    /// Steps with overflow until it is halved [default: 1]
+    #[arg(long, value_name = "STEPS")]
+    pub hysteresis: Option<u32>,
+    /// A step without overflow forgives those with overflow before it [default: false]
+    #[arg(long)]
+    pub consecutive_hysteresis: Option<bool>,
+    /// It falls no further [default: 1]
+    #[arg(long, value_name = "X")]
+    pub min_loss_scale: Option<f32>,
+}
+
+fn dtype(name: PrecisionName) -> DType {
+    match name {
+        PrecisionName::Fp32 => DType::F32,
+        PrecisionName::Bf16 => DType::Bf16,
+        PrecisionName::Fp16 => DType::F16,
+    }
+}
+
+impl PrecisionArgs {
+    /// Of weights and activations in computation.
+    pub fn compute(&self) -> Result<DType> {
+        set(&self.precision, "precision").map(dtype)
+    }
+    /// Of gradients between ranks.
+    pub fn reduce(&self) -> Result<DType> {
+        set(&self.reduce_dtype, "precision.reduce_dtype").map(dtype)
+    }
+    /// What f16 needs, anywhere.
+    pub fn scaler(&self) -> Result<Option<ScalerOptions>> {
+        if self.compute()? != DType::F16 && self.reduce()? != DType::F16 {
+            return self.unscaled();
+        }
+        let fixed = self.loss_scale.filter(|&scale| scale != 0.0);
+        let power = self.initial_scale_power.unwrap_or(16);
+        if power > 126 {
+            return Err(Error::input(format!("--initial-scale-power {power}: at most 126, fp32 ends at 2^127")));
+        }
+        let default = ScalerOptions::default();
+        let options = ScalerOptions {
+            initial: fixed.unwrap_or(2f32.powi(power as i32)),
+            dynamic: fixed.is_none(),
+            window: self.loss_scale_window.unwrap_or(default.window),
+            hysteresis: self.hysteresis.unwrap_or(default.hysteresis),
+            consecutive_hysteresis: self.consecutive_hysteresis.unwrap_or(default.consecutive_hysteresis),
+            min: self.min_loss_scale.unwrap_or(default.min),
+        };
+        for (flag, value) in [("loss-scale", options.initial), ("min-loss-scale", options.min)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(Error::input(format!("--{flag} {value}: it must be a number above 0")));
+            }
+        }
+        for (flag, value) in [("loss-scale-window", options.window), ("hysteresis", options.hysteresis as u64)] {
+            if value == 0 {
+                return Err(Error::input(format!("--{flag} 0: it must be at least 1")));
+            }
+        }
+        if options.dynamic && options.min > options.initial {
+            return Err(Error::input(format!(
+                "--min-loss-scale {} is above the first scale, 2^{power} = {}; lower it, or raise --initial-scale-power",
+                options.min, options.initial
+            )));
+        }
+        Ok(Some(options))
+    }
+    /// Without f16 there is nothing to scale.
+    fn unscaled(&self) -> Result<Option<ScalerOptions>> {
+        let given = [
+            ("loss-scale", self.loss_scale.is_some()),
+            ("initial-scale-power", self.initial_scale_power.is_some()),
+            ("loss-scale-window", self.loss_scale_window.is_some()),
+            ("hysteresis", self.hysteresis.is_some()),
+            ("consecutive-hysteresis", self.consecutive_hysteresis.is_some()),
+            ("min-loss-scale", self.min_loss_scale.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            None => Ok(None),
+            Some((flag, _)) => Err(Error::input(format!(
+                "--{flag} is for a loss that is scaled, which fp16 is alone: add --precision fp16 or --reduce-dtype fp16, \
+                 or leave it out"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Which rows a run holds out, fixed at its first start: a checkpoint keeps the number, so that a run that goes on with another
+//! batch or on another mesh never trains on them. Never looks into a row.
+use crate::base::Result;
+use crate::ckpt::TrainerState;
+use crate::comm::mesh::MeshSizes;
+use crate::data::{Dataset, held_out, held_out_by_steps};
+use crate::run::plan::derive::set;
+use crate::run::settings::Settings;
+use serde_json::Value;
+
+/// Key of the number in `data` of the trainer state.
+pub const HELD_OUT: &str = "held_out";
+
+pub struct Split {
+    /// Rows at the end of the data set that are evaluated and never trained on.
+    pub held_out: u64,
+    /// Where that is not what the run began with, or may not be.
+    pub warning: Option<String>,
+}
+
+impl Split {
+    /// `then`: where the run goes on from.
+    pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<Split> {
+        let shuffle = set(&s.data.shuffle, "data.shuffle")?;
+        let fresh = |warning| Split { held_out: held_out(dataset, shuffle), warning };
+        let Some(then) = then else { return Ok(fresh(None)) };
+        let number = |key: &str| then.data.get(key).and_then(Value::as_u64);
+        // The rows are the same ones: those of a stream begin elsewhere where they are of another length.
+        let same = number("rows") == Some(dataset.rows())
+            && then.data.get("fingerprint").and_then(Value::as_str) == Some(&dataset.fingerprint_text())
+            && (dataset.has_rows_of_its_own() || number("max_len") == Some(dataset.max_len() as u64));
+        if !same {
+            return Ok(fresh(Some(
+                "the rows are not those of the checkpoint: which of them are held out, the length of an epoch and the order \
+                 are new, so rows that were trained on may be among those held out"
+                    .into(),
+            )));
+        }
+        if let Some(held_out) = number(HELD_OUT) {
+            return Ok(Split { held_out, warning: None });
+        }
+        // Checkpoints of earlier versions: the batch decided.
+        let ranks = then.world / (mesh.sp * mesh.tp).max(1);
+        let global = number("batch_size").zip(number("grad_accum")).map_or(0, |(b, a)| b * a * ranks as u64);
+        let shuffled = then.data.get("shuffle").and_then(Value::as_bool).unwrap_or(shuffle);
+        let held_out = held_out_by_steps(dataset, shuffled, global);
+        let warning = format!(
+            "the checkpoint does not say which rows are held out: it takes the last {held_out}, as for its steps of {global} \
+             sequences"
+        );
+        Ok(Split { held_out, warning: Some(warning) })
+    }
+}

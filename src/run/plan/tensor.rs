@@ -1,0 +1,34 @@
+//! The part of a plan that is tensor parallelism: which plan of modules, what it comes down to for this model, and whether the model
+//! can be cut so. Never starts a rank.
+use crate::base::{Error, Result};
+use crate::ckpt::hf;
+use crate::comm::MeshSizes;
+use crate::engine::EngineOptions;
+use crate::nn::parallel::plan::{self, Meaning};
+use crate::run::plan::derive::set;
+use crate::run::settings::Settings;
+
+/// Sets what is cut over tp. Sequence parallelism and a plan of transformers mean nothing without it, and are refused.
+pub fn settle(s: &Settings, mesh: &MeshSizes, engine: &mut EngineOptions) -> Result<()> {
+    let theirs = set(&s.parallel.use_hf_tp_plan, "parallel.use_hf_tp_plan")?;
+    if mesh.tp == 1 {
+        for (asked, flag) in [(theirs, "--use-hf-tp-plan"), (engine.sequence_parallel, "--sequence-parallel")] {
+            if asked {
+                return Err(Error::input(format!(
+                    "{flag} says how ranks of tp share a layer, and tp-size is 1: add --tp-size N, or take {flag} away"
+                )));
+            }
+        }
+        return Ok(());
+    }
+    let arch = engine.spec.arch;
+    let modules = match &s.model.pretrain {
+        Some(dir) if theirs => hf::tp_plan(dir)?.unwrap_or_else(|| plan::transformers(arch)),
+        _ if theirs => plan::transformers(arch),
+        _ => plan::built_in(arch),
+    };
+    let Meaning { cuts, sequence_parallel } = plan::read(&engine.spec, &modules)?;
+    engine.cuts = cuts;
+    engine.sequence_parallel |= sequence_parallel;
+    engine.decoder(mesh, &mesh.coords(0)).map(|_| ())
+}

@@ -1,0 +1,194 @@
+//! The command line: [`Settings`] as flags, the spellings that users know, `--help`. Never validates across settings.
+use crate::base::{Error, Result};
+use crate::run::settings::Settings;
+use crate::run::settings::config;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use std::any::TypeId;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The whole command line.
+#[derive(Parser, Debug)]
+#[command(version, allow_negative_numbers = true, args_override_self = true, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub files: Files,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What to read and what to do: on the command line only.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Files")]
+pub struct Files {
+    /// YAML or JSON file of settings; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The model of this name in the file's model_configs
+    #[arg(long, value_name = "NAME")]
+    pub model_config: Option<String>,
+    /// The distributed block of this name in the file's distributed_examples
+    #[arg(long, value_name = "NAME")]
+    pub fsdp_config: Option<String>,
+    /// One of the file's training_stages
+    #[arg(long, value_name = "NAME")]
+    pub stage: Option<String>,
+    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; with --apply-chat-template it is a
+    /// user's message, and --input-template stands around it. Nothing is trained
+    #[arg(long, value_name = "PROMPT")]
+    pub generate: Option<String>,
+    /// Print the resolved settings and the plan (mesh, parameters, planned bytes of a rank), start nothing
+    #[arg(long)]
+    pub print_config: bool,
+    /// Tolerated: old torchrun versions pass it; the environment decides
+    #[arg(long, hide = true)]
+    pub local_rank: Option<usize>,
+}
+
+/// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.
+pub enum Parsed<C = Cli> {
+    Run(Box<C>),
+    /// `--help` or `--version`: this text, exit 0.
+    Help(String),
+}
+
+/// The words behind the program's name. Paths too are text here: they go into files of settings and into messages.
+pub fn words() -> Result<Vec<String>> {
+    let text = |word: std::ffi::OsString| {
+        word.into_string()
+            .map_err(|word| Error::input(format!("the argument {} is not UTF-8; rename it", word.to_string_lossy())))
+    };
+    std::env::args_os().skip(1).map(text).collect()
+}
+
+/// `argv` without the program's name. Errors are [`Error::Input`].
+pub fn parse<C: CommandFactory + FromArgMatches>(
+    program: &'static str,
+    about: &'static str,
+    argv: impl IntoIterator<Item = String>,
+) -> Result<Parsed<C>> {
+    let command = command::<C>(program, about);
+    let argv = normalise(argv, &command)?;
+    let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(argv)) {
+        Ok(matches) => matches,
+        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return Ok(Parsed::Help(show_switches(&e.to_string())));
+        }
+        Err(e) => {
+            let text = show_switches(&e.to_string());
+            let text = text.trim_start_matches("error: ");
+            let ends = ["\n\nUsage", "\n\nFor more information"].iter().filter_map(|end| text.find(end)).min();
+            return Err(Error::input(text[..ends.unwrap_or(text.len())].trim_end()));
+        }
+    };
+    C::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
+}
+
+/// An on/off flag, with further modes or without: `true` is a value of it.
+fn is_switch(arg: &clap::Arg) -> bool {
+    arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
+}
+/// One that has no mode but on and off.
+fn is_plain(arg: &clap::Arg) -> bool {
+    arg.get_possible_values().len() == 2
+}
+
+/// clap calls -1 an "invalid digit found in string", and takes NaN for a number, which no setting is.
+fn numeric(arg: clap::Arg) -> clap::Arg {
+    fn whole<T: FromStr>(text: &str) -> std::result::Result<T, String> {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let why = if digits { "the number is too large" } else { "a whole number, 0 or more, is expected" };
+        text.parse().map_err(|_| why.into())
+    }
+    fn real<T: FromStr + Copy + Into<f64>>(text: &str) -> std::result::Result<T, String> {
+        let number = text.parse().ok().filter(|&x: &T| x.into().is_finite());
+        number.ok_or_else(|| "a number is expected".into())
+    }
+    match arg.get_value_parser().type_id() {
+        id if id == TypeId::of::<f64>() => arg.value_parser(real::<f64>),
+        id if id == TypeId::of::<f32>() => arg.value_parser(real::<f32>),
+        id if id == TypeId::of::<u64>() => arg.value_parser(whole::<u64>),
+        id if id == TypeId::of::<usize>() => arg.value_parser(whole::<usize>),
+        id if id == TypeId::of::<u32>() => arg.value_parser(whole::<u32>),
+        _ => arg,
+    }
+}
+
+/// The value names of on/off flags and of those with modes, which [`show_switches`] finds again.
+const SWITCH: &str = "B";
+const MODES: &str = "ON-MODE";
+
+/// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
+fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> clap::Command {
+    let defaults = config::defaults();
+    // Any width: one setting a line, whatever the length of its neighbours.
+    C::command().name(program).about(about).term_width(0).mut_args(|arg| {
+        let arg = numeric(arg);
+        let arg = if is_switch(&arg) && !is_plain(&arg) {
+            arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
+        } else if is_switch(&arg) {
+            let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+            arg.value_name(SWITCH).hide_possible_values(true)
+        } else if arg.get_possible_values().is_empty() {
+            arg
+        } else {
+            arg.value_name("NAME")
+        };
+        let help = arg.get_help().map(|h| h.to_string()).unwrap_or_default();
+        match config::default_text(&defaults, arg.get_id().as_str()) {
+            Some(default) => arg.help(format!("{help} [default: {default}]").trim_start().to_string()),
+            None => arg,
+        }
+    })
+}
+
+/// `--x[=<B>]` in clap's text is `--[no-]x ` for people, `--x [<ON-MODE>]` is `--[no-]x [MODE]`; both are as wide.
+fn show_switches(help: &str) -> String {
+    let marks = [(format!("[=<{SWITCH}>]"), " "), (format!("[<{MODES}>]"), "[MODE]")];
+    let mut out = String::new();
+    for line in help.split_inclusive('\n') {
+        match marks.iter().find_map(|(mark, shown)| line.split_once(mark.as_str()).map(|(l, r)| (l, shown, r))) {
+            Some((left, shown, right)) => {
+                out.push_str(&left.replacen("--", "--[no-]", 1));
+                out.push_str(shown);
+                out.push_str(right);
+            }
+            None => out.push_str(line),
+        }
+    }
+    out
+}
+
+/// Underscores become dashes, `--no-x` becomes `--x=false`, and an unknown flag is named with its nearest.
+fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Vec<String>> {
+    let find = |name: &str| {
+        command.get_arguments().find(|a| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name)))
+    };
+    let mut out = Vec::new();
+    for word in argv {
+        let Some(flag) = word.strip_prefix("--").filter(|f| !f.is_empty()) else {
+            out.push(word);
+            continue;
+        };
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name.replace('_', "-"), Some(value)),
+            None => (flag.replace('_', "-"), None),
+        };
+        let off = name.strip_prefix("no-").filter(|x| find(x).is_some_and(is_switch));
+        if let (Some(x), None) = (off, value) {
+            out.push(format!("--{x}=false"));
+        } else if ["help", "version"].contains(&name.as_str()) || find(&name).is_some() {
+            out.push(value.map_or(format!("--{name}"), |v| format!("--{name}={v}")));
+        } else {
+            let known =
+                command.get_arguments().filter(|a| !a.is_hide_set()).filter_map(|a| a.get_long_and_visible_aliases());
+            let known: Vec<&str> = known.flatten().collect();
+            let near = config::nearest(name.strip_prefix("no-").unwrap_or(&name), known);
+            return Err(Error::input(format!(
+                "unknown flag --{name}: the nearest known one is --{near} (--help lists all)"
+            )));
+        }
+    }
+    Ok(out)
+}
