@@ -7,7 +7,7 @@ mod plain;
 use common::stores::*;
 use common::*;
 use flatshard::base::DType;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;

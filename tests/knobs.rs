@@ -18,7 +18,7 @@ use common::probe::Watched;
 use common::stores::{by_tensor, reference, staged, zero};
 use common::*;
 use counted::{Counted, Counts};
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::{Category, DType};
 use flatshard::comm::mesh::MeshSizes;
 use flatshard::comm::recorder::{Entry, Log, Recorder};

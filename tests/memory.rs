@@ -3,7 +3,7 @@ mod common;
 
 use common::stores::*;
 use common::*;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType};
 use flatshard::comm::{MeshSizes, timed};

@@ -3,7 +3,7 @@
 #[path = "common/plain.rs"]
 mod plain;
 
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Meter};
 use flatshard::comm::recorder::{Entry, Log, Recorder};

@@ -3,7 +3,7 @@ mod common;
 
 use common::stores::{by_tensor, reference, zero};
 use common::*;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::{Category, DType};
 use flatshard::comm::MeshSizes;
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};

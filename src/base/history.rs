@@ -1,6 +1,6 @@
 //! How a meter's bytes came about: a row at each allocation and each release, and in chosen steps a row wherever what is in use
 //! changes. Never counts by itself.
-use super::meter::CATEGORIES;
+use super::CATEGORIES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub struct InUse {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Row {
+pub struct MemoryRow {
     pub at: Instant,
     /// The step at hand, or the one that was done last.
     pub step: u64,
@@ -34,13 +34,13 @@ pub struct Row {
 
 /// One rank's. Clones share it.
 #[derive(Clone, Debug)]
-pub struct History(Arc<Shared>);
+pub struct History(Arc<HistoryInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct HistoryInner {
     origin: Instant,
     detailed: AtomicBool,
-    rows: Mutex<Vec<Row>>,
+    rows: Mutex<Vec<MemoryRow>>,
 }
 
 impl Default for History {
@@ -48,17 +48,17 @@ impl Default for History {
         let origin = Instant::now();
         let mut rows = Vec::with_capacity(ROOM);
         let live = [0; CATEGORIES.len()];
-        rows.push(Row { at: origin, step: 0, phase: "start", layer: None, live, in_use: InUse::default() });
-        History(Arc::new(Shared { origin, detailed: AtomicBool::new(false), rows: Mutex::new(rows) }))
+        rows.push(MemoryRow { at: origin, step: 0, phase: "start", layer: None, live, in_use: InUse::default() });
+        History(Arc::new(HistoryInner { origin, detailed: AtomicBool::new(false), rows: Mutex::new(rows) }))
     }
 }
 
 impl History {
-    fn rows(&self) -> MutexGuard<'_, Vec<Row>> {
+    fn rows(&self) -> MutexGuard<'_, Vec<MemoryRow>> {
         self.0.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// The last row with what `change` makes of it, now.
-    fn push(&self, change: impl FnOnce(&mut Row)) {
+    fn push(&self, change: impl FnOnce(&mut MemoryRow)) {
         let mut rows = self.rows();
         let Some(mut row) = rows.last().copied() else { return };
         row.at = Instant::now();
@@ -78,14 +78,14 @@ impl History {
         self.push(|row| (row.phase, row.layer, row.in_use) = (phase, layer, in_use));
     }
     /// From now on a step tells what it uses, or no more.
-    pub fn look_closely(&self, closely: bool) {
+    pub fn set_detailed(&self, closely: bool) {
         self.0.detailed.store(closely, Relaxed);
     }
-    pub fn is_close(&self) -> bool {
+    pub fn is_detailed(&self) -> bool {
         self.0.detailed.load(Relaxed)
     }
     /// When it began, and all rows so far.
-    pub fn all(&self) -> (Instant, Vec<Row>) {
+    pub fn all(&self) -> (Instant, Vec<MemoryRow>) {
         (self.0.origin, self.rows().clone())
     }
 }

@@ -2,46 +2,11 @@
 //! category of its own and is in no total. It knows what each live buffer is for, so that running out of memory says what
 //! holds it. Never allocates buffers itself.
 use super::history::History;
-use super::{DType, Error};
+use super::{CATEGORIES, Category, DType, Error};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Category {
-    /// Master shards and their compute-dtype copies.
-    Params,
-    /// Sharded gradients, or the replicated ones of DDP.
-    Grads,
-    Optimizer,
-    /// Full-size staging buffers for gathered weights and unreduced gradients.
-    Slots,
-    /// What backward needs of the forward pass.
-    Saved,
-    /// Reused within a block, the loss or an operation.
-    Scratch,
-    /// Batches, tables and other small things.
-    Other,
-    /// Whatever of the above is offloaded: in host memory, where all else is the device's.
-    Host,
-}
-pub const CATEGORIES: [(Category, &str); 8] = [
-    (Category::Params, "params"),
-    (Category::Grads, "grads"),
-    (Category::Optimizer, "optimizer"),
-    (Category::Slots, "slots"),
-    (Category::Saved, "saved"),
-    (Category::Scratch, "scratch"),
-    (Category::Other, "other"),
-    (Category::Host, "host"),
-];
-
-impl Category {
-    pub fn name(self) -> &'static str {
-        CATEGORIES[self as usize].1
-    }
-}
 
 #[derive(Default, Debug)]
 struct Counts {
@@ -59,14 +24,14 @@ struct Book {
     /// What the next leases are for.
     purpose: &'static str,
     /// Leases that are alike, and how many of them there are.
-    held: BTreeMap<Kind, usize>,
+    held: BTreeMap<LeaseKind, usize>,
 }
 impl Counts {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// The bytes of a category have become others.
-    fn tell(&self, category: Category) {
+    fn record(&self, category: Category) {
         if let Some(history) = self.history.get() {
             history.changed(category as usize, self.live[category as usize].load(Relaxed));
         }
@@ -74,7 +39,7 @@ impl Counts {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Kind {
+struct LeaseKind {
     category: Category,
     purpose: &'static str,
     /// Of elements, where it is known of what.
@@ -82,7 +47,7 @@ struct Kind {
     /// That this rank counts: of a buffer that ranks of a host share, its part.
     bytes: usize,
 }
-impl fmt::Display for Kind {
+impl fmt::Display for LeaseKind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let purpose = if self.purpose.is_empty() { self.category.name() } else { self.purpose };
         write!(f, "{} {purpose} ({}", mib(self.bytes), self.category.name())?;
@@ -108,7 +73,7 @@ pub struct Meter(Arc<Counts>);
 #[derive(Debug)]
 pub struct Lease {
     counts: Arc<Counts>,
-    kind: Kind,
+    kind: LeaseKind,
 }
 
 /// What buffers are for, until it is dropped.
@@ -145,10 +110,10 @@ impl Meter {
             c.peak.fetch_max(total, Relaxed);
         }
         let mut book = c.book();
-        let kind = Kind { category, purpose: book.purpose, elements, bytes };
+        let kind = LeaseKind { category, purpose: book.purpose, elements, bytes };
         *book.held.entry(kind).or_default() += 1;
         drop(book);
-        c.tell(category);
+        c.record(category);
         Lease { counts: c.clone(), kind }
     }
     /// Every change from now on is written there; the first such call counts.
@@ -168,7 +133,7 @@ impl Meter {
     /// What is held, for an error that there is no room: the total of each category, and the largest buffers by name.
     pub fn dump(&self) -> String {
         let held = self.0.book().held.clone();
-        let mut largest: Vec<(&Kind, &usize)> = held.iter().collect();
+        let mut largest: Vec<(&LeaseKind, &usize)> = held.iter().collect();
         largest.sort_by_key(|(kind, count)| std::cmp::Reverse(kind.bytes * **count));
         let totals = CATEGORIES.iter().map(|&(category, name)| (self.live(category), name)).filter(|t| t.0 > 0);
         let totals: Vec<String> = totals.map(|(bytes, name)| format!("{name} {}", mib(bytes))).collect();
@@ -201,12 +166,12 @@ pub const REMEDY: &str =
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Kind { category, bytes, .. } = self.kind;
+        let LeaseKind { category, bytes, .. } = self.kind;
         self.counts.live[category as usize].fetch_sub(bytes, Relaxed);
         if category != Category::Host {
             self.counts.total.fetch_sub(bytes, Relaxed);
         }
-        self.counts.tell(category);
+        self.counts.record(category);
         let mut book = self.counts.book();
         if let Some(count) = book.held.get_mut(&self.kind) {
             *count -= 1;

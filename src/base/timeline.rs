@@ -97,7 +97,7 @@ pub struct Span {
     pub flow: Option<Flow>,
 }
 
-struct Shared {
+struct TimelineInner {
     on: AtomicBool,
     flows: AtomicU64,
     ring: Mutex<Ring>,
@@ -110,13 +110,13 @@ struct Ring {
 
 /// One rank's. Clones share it; the default one records nothing.
 #[derive(Clone, Default)]
-pub struct Timeline(Option<Arc<Shared>>);
+pub struct Timeline(Option<Arc<TimelineInner>>);
 
 impl Timeline {
     /// Room for so many spans between two drains. Off until it is switched on.
     pub fn with_room(spans: usize) -> Timeline {
         let ring = Mutex::new(Ring { spans: Vec::with_capacity(spans), lost: 0 });
-        Timeline(Some(Arc::new(Shared { on: AtomicBool::new(false), flows: AtomicU64::new(0), ring })))
+        Timeline(Some(Arc::new(TimelineInner { on: AtomicBool::new(false), flows: AtomicU64::new(0), ring })))
     }
     pub fn is_on(&self) -> bool {
         self.0.as_ref().is_some_and(|shared| shared.on.load(Relaxed))

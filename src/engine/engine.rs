@@ -7,7 +7,7 @@ use super::staging::Staging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
 use crate::base::history::{History, InUse};
-use crate::base::meter::CATEGORIES;
+use crate::base::CATEGORIES;
 use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, DType, Result};

@@ -2,7 +2,7 @@
 //! values of those before it; rank 0 picks it. Never trains.
 use super::staging::Staging;
 use super::{Engine, Strategy};
-use crate::base::meter::CATEGORIES;
+use crate::base::CATEGORIES;
 use crate::base::rng::Rng;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::mesh::{Coords, MeshSizes};

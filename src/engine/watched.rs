@@ -20,7 +20,7 @@ pub(super) struct Watchers {
 }
 impl Watchers {
     pub fn history(&self) -> Option<&History> {
-        self.history.as_ref().filter(|history| history.is_close())
+        self.history.as_ref().filter(|history| history.is_detailed())
     }
     pub fn any(&self) -> bool {
         self.timeline.is_on() || self.history().is_some()

@@ -1,7 +1,7 @@
 //! Whole models whose sequences are cut over a ring, against one rank: loss, norm and weights after steps; evaluation,
 //! generation; bytes sent and held.
 use crate::common::*;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Result};
 use flatshard::comm::MeshSizes;

@@ -3,7 +3,7 @@ use super::candidates::Candidate;
 use super::machine::MachineModel;
 use super::simulate::{BatchShape, Simulated};
 use flatshard::base::Category;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::comm::MeshSizes;
 use flatshard::engine::EngineOptions;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Cost {
     pub engine: EngineOptions,
     pub params: usize,
     pub work: BatchShape,
-    /// Of a rank, in the order of [`flatshard::base::meter::CATEGORIES`]; on GPUs with what the device itself holds.
+    /// Of a rank, in the order of [`flatshard::base::CATEGORIES`]; on GPUs with what the device itself holds.
     pub bytes: Vec<(Category, usize)>,
     pub fits: bool,
     /// None where the host updates weights: of its speed nothing is known.

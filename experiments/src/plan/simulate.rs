@@ -5,7 +5,7 @@ use super::device::{OpDevice, OpExecutor};
 use super::group::{PlannedMember, PlannedWorld};
 use super::machine::MachineModel;
 use super::op::OpCost;
-use flatshard::base::meter::CATEGORIES;
+use flatshard::base::CATEGORIES;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
 use flatshard::data::MicroBatch;

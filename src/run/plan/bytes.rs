@@ -6,7 +6,7 @@ use crate::comm::mesh::MeshSizes;
 use crate::engine::{Engine, EngineOptions, GeneratorOptions};
 use crate::run::settings::DeviceName;
 
-/// Bytes of a rank, in the order of [`crate::base::meter::CATEGORIES`]: the engine's, and what it takes to save; `behind`
+/// Bytes of a rank, in the order of [`crate::base::CATEGORIES`]: the engine's, and what it takes to save; `behind`
 /// training, that is a copy of what the rank saves.
 pub fn planned(
     engine: &EngineOptions,

@@ -15,7 +15,7 @@ pub mod recompute;
 pub mod resume;
 pub mod split;
 pub mod tensor;
-use crate::base::meter::CATEGORIES;
+use crate::base::CATEGORIES;
 use crate::base::{Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::comm::env::RankEnv;

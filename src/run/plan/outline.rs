@@ -21,7 +21,7 @@ pub struct Outline {
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub params: usize,
-    /// Of one rank, in the order of [`crate::base::meter::CATEGORIES`]; on GPUs without what the device itself holds.
+    /// Of one rank, in the order of [`crate::base::CATEGORIES`]; on GPUs without what the device itself holds.
     pub planned: Vec<(Category, usize)>,
     /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
     pub work: [usize; 3],

@@ -4,8 +4,8 @@
 //! Buffers are allocated once, so the first columns move while a run starts and stand still in its steps: that is the plan that
 //! `--print-config` prints. What moves in a step is what is read of them, layer by layer: the last columns. `saved_in_use` is what
 //! PyTorch's memory timelines call activations.
-use crate::base::history::{History, Row};
-use crate::base::meter::CATEGORIES;
+use crate::base::CATEGORIES;
+use crate::base::history::{History, MemoryRow};
 use crate::base::{Category, Error, Result};
 use crate::comm::{Mesh, Tag};
 use std::fmt::Write as _;
@@ -39,8 +39,8 @@ impl MemoryTimeline {
     /// A step follows. `profiled`: whether it is, where some are.
     pub fn step(&mut self, number: u64, profiled: Option<bool>) {
         let until = *self.until.get_or_insert(number + CLOSELY - 1);
-        let (was, is) = (self.history.is_close(), profiled.unwrap_or(number <= until));
-        self.history.look_closely(is);
+        let (was, is) = (self.history.is_detailed(), profiled.unwrap_or(number <= until));
+        self.history.set_detailed(is);
         // Steps that nobody looks at make no rows: a run may have millions.
         if is || was {
             self.history.phase(number, "step");
@@ -85,8 +85,8 @@ impl MemoryTimeline {
         rows.iter().for_each(|row| self.line(&mut text, origin, row));
         std::fs::write(path, text).map_err(failed)
     }
-    fn line(&self, text: &mut String, origin: Instant, row: &Row) {
-        let Row { at, step, phase, layer, live, in_use } = row;
+    fn line(&self, text: &mut String, origin: Instant, row: &MemoryRow) {
+        let MemoryRow { at, step, phase, layer, live, in_use } = row;
         let (seconds, layer) = ((*at - origin).as_secs_f64(), layer.map_or(String::new(), |layer| layer.to_string()));
         let bytes: Vec<String> = live.iter().map(usize::to_string).collect();
         let on_device = CATEGORIES.iter().zip(live).filter(|((category, _), _)| *category != Category::Host);

@@ -1,5 +1,5 @@
 //! The run in a few lines, before its first step. Never decides anything.
-use crate::base::meter::CATEGORIES;
+use crate::base::CATEGORIES;
 use crate::base::{Category, Result};
 use crate::ckpt;
 use crate::optim::Warmup;
