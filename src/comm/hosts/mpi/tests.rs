@@ -1,6 +1,8 @@
 //! The MPI wire under a real mpirun: each test starts this binary again as four ranks on two pretended hosts.
 use super::*;
-use std::process::{Command, Output};
+use std::fs;
+use std::process::{Command, ExitStatus};
+use tempfile::TempDir;
 
 fn env(rank: usize, world: usize) -> RankEnv {
     let vars = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank % 2), ("LOCAL_WORLD_SIZE", 2)];
@@ -11,11 +13,20 @@ fn env(rank: usize, world: usize) -> RankEnv {
     RankEnv::read(&get).unwrap().unwrap()
 }
 
-/// In the test's own process: what four ranks said that ran `rank` under mpirun. In each of those: runs it.
-fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Output> {
+/// What four ranks left: mpirun's status and output, and the note of each. Not in the output, of which mpirun may lose the end when
+/// it kills ranks.
+struct Left {
+    status: ExitStatus,
+    output: String,
+    notes: [String; 4],
+}
+
+/// In the test's own process: runs this test again as four ranks, and returns what they left. In each of those: runs `rank`.
+fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Left> {
     let Some(launched) = RankEnv::from_env().unwrap() else {
         let exe = std::env::current_exe().unwrap();
         let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        let notes = TempDir::new().unwrap(); // the ranks' current directory
         // mpirun of Open MPI 4.1.4 was seen to hang in its own end, after its ranks had failed (PMIx_server_finalize).
         let mut mpirun = Command::new("timeout");
         mpirun.args(["--signal", "KILL", "60", "mpirun", "-np", "4", "--oversubscribe"]).arg(exe).args([
@@ -23,14 +34,28 @@ fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Output> {
             &name,
             "--nocapture",
         ]);
-        mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        return Some(mpirun.output().expect("mpirun (Debian: openmpi-bin)"));
+        mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").current_dir(&notes);
+        let ended = mpirun.output().expect("mpirun (Debian: openmpi-bin)");
+        let output = String::from_utf8_lossy(&[&ended.stdout[..], &ended.stderr].concat()).into_owned();
+        let notes = [0, 1, 2, 3].map(|rank| fs::read_to_string(notes.path().join(note_of(rank))).unwrap_or_default());
+        return Some(Left { status: ended.status, output, notes });
     };
     rank(MpiWire::join(&env(launched.rank, 4), Duration::from_secs(30)).unwrap());
     None
 }
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+fn note_of(rank: usize) -> String {
+    format!("note of rank {rank}")
+}
+fn write_note(rank: usize, text: &str) {
+    fs::write(note_of(rank), text).unwrap();
+}
+/// mpirun kills all ranks as soon as one leaves without MPI_Finalize or fails, so nobody leaves before these have written.
+fn wait_for_notes(ranks: &[usize]) {
+    let since = Instant::now();
+    while !ranks.iter().all(|&rank| fs::read(note_of(rank)).is_ok_and(|text| !text.is_empty())) {
+        assert!(since.elapsed() < Duration::from_secs(20), "no notes of all ranks {ranks:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Bytes that say who sent them, on which channel and as which message.
@@ -67,11 +92,11 @@ fn bytes_arrive_in_order_on_all_channels_at_once() {
                 });
             }
         });
-        println!("rank {} is content", wire.rank);
+        write_note(wire.rank, "all arrived");
     };
-    if let Some(output) = four("bytes_arrive_in_order_on_all_channels_at_once", everyone) {
-        let said = text(&output);
-        assert!(output.status.success() && said.matches("is content").count() == 4, "{said}");
+    if let Some(left) = four("bytes_arrive_in_order_on_all_channels_at_once", everyone) {
+        assert!(left.status.success(), "{}", left.output);
+        assert_eq!(left.notes, ["all arrived"; 4], "{}", left.output);
     }
 }
 
@@ -82,11 +107,12 @@ fn a_lost_rank_is_named_and_nobody_waits_for_it() {
         3 => {
             std::thread::sleep(Duration::from_millis(300));
             wire.tell(&Lost { rank: 3, why: "failed: out of memory".into() });
-            std::thread::sleep(Duration::from_millis(700)); // before mpirun sees it go
+            wait_for_notes(&[0, 1]);
             std::process::exit(1);
         }
         2 => {
             assert_eq!(wire.listen(Duration::from_millis(400)), None); // its own host's shared memory tells it
+            wait_for_notes(&[0, 1]);
             wire.library.failed.store(true, Ordering::Relaxed);
         }
         rank => {
@@ -101,15 +127,13 @@ fn a_lost_rank_is_named_and_nobody_waits_for_it() {
                 assert_eq!(fault, Fault::GaveUp { peer: 3 });
             });
             let lost = heard.into_inner().unwrap().unwrap();
-            println!("rank {rank} heard: rank {} {}", lost.rank, lost.why);
+            write_note(rank, &format!("rank {} {}", lost.rank, lost.why));
+            wait_for_notes(&[0, 1]);
         }
     };
-    if let Some(output) = four("a_lost_rank_is_named_and_nobody_waits_for_it", everyone) {
-        let said = text(&output);
-        assert!(!output.status.success(), "{said}");
-        for rank in 0..2 {
-            assert!(said.contains(&format!("rank {rank} heard: rank 3 failed: out of memory")), "{said}");
-        }
+    if let Some(left) = four("a_lost_rank_is_named_and_nobody_waits_for_it", everyone) {
+        assert!(!left.status.success(), "{}", left.output);
+        assert_eq!(left.notes[..2], ["rank 3 failed: out of memory"; 2], "{}", left.output);
     }
 }
 
@@ -122,16 +146,15 @@ fn who_gives_up_names_the_rank_that_did_not_come() {
             let (mut here, mut never) = ([0], [0]);
             let mut moves = [Move::recv(2, &mut here), Move::recv(3, &mut never)];
             let fault = wire.channel(0).unwrap().exchange(&mut moves, &|| since.elapsed() < Duration::from_millis(300));
-            println!("rank 0: {fault:?} after {:?}", since.elapsed() < Duration::from_secs(5));
+            write_note(0, &format!("{fault:?} after {:?}", since.elapsed() < Duration::from_secs(5)));
         } else if wire.rank == 2 {
             wire.channel(0).unwrap().exchange(&mut [Move::send(0, &[1])], &|| true).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(800));
+        wait_for_notes(&[0]);
         wire.library.failed.store(true, Ordering::Relaxed); // as all ranks of a failed run
     };
-    if let Some(output) = four("who_gives_up_names_the_rank_that_did_not_come", everyone) {
-        let said = text(&output);
-        assert!(said.contains("rank 0: Err(GaveUp { peer: 3 }) after true"), "{said}");
+    if let Some(left) = four("who_gives_up_names_the_rank_that_did_not_come", everyone) {
+        assert_eq!(left.notes[0], "Err(GaveUp { peer: 3 }) after true", "{}", left.output);
     }
 }
 
@@ -146,6 +169,7 @@ fn a_world_that_is_not_mpis_is_refused() {
     let name = format!("{}::a_world_that_is_not_mpis_is_refused", module_path!().split_once("::").unwrap().1);
     let mut alone = Command::new(std::env::current_exe().unwrap());
     alone.envs([("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
-    let said = text(&alone.args(["--exact", &name, "--nocapture"]).output().unwrap());
+    let ended = alone.args(["--exact", &name, "--nocapture"]).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout);
     assert!(said.contains("status 2: rank 1 of 4: MPI says that this is rank 0 of 1: --comm mpi needs"), "{said}");
 }
