@@ -8,7 +8,7 @@ use flatshard::comm::cuts;
 use flatshard::device::gpu::calls::Calls;
 use flatshard::device::gpu::graphs::{Given, Graphs};
 use flatshard::device::gpu::sim::{Sim, Tally};
-use flatshard::device::gpu::{Arg, Driver, GpuDevice, Kernel, Shape};
+use flatshard::device::gpu::{Arg, Driver, GpuDevice, Kernel, LaunchShape};
 use flatshard::device::{Buf, Device};
 use flatshard::engine::{Engine, EngineOptions, StepReport};
 use flatshard::nn::{Checkpointing, Spec};
@@ -175,7 +175,7 @@ fn a_graph_keeps_its_arguments_and_reads_its_memory() {
     let mut calls = Calls::default();
     let scale = Kernel { variant: "scale_f32", entry: "scale" };
     let args = [Arg::InOut(x.view_mut()), Arg::U64(8), Arg::F32(factor)];
-    calls.launch(scale, Shape::line(1, 256), &args).unwrap();
+    calls.launch(scale, LaunchShape::line(1, 256), &args).unwrap();
     calls.copy(x.view(), y.view_mut());
     let mut graph = sim.capture(calls).unwrap();
     assert_eq!(read(&dev, &y), [10.0; 8], "a capture does nothing");

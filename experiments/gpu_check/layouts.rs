@@ -5,7 +5,7 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
+use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{PROBES, Probe, TENSOR_WORDS};
@@ -20,7 +20,7 @@ fn run_probe(driver: &dyn Driver, probe: &Probe) -> Result<Vec<u32>> {
     let kernel = Kernel { variant: probe.variant, entry: probe.entry };
     words(driver, probe.words[1], |out| {
         let x = uploaded(driver, DType::U32, bytemuck::cast_slice(&input))?;
-        driver.launch(kernel, Shape::line(1, probe.threads), &mut [Arg::In(x.view()), Arg::Out(out)])
+        driver.launch(kernel, LaunchShape::line(1, probe.threads), &mut [Arg::In(x.view()), Arg::Out(out)])
     })
 }
 
@@ -34,7 +34,7 @@ fn run_box(driver: &dyn Driver, swizzle: Swizzle, wide: u32, corner: [i32; 3]) -
     let [a, b, c] = corner.map(|x| Arg::U32(x as u32));
     words(driver, TENSOR_WORDS, |out| {
         let args = &mut [Arg::Map(map), Arg::Out(out), a, b, c, Arg::U32(wide * 8 * 3 * 2)];
-        driver.launch(kernel, Shape::line(1, 128), args)
+        driver.launch(kernel, LaunchShape::line(1, 128), args)
     })
 }
 

@@ -7,7 +7,7 @@ mod records;
 
 use flatshard::base::{Error, Meter, Result};
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::cuda::{Cuda, Machine, Options};
+use flatshard::device::gpu::cuda::{Cuda, CudaOptions, Machine};
 use flatshard::device::gpu::telemetry::Telemetry;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ impl Gpu {
         Gpu::of(&machine, 0, 1)
     }
     fn of(machine: &Machine, local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
-        let options = Options { local_rank, ranks_per_gpu, tf32: false };
+        let options = CudaOptions { local_rank, ranks_per_gpu, tf32: false };
         let meter = Meter::default();
         let cuda = Arc::new(Cuda::open(machine, &options, &meter)?);
         Ok(Gpu { device: Arc::new(GpuDevice::new(cuda.clone(), meter)?), cuda })

@@ -11,10 +11,10 @@ pub mod ops;
 pub mod unbacked;
 
 pub use buf::{Buf, Place, View, ViewMut};
-pub use epilogue::Epilogue;
 pub use host::HostUpdate;
 pub use ops::{
-    AdamW, AdamWScalars, Attention, Columns, CrossEntropy, Embed, Gemm, QkNormRope, RmsNorm, Rope, Sgd, VocabPart,
+    AdamW, AdamWScalars, Attention, Columns, CrossEntropy, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, Sgd,
+    VocabPart,
 };
 
 use crate::base::timeline::Mark;
@@ -85,10 +85,7 @@ pub trait Device: Send + Sync {
     /// `C (+)= op(A) op(B)`, f32 accumulation; A and B alike in dtype, C f32 or that dtype. See [`Gemm`].
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
     /// `gemm`, which assigns, and what [`Epilogue`] says of its result: in one pass where the device can.
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
-        then.check(shape, &a, &b, &c)?;
-        epilogue::in_passes(self, shape, a, b, c, then)
-    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()>;
     /// `y (N, C) += bias (C)`.
     fn bias(&self, bias: View, y: ViewMut) -> Result<()>;
     /// `db (C) f32 += column sums of dy (N, C)`. Adds.

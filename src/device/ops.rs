@@ -79,6 +79,44 @@ impl Gemm {
     }
 }
 
+/// Of `C (m, n) = A B`, rows of n elements without gaps.
+pub enum Epilogue<'a> {
+    /// `C = A B + bias (n) + residual (m, n)`.
+    Sum { bias: Option<View<'a>>, residual: Option<View<'a>> },
+    /// `z (m, n) = A B + bias (n)`, kept for backward, and `C = gelu(z)`. Assigns both.
+    Gelu { bias: Option<View<'a>>, z: ViewMut<'a> },
+    /// `C = A B gelu'(z)`. `product` is scratch like C.
+    GeluBackward { z: View<'a>, product: ViewMut<'a> },
+}
+
+impl Epilogue<'_> {
+    /// Operands of the product's own shape and of C's type.
+    pub fn check(&self, shape: &Gemm, a: &View, b: &View, c: &ViewMut) -> Result<()> {
+        const OP: &str = "gemm_then";
+        shape.check(a, b, c)?;
+        if shape.accumulate || shape.ldc != shape.n {
+            return Err(Error::op(OP, format!("assigns rows without gaps, got {shape:?}")));
+        }
+        let (dtype, len) = (c.dtype(), shape.m * shape.n);
+        let bias = |bias: &Option<View>| bias.map_or(Ok(()), |b| b.fits(OP, "bias", dtype, shape.n));
+        c.fits(OP, "c", dtype, len)?;
+        match self {
+            Epilogue::Sum { bias: b, residual } => {
+                bias(b)?;
+                residual.map_or(Ok(()), |x| x.fits(OP, "residual", dtype, len))
+            }
+            Epilogue::Gelu { bias: b, z } => {
+                bias(b)?;
+                z.fits(OP, "z", dtype, len)
+            }
+            Epilogue::GeluBackward { z, product } => {
+                z.fits(OP, "z", dtype, len)?;
+                product.fits(OP, "product", dtype, len)
+            }
+        }
+    }
+}
+
 /// Which heads of a row of `qkv` are rotated: the first `heads` (queries, then keys).
 #[derive(Clone, Copy, Debug)]
 pub struct Rope {

@@ -3,7 +3,7 @@
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::calls::Calls;
-use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, Shape};
+use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Gemm, Place, View, ViewMut};
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ impl Driver for Counted {
     fn zero(&self, x: ViewMut) -> Result<()> {
         self.sim.zero(x)
     }
-    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         *self.counts.lock().unwrap().launches.entry(kernel.entry).or_default() += 1;
         self.sim.launch(kernel, shape, args)
     }
@@ -90,6 +90,6 @@ impl Driver for Counted {
         self.sim.capture(calls)
     }
     fn replay(&self, graph: &mut Graph) -> Result<()> {
-        graph.calls.run(self)
+        run(self, &mut graph.calls)
     }
 }

@@ -3,7 +3,7 @@ use flatshard::base::dtype::Float;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::{CpuDevice, simd::Level};
-use flatshard::device::gpu::cuda::{Cuda, Machine, Options, has_blas};
+use flatshard::device::gpu::cuda::{Cuda, CudaOptions, Machine, has_blas};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::gpu::{Driver, GpuDevice};
 use flatshard::device::{Buf, Device};
@@ -56,7 +56,7 @@ fn gpu(driver: Arc<dyn Driver>) -> Box<dyn Device> {
 fn cuda() -> Option<Arc<Cuda>> {
     static CUDA: LazyLock<Option<Arc<Cuda>>> = LazyLock::new(|| {
         let machine = Machine::probe().ok().filter(|machine| machine.choose(0, 1).is_ok() && has_blas())?;
-        let options = Options { local_rank: 0, ranks_per_gpu: 1, tf32: false };
+        let options = CudaOptions { local_rank: 0, ranks_per_gpu: 1, tf32: false };
         Some(Arc::new(Cuda::open(&machine, &options, &Meter::default()).unwrap()))
     });
     CUDA.clone()

@@ -8,7 +8,7 @@ use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::calls::Calls;
-use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, Shape};
+use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Buf, Device, Gemm, View, ViewMut};
 use flatshard::nn::RingImpl;
@@ -21,7 +21,7 @@ struct Noting {
 }
 
 impl Driver for Noting {
-    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         self.log.note(Tag::new(kernel.entry, 0));
         self.sim.launch(kernel, shape, args)
     }
@@ -65,7 +65,7 @@ impl Driver for Noting {
         self.sim.capture(calls)
     }
     fn replay(&self, graph: &mut Graph) -> Result<()> {
-        graph.calls.run(self)
+        run(self, &mut graph.calls)
     }
 }
 

@@ -4,7 +4,8 @@
 use super::op::{OpCost, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::{
-    Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut, VocabPart,
+    Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut,
+    VocabPart, epilogue,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -141,6 +142,9 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
         let op = OpCost::product(shape, a.dtype(), c.dtype());
         self.executor.op(op, |dev| dev.gemm(shape, a, b, c))
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        epilogue::in_passes(self, shape, a, b, c, then)
     }
     /// Queries and keys of each row, read and written; the values are not touched.
     fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {

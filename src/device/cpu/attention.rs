@@ -4,8 +4,8 @@
 //! converted (and transposed) once for all queries that see them. Tiles start at multiples of [`SIDE`] from the document's
 //! start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over keys (the
 //! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
-use super::gemm::Lines;
-use super::simd::{LANES, Level, exp, lane_sum, tanh};
+use super::gemm::CacheLines;
+use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::Attention;
@@ -25,7 +25,7 @@ pub fn documents<'a>(op: &'static str, cu_seqlens: &'a [u32], n: usize) -> Resul
 
 /// Reused between calls; grows to the longest document.
 #[derive(Default)]
-pub struct Scratch(Lines);
+pub struct Scratch(CacheLines);
 
 impl Scratch {
     /// Slices of these lengths, whole cache lines each, of any content.
@@ -244,6 +244,19 @@ pub(super) fn online_softmax(
     (new_max, total.mul_add(factor, lane_sum(sums)), factor)
 }
 
+/// `delta` = row sums of `d_o * o`.
+#[inline(always)]
+pub fn delta<T: Float>(a: &Attention, o: &[T], d_o: &[T], delta: &mut [f32]) {
+    let (o_row, n) = (a.heads * a.head_dim, delta.len() / a.heads);
+    for head in 0..a.heads {
+        for i in 0..n {
+            let at = i * o_row + head * a.head_dim;
+            let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
+            delta[head * n + i] = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
+        }
+    }
+}
+
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 pub fn backward<T: Float>(
@@ -260,7 +273,7 @@ pub fn backward<T: Float>(
 ) {
     let (h, band) = (Heads::new(a), Band::new(a));
     let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
-    super::ring::delta(a, o, d_o, delta);
+    self::delta(a, o, d_o, delta);
     for document in documents.windows(2) {
         let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
         let padded = len.next_multiple_of(SIDE);

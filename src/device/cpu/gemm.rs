@@ -12,6 +12,7 @@ mod amx;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
+mod buffers;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 mod plain;
@@ -19,8 +20,10 @@ mod plain;
 mod tests;
 mod thin;
 
+use self::buffers::Buffers;
+pub(super) use self::buffers::CacheLines;
 use super::simd::Level;
-use crate::base::{DType, Elem, Error, Result};
+use crate::base::{DType, Error, Result};
 use crate::device::{Gemm, View, ViewMut};
 use half::{bf16, f16};
 
@@ -68,33 +71,6 @@ pub struct Scratch {
     buffers: Buffers,
 }
 
-/// Blocks of A and of B in the order in which the kernel reads them, and of C while its sums are incomplete.
-#[derive(Default)]
-struct Buffers {
-    a: Lines,
-    b: Lines,
-    c: Lines,
-}
-
-/// Memory in whole cache lines, so that no vector or tile row straddles two.
-#[derive(Default)]
-pub(super) struct Lines(Vec<Line>);
-
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
-
-impl Lines {
-    /// Room for `len` elements, of any content.
-    pub(super) fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
-        let lines = (len * size_of::<T>()).div_ceil(64);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0; 64]));
-        }
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
-    }
-}
-
 impl Scratch {
     /// With the fastest kernel of this machine.
     pub fn new() -> Scratch {
@@ -117,8 +93,7 @@ impl Scratch {
     }
     /// Bytes held by the packing buffers.
     pub fn bytes(&self) -> usize {
-        let Buffers { a, b, c } = &self.buffers;
-        64 * (a.0.len() + b.0.len() + c.0.len())
+        self.buffers.bytes()
     }
 }
 impl Default for Scratch {

@@ -7,9 +7,10 @@ use super::{
 };
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
+use crate::device::epilogue;
 use crate::device::{
-    AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Gemm, LIMBS, QkNormRope, RmsNorm, Rope, Sgd,
-    View, ViewMut, VocabPart,
+    AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, LIMBS, QkNormRope, RmsNorm,
+    Rope, Sgd, View, ViewMut, VocabPart,
 };
 use half::{bf16, f16};
 
@@ -100,6 +101,9 @@ impl Device for CpuDevice {
 
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
         gemm::gemm(&mut lock(&self.gemm), shape, a, b, c)
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        epilogue::in_passes(self, shape, a, b, c, then)
     }
     fn bias(&self, bias: View, y: ViewMut) -> Result<()> {
         const OP: &str = "bias";
@@ -292,7 +296,7 @@ impl Device for CpuDevice {
         const OP: &str = "attention_delta";
         let n = rows(OP, "o", o.len(), shape.heads * shape.head_dim)?;
         lengths(OP, &[("d_o", d_o.len(), o.len()), ("delta", delta.len(), shape.heads * n)])?;
-        floats!(self, OP, o.dtype(), T => ring::delta::<T>(shape, o.host(OP)?, d_o.host(OP)?, delta.host(OP)?))
+        floats!(self, OP, o.dtype(), T => attention::delta::<T>(shape, o.host(OP)?, d_o.host(OP)?, delta.host(OP)?))
     }
     fn attention_pass_backward(
         &self,

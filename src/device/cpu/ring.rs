@@ -6,7 +6,7 @@
 //! that any of them sees, tiles of keys over the queries that see any of them; the arithmetic is that of
 //! `attention.rs`.
 use super::attention::{SIDE, Scratch, load, load_transposed, online_softmax, slope};
-use super::simd::{Level, sum};
+use super::simd::Level;
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::{Attention, Columns};
@@ -131,18 +131,6 @@ pub fn merge(a: &Attention, o_pass: &[f32], lse_pass: &[f32], o: &mut [f32], lse
             for (o, x) in o[at..][..a.head_dim].iter_mut().zip(&o_pass[at..]) {
                 *o = *o * (w_old * share) + x * (w_new * share);
             }
-        }
-    }
-}
-
-#[inline(always)]
-pub fn delta<T: Float>(a: &Attention, o: &[T], d_o: &[T], delta: &mut [f32]) {
-    let (o_row, n) = (a.heads * a.head_dim, delta.len() / a.heads);
-    for head in 0..a.heads {
-        for i in 0..n {
-            let at = i * o_row + head * a.head_dim;
-            let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
-            delta[head * n + i] = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
         }
     }
 }

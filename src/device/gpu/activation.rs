@@ -1,5 +1,6 @@
 //! Launches of activations and their gradients. All operands are alike in dtype and length.
-use super::{Arg, GpuDevice, by_dtype};
+use super::driver::Arg;
+use super::launch::{GpuDevice, by_dtype};
 use crate::base::Result;
 use crate::device::{View, ViewMut};
 

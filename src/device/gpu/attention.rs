@@ -3,13 +3,17 @@
 //!
 //! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers,
 //! and nothing is read or written out of bounds.
-use super::{Arg, GpuDevice, Kernel, Shape};
+// What all attention kernels share.
+mod launch;
+// The kernels for sm_90a.
+mod hopper;
+
+use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
+use super::driver::Arg;
+use super::launch::GpuDevice;
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, View, ViewMut};
 use flatshard_ptx::kernels::attention::{self, Family, MOST};
-
-/// Bytes to which rows and operands must be aligned for the kernels on tensor cores.
-const VECTOR: usize = 16;
 
 /// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
 fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static Family> {
@@ -29,72 +33,12 @@ fn start(of: View) -> usize {
     if of.is_empty() { 0 } else { of.address() }
 }
 
-/// The last arguments of every kernel: who sees whom, and how rows lie.
-struct Tail<'a> {
-    bounds: View<'a>,
-    /// 0 where bounds is a table of ranges.
-    documents: usize,
-    queries: usize,
-    keys: usize,
-    q_row: usize,
-    kv_row: usize,
-    out_row: usize,
-}
-
-/// `args!(tail, shape; first ..)`: an array of the first arguments and those of a [`Tail`].
-macro_rules! args {
-    ($tail:expr, $a:expr; $($first:expr),*) => {{
-        let (t, a): (&Tail, &Attention) = (&$tail, $a);
-        &mut [
-            $($first,)* Arg::In(t.bounds), Arg::U32(t.documents as u32), Arg::U32(a.window.min(u32::MAX as usize) as u32),
-            Arg::U32(t.queries as u32), Arg::U32(t.keys as u32), Arg::U32(t.q_row as u32), Arg::U32(t.kv_row as u32),
-            Arg::U32(t.out_row as u32), Arg::U32(a.heads as u32), Arg::U32(a.kv_heads as u32),
-            Arg::U32(a.head_dim as u32), Arg::F32(a.scale), Arg::F32(a.softcap),
-        ]
-    }};
-}
-
-mod hopper;
-
-fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
-    launch_grid(gpu, kernel, [(rows as u32).div_ceil(kernel.rows), heads as u32], args)
-}
-fn launch_grid(gpu: &GpuDevice, kernel: &attention::Kernel, [x, y]: [u32; 2], args: &mut [Arg]) -> Result<()> {
-    let attention::Kernel { variant, entry, threads, shared, .. } = *kernel;
-    gpu.driver.launch(Kernel { variant, entry }, Shape { grid: [x, y, 1], block: [threads, 1, 1], shared }, args)
-}
-
-/// Where gradients go: those of queries, keys and values to one row, or those of queries to rows of their own.
-enum Gradients<'a> {
-    /// Those of keys start at that element.
-    Fused(ViewMut<'a>, usize),
-    Apart([ViewMut<'a>; 2]),
-}
-
-impl Gradients<'_> {
-    fn of_queries(&mut self) -> ViewMut<'_> {
-        match self {
-            Gradients::Fused(all, _) => all.reborrow(),
-            Gradients::Apart([dq, _]) => dq.reborrow(),
-        }
-    }
-    fn of_keys(&mut self) -> ViewMut<'_> {
-        match self {
-            Gradients::Fused(all, at) => {
-                let len = all.len();
-                all.reborrow().slice(*at..len)
-            }
-            Gradients::Apart([_, dkv]) => dkv.reborrow(),
-        }
-    }
-}
-
 /// All gradients, of qkv, kv, d_o, lse, delta; with what queries see, and what sees keys.
 fn gradients(
     gpu: &GpuDevice,
     (family, hopper): (&Family, Option<&hopper::Family>),
     a: &Attention,
-    tails: [&Tail; 2],
+    tails: [&TailArgs; 2],
     given: [View; 5],
     sums: ViewMut,
     mut to: Gradients,
@@ -149,7 +93,7 @@ pub fn forward(gpu: &GpuDevice, a: &Attention, cu_seqlens: View, qkv: View, o: V
         return Ok(());
     }
     let (row, kv) = (a.row(), qkv.slice(width..qkv.len()));
-    let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
+    let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
     if let Some(hopper) = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]) {
         return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
     }
@@ -180,7 +124,7 @@ pub fn backward(
     }
     delta_of(gpu, family, a, o, d_o, delta.reborrow())?;
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
-    let tail = Tail { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
+    let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view(), dqkv.as_view()].map(start);
     let hopper = hopper::family(gpu, dtype, a, &starts);
@@ -211,7 +155,7 @@ pub fn pass(gpu: &GpuDevice, a: &Attention, [of_queries, qkv, kv]: [View; 3], o:
         return Ok(());
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
-    let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
+    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
     let hopper = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
     // A tensor map of no rows is none.
     if let Some(hopper) = hopper.filter(|_| keys > 0) {
@@ -248,7 +192,7 @@ pub fn pass_backward(
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view()].map(start);
     let hopper = hopper::family(gpu, qkv.dtype(), a, &starts);
-    let tail = Tail { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
-    let tails = [&tail, &Tail { bounds: of_keys, out_row: kv_row, ..tail }];
+    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
+    let tails = [&tail, &TailArgs { bounds: of_keys, out_row: kv_row, ..tail }];
     gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))
 }

@@ -1,5 +1,5 @@
 //! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never decides when.
-use super::driver::{Arg, Driver, Kernel, Map, Shape, Swizzle};
+use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::guest::{Asked, Guest};
 use crate::base::{Error, Result};
 use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
@@ -21,29 +21,29 @@ pub struct Calls {
 
 #[derive(PartialEq)]
 enum Call {
-    Launch(Kernel, Shape, Range<usize>),
+    Launch(Kernel, LaunchShape, Range<usize>),
     /// A, B and C.
     Gemm(Gemm, Range<usize>),
     /// And two operands of what follows.
-    GemmThen(Gemm, Follows, Range<usize>),
+    GemmThen(Gemm, EpilogueKind, Range<usize>),
     /// From, to.
     Copy(Range<usize>),
     Zero(Range<usize>),
-    Guest(Host, Asked, Range<usize>),
+    Guest(GuestRef, Asked, Range<usize>),
 }
 
 /// An [`Epilogue`] without its operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Follows {
+enum EpilogueKind {
     Sum,
     Gelu,
     GeluBackward,
 }
 
 /// Whose guest it is matters, not what it is like.
-struct Host(Arc<dyn Guest>);
-impl PartialEq for Host {
-    fn eq(&self, other: &Host) -> bool {
+struct GuestRef(Arc<dyn Guest>);
+impl PartialEq for GuestRef {
+    fn eq(&self, other: &GuestRef) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 }
@@ -177,7 +177,7 @@ impl Calls {
         (self.guests, self.hash) = (0, 0);
     }
 
-    pub fn launch(&mut self, kernel: Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
+    pub fn launch(&mut self, kernel: Kernel, shape: LaunchShape, args: &[Arg]) -> Result<()> {
         if args.len() > OPERANDS {
             return Err(Error::op(kernel.entry, format!("{} arguments, at most {OPERANDS}", args.len())));
         }
@@ -196,10 +196,10 @@ impl Calls {
     pub fn gemm_then(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) {
         let maybe = |view: &Option<View>| view.map_or(Operand::Null, hold);
         let (follows, operands) = match then {
-            Epilogue::Sum { bias, residual } => (Follows::Sum, [maybe(bias), maybe(residual)]),
-            Epilogue::Gelu { bias, z } => (Follows::Gelu, [maybe(bias), hold_mut(z, Operand::Out)]),
+            Epilogue::Sum { bias, residual } => (EpilogueKind::Sum, [maybe(bias), maybe(residual)]),
+            Epilogue::Gelu { bias, z } => (EpilogueKind::Gelu, [maybe(bias), hold_mut(z, Operand::Out)]),
             Epilogue::GeluBackward { z, product } => {
-                (Follows::GeluBackward, [hold(*z), hold_mut(product, Operand::InOut)])
+                (EpilogueKind::GeluBackward, [hold(*z), hold_mut(product, Operand::InOut)])
             }
         };
         let place = self.place();
@@ -221,7 +221,7 @@ impl Calls {
         let place = self.place();
         self.operands.extend(operands.iter().map(hold_arg));
         let [what, a, b] = asked.map(u64::from);
-        self.push(place, [what << 32 | a, b], |args| Call::Guest(Host(guest.clone()), asked, args));
+        self.push(place, [what << 32 | a, b], |args| Call::Guest(GuestRef(guest.clone()), asked, args));
         self.guests += 1;
     }
     /// How many of the calls are of guests.
@@ -251,42 +251,51 @@ impl Calls {
         self.calls.push(call(place..self.operands.len()));
     }
 
-    /// Has `driver` do them, one by one.
-    pub fn run(&mut self, driver: &dyn Driver) -> Result<()> {
+    /// Each in turn, its operands as the driver takes them.
+    pub fn each(&mut self, mut enqueue: impl FnMut(Enqueued) -> Result<()>) -> Result<()> {
         let Calls { calls, operands, .. } = self;
-        for call in calls.iter() {
-            match call {
-                Call::Launch(kernel, shape, range) => {
-                    with_args(&mut operands[range.clone()], |args| driver.launch(*kernel, *shape, args))?;
-                }
-                Call::Gemm(shape, range) => {
-                    let [a, b, c] = &mut operands[range.clone()] else { unreachable!("three operands") };
-                    driver.gemm(shape, a.view(), b.view(), c.view_mut())?;
-                }
-                Call::GemmThen(shape, follows, range) => {
-                    let [a, b, c, first, second] = &mut operands[range.clone()] else { unreachable!("five operands") };
-                    let then = match follows {
-                        Follows::Sum => Epilogue::Sum { bias: first.maybe(), residual: second.maybe() },
-                        Follows::Gelu => Epilogue::Gelu { bias: first.maybe(), z: second.view_mut() },
-                        Follows::GeluBackward => Epilogue::GeluBackward { z: first.view(), product: second.view_mut() },
-                    };
-                    driver.gemm_then(shape, a.view(), b.view(), c.view_mut(), then)?;
-                }
-                Call::Copy(range) => {
-                    let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
-                    driver.copy(src.view(), dst.view_mut())?;
-                }
-                Call::Zero(range) => driver.zero(operands[range.start].view_mut())?,
-                Call::Guest(guest, asked, range) => {
-                    with_args(&mut operands[range.clone()], |args| guest.0.enqueue(*asked, args))?;
-                }
+        calls.iter().try_for_each(|call| match call {
+            Call::Launch(kernel, shape, range) => {
+                with_args(&mut operands[range.clone()], |args| enqueue(Enqueued::Launch(*kernel, *shape, args)))
             }
-        }
-        Ok(())
+            Call::Gemm(shape, range) => {
+                let [a, b, c] = &mut operands[range.clone()] else { unreachable!("three operands") };
+                enqueue(Enqueued::Gemm(*shape, a.view(), b.view(), c.view_mut()))
+            }
+            Call::GemmThen(shape, follows, range) => {
+                let [a, b, c, first, second] = &mut operands[range.clone()] else { unreachable!("five operands") };
+                let then = match follows {
+                    EpilogueKind::Sum => Epilogue::Sum { bias: first.maybe(), residual: second.maybe() },
+                    EpilogueKind::Gelu => Epilogue::Gelu { bias: first.maybe(), z: second.view_mut() },
+                    EpilogueKind::GeluBackward => {
+                        Epilogue::GeluBackward { z: first.view(), product: second.view_mut() }
+                    }
+                };
+                enqueue(Enqueued::GemmThen(*shape, a.view(), b.view(), c.view_mut(), then))
+            }
+            Call::Copy(range) => {
+                let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
+                enqueue(Enqueued::Copy(src.view(), dst.view_mut()))
+            }
+            Call::Zero(range) => enqueue(Enqueued::Zero(operands[range.start].view_mut())),
+            Call::Guest(guest, asked, range) => {
+                with_args(&mut operands[range.clone()], |args| enqueue(Enqueued::Guest(guest.0.clone(), *asked, args)))
+            }
+        })
     }
 }
 
-fn with_args(operands: &mut [Operand], call: impl FnOnce(&mut [Arg]) -> Result<()>) -> Result<()> {
+/// A call as it was asked for.
+pub enum Enqueued<'a> {
+    Launch(Kernel, LaunchShape, &'a mut [Arg<'a>]),
+    Gemm(Gemm, View<'a>, View<'a>, ViewMut<'a>),
+    GemmThen(Gemm, View<'a>, View<'a>, ViewMut<'a>, Epilogue<'a>),
+    Copy(View<'a>, ViewMut<'a>),
+    Zero(ViewMut<'a>),
+    Guest(Arc<dyn Guest>, Asked, &'a mut [Arg<'a>]),
+}
+
+fn with_args(operands: &mut [Operand], call: impl for<'a> FnOnce(&'a mut [Arg<'a>]) -> Result<()>) -> Result<()> {
     let mut args: [Arg; OPERANDS] = std::array::from_fn(|_| Arg::Null);
     let count = operands.len();
     args.iter_mut().zip(operands).for_each(|(arg, operand)| *arg = operand.arg());

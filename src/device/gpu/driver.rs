@@ -1,11 +1,11 @@
 //! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are asked for.
 //! [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
-use super::calls::Calls;
+pub use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
+use super::calls::{Calls, Enqueued};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
-pub use flatshard_ptx::emulate::Swizzle;
 use std::any::Any;
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ pub trait Driver: Send + Sync {
 
     /// Runs an entry of a variant of [`super::kernels`]. Every argument of the kernel in order; an error names device,
     /// kernel and what is wrong.
-    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()>;
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()>;
     /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
     /// Whether [`Driver::gemm_then`] does this product, with what follows it, in one pass. Nothing is enqueued.
@@ -86,55 +86,14 @@ pub struct Graph {
     pub calls: Calls,
 }
 
-/// Names an entry of a variant in [`super::kernels`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Kernel {
-    pub variant: &'static str,
-    pub entry: &'static str,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// CTAs.
-    pub grid: [u32; 3],
-    /// Threads of a CTA.
-    pub block: [u32; 3],
-    /// Bytes for the kernel's shared array that has no length of its own.
-    pub shared: u32,
-}
-
-impl Shape {
-    pub fn line(ctas: u32, threads: u32) -> Shape {
-        Shape { grid: [ctas, 1, 1], block: [threads, 1, 1], shared: 0 }
-    }
-}
-
-/// An argument. What a launch does with memory is said here, so that the simulated GPU can hold the kernel to it.
-pub enum Arg<'a> {
-    /// Read only.
-    In(View<'a>),
-    /// Read, written, or in part.
-    InOut(ViewMut<'a>),
-    /// Written all over, whatever was there.
-    Out(ViewMut<'a>),
-    /// A pointer that this variant does not follow.
-    Null,
-    U32(u32),
-    U64(u64),
-    F32(f32),
-    /// What the launch reads by tensor copies.
-    Map(Map<'a>),
-}
-
-/// A tensor map (CUtensorMap): a tensor of three dimensions, the contiguous one first, and the box of it that a copy brings to
-/// shared memory, swizzled. What lies outside reads as zeros.
-#[derive(Clone, Copy)]
-pub struct Map<'a> {
-    /// From the first element on; aligned to 16 bytes.
-    pub of: View<'a>,
-    pub sizes: [u64; 3],
-    /// Elements between neighbours of the second and the third dimension: multiples of 16 bytes.
-    pub strides: [u64; 2],
-    pub tile: [u32; 3],
-    pub swizzle: Swizzle,
+/// Has `driver` do these calls, one by one.
+pub fn run(driver: &dyn Driver, calls: &mut Calls) -> Result<()> {
+    calls.each(|call| match call {
+        Enqueued::Launch(kernel, shape, args) => driver.launch(kernel, shape, args),
+        Enqueued::Gemm(shape, a, b, c) => driver.gemm(&shape, a, b, c),
+        Enqueued::GemmThen(shape, a, b, c, then) => driver.gemm_then(&shape, a, b, c, then),
+        Enqueued::Copy(src, dst) => driver.copy(src, dst),
+        Enqueued::Zero(x) => driver.zero(x),
+        Enqueued::Guest(guest, asked, args) => guest.enqueue(asked, args),
+    })
 }

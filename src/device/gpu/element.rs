@@ -1,6 +1,7 @@
 //! Launches that work element by element: casts, sums, biases, dropout. Never knows what the elements mean.
-use super::rows::{rows, words};
-use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape, VECTOR, by_dtype};
+use super::driver::{Arg, Kernel, LaunchShape};
+use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype, rows};
+use super::scratch::{CTAS, words};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
@@ -54,10 +55,10 @@ pub fn scale(gpu: &GpuDevice, factor: f32, x: ViewMut) -> Result<()> {
 }
 
 /// A grid of strips of columns over chunks of rows, as `kernels/strip.ptx` has them: enough chunks to fill the GPU.
-fn strips(gpu: &GpuDevice, dtype: DType, rows: usize, columns: usize) -> Shape {
+fn strips(gpu: &GpuDevice, dtype: DType, rows: usize, columns: usize) -> LaunchShape {
     let strips = columns.div_ceil(32 * VECTOR / dtype.size()) as u32;
     let chunks = (CTAS * gpu.driver.multiprocessors() / strips).clamp(1, rows.div_ceil(BLOCK as usize / 32) as u32);
-    Shape { grid: [strips, chunks, 1], block: [BLOCK, 1, 1], shared: 0 }
+    LaunchShape { grid: [strips, chunks, 1], block: [BLOCK, 1, 1], shared: 0 }
 }
 
 pub fn bias(gpu: &GpuDevice, bias: View, y: ViewMut) -> Result<()> {

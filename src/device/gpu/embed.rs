@@ -1,6 +1,7 @@
 //! Launches of table lookup and its scatter.
-use super::rows::{Follows, threads, words};
-use super::{Arg, GpuDevice, Scratch, by_dtype};
+use super::driver::Arg;
+use super::launch::{GpuDevice, by_dtype, threads};
+use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::{DType, Result};
 use crate::device::{Embed, View, ViewMut};
 
@@ -16,9 +17,9 @@ pub fn embed(gpu: &GpuDevice, shape: &Embed, tokens: View, w: View, y: ViewMut, 
     let Some(columns) = shape.columns(OP, n, y.len(), w.len())? else { return Ok(()) };
     let threads = threads(OP, columns, MOST)?;
     let mut scratch = gpu.scratch();
-    gpu.check(Follows::Embed, tokens, shape.rows, &mut scratch.faults)?;
+    gpu.check(Indexed::Embed, tokens, shape.rows, &mut scratch.faults)?;
     let y = if accumulate { Arg::InOut(y) } else { Arg::Out(y) };
-    let fault = Arg::In(scratch.faults.of(Follows::Embed));
+    let fault = Arg::In(scratch.faults.of(Indexed::Embed));
     let held = w.len() / columns;
     let [rows, columns, adds, first, held] =
         [n, columns, accumulate as usize, shape.first, held].map(|x| Arg::U32(x as u32));
@@ -35,10 +36,10 @@ pub fn embed_backward(gpu: &GpuDevice, shape: &Embed, tokens: View, dy: View, dw
     let Some(columns) = shape.columns(OP, n, dy.len(), dw.len())? else { return Ok(()) };
     let threads = threads(OP, columns, MOST)?;
     let mut scratch = gpu.scratch();
-    let Scratch { words: all, faults, .. } = &mut *scratch;
-    gpu.check(Follows::EmbedBackward, tokens, shape.rows, faults)?;
+    let LaunchScratch { words: all, faults, .. } = &mut *scratch;
+    gpu.check(Indexed::EmbedBackward, tokens, shape.rows, faults)?;
     let (mut order, mut sorted) = words(OP, all, 2 * n)?.split_at(n);
-    let fault = || Arg::In(faults.of(Follows::EmbedBackward));
+    let fault = || Arg::In(faults.of(Indexed::EmbedBackward));
     let rows = Arg::U32(n as u32);
     let args = &mut [Arg::In(tokens), Arg::Out(order.reborrow()), Arg::Out(sorted.reborrow()), fault(), rows];
     gpu.line("embed_sort", "embed_sort", (n.div_ceil(32) as u32, 256), args)?;

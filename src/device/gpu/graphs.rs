@@ -31,7 +31,7 @@
 //! not packed may lack most of it, and are given call by call. By arithmetic: a launch takes the host some 5 us, so 1,500 of them 8 ms,
 //! which a GPU with 100 ms of work in the step does not notice; a third more rows would be 33 ms.
 use super::calls::Calls;
-use super::driver::{Arg, Driver, Graph, Kernel, Shape};
+use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use super::guest::{Asked, Guest};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
@@ -196,7 +196,7 @@ impl Pieces {
         match next {
             Next::Single => {
                 self.tally.single += self.queue.len() as u64;
-                self.queue.run(driver)
+                run(driver, &mut self.queue)
             }
             Next::Replay(graph) => {
                 self.tally.graphs += 1;
@@ -307,7 +307,7 @@ impl Driver for Graphs {
             Ok(())
         })
     }
-    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         self.ask(|calls| calls.launch(kernel, shape, args))
     }
     fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Work between a device's own calls that is not the device's: collectives of a group, which run on a stream of their own, forked from
 //! compute and joined with it. Never looks at data.
-use super::driver::Arg;
+use super::args::Arg;
 use crate::base::Result;
 use std::any::Any;
 

@@ -1,6 +1,7 @@
 //! Launches of the loss and its gradient: a CTA takes a row of logits at a time.
-use super::rows::{Follows, rows, words};
-use super::{Arg, GpuDevice, Scratch, VECTOR, by_dtype};
+use super::driver::Arg;
+use super::launch::{GpuDevice, VECTOR, by_dtype, rows};
+use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::{DType, Error, Result};
 use crate::device::{CrossEntropy, View, ViewMut, VocabPart};
 
@@ -40,13 +41,13 @@ pub fn cross_entropy(
         return Ok(());
     }
     let mut scratch = gpu.scratch();
-    let Scratch { words: all, faults, .. } = &mut *scratch;
-    gpu.check(Follows::CrossEntropy, targets, vocab, faults)?;
+    let LaunchScratch { words: all, faults, .. } = &mut *scratch;
+    gpu.check(Indexed::CrossEntropy, targets, vocab, faults)?;
     // An f64 a row.
     let mut losses = words(OP, all, 2 * n)?;
     let threads = threads(vocab, dtype);
     let [targets, logits, out] = [Arg::In(targets), Arg::InOut(logits), Arg::Out(losses.reborrow())];
-    let fault = Arg::In(faults.of(Follows::CrossEntropy));
+    let fault = Arg::In(faults.of(Indexed::CrossEntropy));
     let [rows, vocab] = [n, vocab].map(|x| Arg::U32(x as u32));
     let args = &mut [targets, logits, out, fault, gradient(OP, scale)?, rows, vocab, Arg::F32(shape.softcap)];
     gpu.line(variant, OP, (gpu.resident(n, threads, MOST as u32), threads), args)?;
@@ -75,8 +76,8 @@ pub fn part(
         return Ok(());
     }
     let mut scratch = gpu.scratch();
-    gpu.check(Follows::CrossEntropyPart, targets, part.of, &mut scratch.faults)?;
-    let fault = Arg::In(scratch.faults.of(Follows::CrossEntropyPart));
+    gpu.check(Indexed::CrossEntropyPart, targets, part.of, &mut scratch.faults)?;
+    let fault = Arg::In(scratch.faults.of(Indexed::CrossEntropyPart));
     let threads = threads(vocab, dtype);
     let [rows, vocab, first] = [n, vocab, part.first].map(|x| Arg::U32(x as u32));
     let args =
@@ -113,13 +114,13 @@ pub fn finish(
         return Err(Error::op(OP, "no part has said anything"));
     }
     let mut scratch = gpu.scratch();
-    let Scratch { words: all, faults, .. } = &mut *scratch;
-    gpu.check(Follows::CrossEntropyFinish, targets, part.of, faults)?;
+    let LaunchScratch { words: all, faults, .. } = &mut *scratch;
+    gpu.check(Indexed::CrossEntropyFinish, targets, part.of, faults)?;
     // An f64 a row.
     let mut losses = words(OP, all, 2 * n)?;
     let threads = threads(vocab, dtype);
     let [targets, said, logits] = [Arg::In(targets), Arg::In(said), Arg::InOut(logits)];
-    let (out, fault) = (Arg::Out(losses.reborrow()), Arg::In(faults.of(Follows::CrossEntropyFinish)));
+    let (out, fault) = (Arg::Out(losses.reborrow()), Arg::In(faults.of(Indexed::CrossEntropyFinish)));
     let [rows, parts, vocab, first] = [n, parts, vocab, part.first].map(|x| Arg::U32(x as u32));
     let (scale, cap) = (gradient(OP, scale)?, Arg::F32(shape.softcap));
     let args = &mut [targets, said, logits, out, fault, scale, rows, parts, vocab, first, cap];

@@ -1,415 +1,52 @@
 //! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, handed to a [`Driver`].
-//! This file holds the device and what launches share; operations stand in one file a family, which checks operands and
-//! shapes the launch. Never waits for the GPU but in `download`, and takes memory only in `alloc` and when it is made.
+//! Operations stand in one file a family, which checks operands and shapes the launch. Never waits for the GPU but in
+//! `download`, and takes memory only in `alloc` and when it is made.
 //!
 //! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
-mod activation;
-mod attention;
-pub mod calls;
-pub mod cuda;
-pub mod driver;
-mod element;
-mod embed;
-pub mod graphs;
-pub mod guest;
+
+// Every kernel variant of this build, and its text.
 pub mod kernels;
-mod loss;
+// A launch as values: kernel, threads, arguments.
+pub mod args;
+// Work between a device's calls that is not the device's: collectives.
+pub mod guest;
+// Calls to a driver as values.
+pub mod calls;
+// What a GPU must be able to do.
+pub mod driver;
+// Memory that launches use among themselves.
+mod scratch;
+// The device and what launches share.
+mod launch;
+// Casts, sums, biases, dropout.
+mod element;
+// RMSNorm and LayerNorm.
 mod norm;
-mod optim;
-mod ring;
+// Rotary positions, alone and behind norms.
 mod rope;
-mod rows;
+// Attention, whole and the passes of ring attention.
+mod attention;
+// Around the passes of ring attention.
+mod ring;
+// SwiGLU, GeGLU, GELU.
+mod activation;
+// Table lookup and its scatter.
+mod embed;
+// The loss and its gradient.
+mod loss;
+// The gradient norm and the optimizers.
+mod optim;
+// The operations, each in a line.
+mod device;
+// Runs of calls captured and replayed.
+pub mod graphs;
+// The simulated GPU: a driver over the emulator.
 pub mod sim;
+// A real GPU: a driver over CUDA.
+pub mod cuda;
+// What a GPU reports about itself.
 pub mod telemetry;
 
 pub use attention::sums as attention_sums;
-pub use driver::{Arg, Driver, Kernel, Shape};
-
-use super::{
-    Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut,
-    VocabPart, epilogue,
-};
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Meter, Result};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-
-/// Threads of a CTA in kernels that work element by element or row by row.
-const BLOCK: u32 = 256;
-/// CTAs of such a launch for each multiprocessor, at most: enough to fill it, each with several elements a thread.
-const CTAS: u32 = 8;
-/// Bytes of a vector access: kernels are fast where their operands are aligned to it.
-const VECTOR: usize = 16;
-
-pub struct GpuDevice {
-    driver: Arc<dyn Driver>,
-    meter: Meter,
-    scratch: Mutex<Scratch>,
-}
-
-/// Memory that launches use among themselves; taken once, when the device is made.
-struct Scratch {
-    /// Each CTA's limbs of the sum of squares.
-    limbs: Buf,
-    /// What a first launch leaves for a second, as 4-byte words; see [`rows::words`].
-    words: Buf,
-    faults: rows::Faults,
-}
-
-/// Of the buffers of [`Scratch`] in its order: what is allocated, and what a plan counts.
-fn scratch(multiprocessors: u32) -> [(DType, usize); 3] {
-    [
-        (DType::F64, optim::limbs(multiprocessors)),
-        (DType::U32, rows::word_count(multiprocessors)),
-        (DType::U32, rows::Faults::WORDS),
-    ]
-}
-
-impl GpuDevice {
-    pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
-        let [limbs, words, faults] = scratch(driver.multiprocessors()).map(|(dtype, len)| {
-            let _for = meter.purpose("of kernels");
-            let lease = meter.lease_of(Category::Scratch, dtype, len, len * dtype.size());
-            driver.alloc(dtype, len, Category::Scratch, lease)
-        });
-        let scratch = Scratch { limbs: limbs?, words: words?, faults: rows::Faults::new(faults?) };
-        Ok(GpuDevice { driver, meter, scratch: Mutex::new(scratch) })
-    }
-    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own ([`cuda::WORKSPACE`]).
-    pub fn planned(multiprocessors: u32) -> usize {
-        scratch(multiprocessors).iter().map(|(dtype, len)| len * dtype.size()).sum()
-    }
-    pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-    /// Held for the time of a call. It holds nothing between calls, so what a panicking thread left there does no harm.
-    fn scratch(&self) -> MutexGuard<'_, Scratch> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    /// CTAs for `parts` pieces of work, of which each does one or several: none where there is nothing to do.
-    fn ctas(&self, parts: usize) -> u32 {
-        parts.min((CTAS * self.driver.multiprocessors()) as usize) as u32
-    }
-    /// A launch of [`BLOCK`] threads over `parts` pieces of work. None is launched where there is nothing to do.
-    fn launch(&self, variant: &'static str, entry: &'static str, parts: usize, args: &mut [Arg]) -> Result<()> {
-        match self.ctas(parts) {
-            0 => Ok(()),
-            ctas => self.driver.launch(Kernel { variant, entry }, Shape::line(ctas, BLOCK), args),
-        }
-    }
-    /// The same over `n` elements, `V` to a thread and step: 16 bytes of `dtype`.
-    fn each(&self, variant: &'static str, entry: &'static str, n: usize, dtype: DType, args: &mut [Arg]) -> Result<()> {
-        self.launch(variant, entry, n.div_ceil(BLOCK as usize * VECTOR / dtype.size()), args)
-    }
-}
-
-/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16", or an error.
-macro_rules! by_dtype {
-    ($op:expr, $dtype:expr, $stem:literal) => {
-        match $dtype {
-            $crate::base::DType::F32 => Ok(concat!($stem, "_f32")),
-            $crate::base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
-            $crate::base::DType::F16 => Ok(concat!($stem, "_f16")),
-            other => Err($crate::base::Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
-        }
-    };
-}
-use by_dtype;
-
-impl Device for GpuDevice {
-    fn name(&self) -> String {
-        self.driver.name()
-    }
-    fn meter(&self) -> &Meter {
-        &self.meter
-    }
-    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        let bytes = len.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes =
-            bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype}: more than addresses")))?;
-        self.driver.alloc(dtype, len, category, self.meter.lease_of(category, dtype, len, bytes))
-    }
-    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
-        self.driver.alloc_host(dtype, len, self.meter.lease_of(Category::Host, dtype, len, len * dtype.size()))
-    }
-    fn synchronize(&self) -> Result<()> {
-        self.driver.synchronize()
-    }
-    fn begin_marks(&self) -> Result<()> {
-        self.driver.begin_marks()
-    }
-    fn end_marks(&self) {
-        self.driver.end_marks();
-    }
-    fn mark(&self) -> Result<Mark> {
-        self.driver.mark()
-    }
-    fn when(&self, mark: Mark) -> Result<Instant> {
-        self.driver.when(mark)
-    }
-    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
-        if src.len() != dst.bytes() {
-            return Err(Error::op("upload", format!("{} bytes into {}", src.len(), dst.bytes())));
-        }
-        self.driver.upload(src, dst)
-    }
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
-        self.download_all(&mut [(src, dst)])
-    }
-    fn download_all(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
-        if let Some((src, dst)) = parts.iter().find(|(src, dst)| dst.len() != src.bytes()) {
-            return Err(Error::op("download", format!("{} bytes into {}", src.bytes(), dst.len())));
-        }
-        self.raise_with(&mut self.scratch().faults, parts)
-    }
-
-    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
-        element::copy(self, src, dst)
-    }
-    fn zero(&self, x: ViewMut) -> Result<()> {
-        self.driver.zero(x)
-    }
-    fn add(&self, x: View, y: ViewMut) -> Result<()> {
-        element::add(self, x, y)
-    }
-    fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
-        element::scale(self, factor, x)
-    }
-
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        shape.check(&a, &b, &c)?;
-        match shape.m == 0 || shape.n == 0 {
-            true => Ok(()),
-            false => self.driver.gemm(shape, a, b, c),
-        }
-    }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
-        then.check(shape, &a, &b, &c)?;
-        if shape.m == 0 || shape.n == 0 {
-            return Ok(());
-        }
-        match self.driver.fuses(shape, a, b, &c, &then)? {
-            true => self.driver.gemm_then(shape, a, b, c, then),
-            false => epilogue::in_passes(self, shape, a, b, c, then),
-        }
-    }
-    fn bias(&self, bias: View, y: ViewMut) -> Result<()> {
-        element::bias(self, bias, y)
-    }
-    fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()> {
-        element::bias_backward(self, dy, db)
-    }
-
-    fn rmsnorm(&self, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
-        norm::rmsnorm(self, norm, x, w, y, rstd)
-    }
-    fn rmsnorm_backward(
-        &self,
-        norm: &RmsNorm,
-        x: View,
-        w: View,
-        rstd: View,
-        dy: View,
-        dx: ViewMut,
-        dw: ViewMut,
-    ) -> Result<()> {
-        norm::rmsnorm_backward(self, norm, [x, w, rstd, dy], dx, dw)
-    }
-    fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
-        norm::layernorm(self, eps, x, w, b, y, stats)
-    }
-    fn layernorm_backward(
-        &self,
-        x: View,
-        w: View,
-        stats: View,
-        dy: View,
-        dx: ViewMut,
-        dw: ViewMut,
-        db: ViewMut,
-    ) -> Result<()> {
-        norm::layernorm_backward(self, [x, w, stats, dy], dx, dw, db)
-    }
-
-    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
-        rope::rope(self, shape, table, positions, qkv, inverse)
-    }
-    fn qk_norm_rope(
-        &self,
-        shape: &QkNormRope,
-        table: View,
-        positions: View,
-        wq: View,
-        wk: View,
-        qkv: View,
-        out: ViewMut,
-        rstd: ViewMut,
-    ) -> Result<()> {
-        rope::qk_norm_rope(self, shape, [table, positions, wq, wk, qkv], out, rstd)
-    }
-    fn qk_norm_rope_backward(
-        &self,
-        shape: &QkNormRope,
-        table: View,
-        positions: View,
-        wq: View,
-        wk: View,
-        qkv: View,
-        rstd: View,
-        dqkv: ViewMut,
-        dwq: ViewMut,
-        dwk: ViewMut,
-    ) -> Result<()> {
-        rope::qk_norm_rope_backward(self, shape, [table, positions, wq, wk, qkv, rstd], dqkv, [dwq, dwk])
-    }
-    fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-        attention::forward(self, shape, cu_seqlens, qkv, o, lse)
-    }
-    fn attention_sums(&self, shape: &Attention, dtype: DType, queries: usize) -> usize {
-        attention::sums_of(self.driver.arch(), shape, dtype, queries)
-    }
-    fn attention_backward(
-        &self,
-        shape: &Attention,
-        cu_seqlens: View,
-        qkv: View,
-        o: View,
-        lse: View,
-        d_o: View,
-        delta: ViewMut,
-        sums: ViewMut,
-        dqkv: ViewMut,
-    ) -> Result<()> {
-        attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], [delta, sums], dqkv)
-    }
-    fn attention_ranges(
-        &self,
-        shape: &Attention,
-        cu_seqlens: View,
-        q_rows: View,
-        k_rows: View,
-        of_queries: ViewMut,
-        of_keys: ViewMut,
-    ) -> Result<()> {
-        ring::ranges(self, shape, [cu_seqlens, q_rows, k_rows], of_queries, of_keys)
-    }
-    fn attention_pass(
-        &self,
-        shape: &Attention,
-        of_queries: View,
-        qkv: View,
-        kv: View,
-        o: ViewMut,
-        lse: ViewMut,
-    ) -> Result<()> {
-        attention::pass(self, shape, [of_queries, qkv, kv], o, lse)
-    }
-    fn attention_merge(&self, shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-        ring::merge(self, shape, [o_pass, lse_pass], o, lse)
-    }
-    fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
-        attention::delta(self, shape, o, d_o, delta)
-    }
-    fn attention_pass_backward(
-        &self,
-        shape: &Attention,
-        of_queries: View,
-        of_keys: View,
-        qkv: View,
-        kv: View,
-        lse: View,
-        delta: View,
-        d_o: View,
-        sums: ViewMut,
-        dq: ViewMut,
-        dkv: ViewMut,
-    ) -> Result<()> {
-        attention::pass_backward(self, shape, [of_queries, of_keys], [qkv, kv, lse, delta, d_o], sums, [dq, dkv])
-    }
-    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
-        ring::copy_columns(self, shape, src, dst)
-    }
-
-    fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
-        activation::swiglu(self, gate, up, y)
-    }
-    fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::swiglu_backward(self, [gate, up, dy], [dgate, dup])
-    }
-    fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
-        activation::geglu(self, gate, up, y)
-    }
-    fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::geglu_backward(self, [gate, up, dy], [dgate, dup])
-    }
-    fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
-        activation::gelu(self, x, y)
-    }
-    fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()> {
-        activation::gelu_backward(self, x, dy, dx)
-    }
-    fn dropout(&self, p: f32, key: View, x: ViewMut) -> Result<()> {
-        element::dropout(self, p, key, x)
-    }
-
-    fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
-        embed::embed(self, shape, tokens, w, y, accumulate)
-    }
-    fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
-        embed::embed_backward(self, shape, tokens, dy, dw)
-    }
-    fn cross_entropy(
-        &self,
-        shape: &CrossEntropy,
-        targets: View,
-        scale: Option<View>,
-        logits: ViewMut,
-        loss: ViewMut,
-    ) -> Result<()> {
-        loss::cross_entropy(self, shape, targets, scale, logits, loss)
-    }
-    fn cross_entropy_part(
-        &self,
-        shape: &CrossEntropy,
-        part: &VocabPart,
-        targets: View,
-        logits: View,
-        said: ViewMut,
-    ) -> Result<()> {
-        loss::part(self, shape, part, targets, logits, said)
-    }
-    fn cross_entropy_finish(
-        &self,
-        shape: &CrossEntropy,
-        part: &VocabPart,
-        targets: View,
-        said: View,
-        scale: Option<View>,
-        logits: ViewMut,
-        loss: ViewMut,
-    ) -> Result<()> {
-        loss::finish(self, shape, part, targets, said, scale, logits, loss)
-    }
-
-    fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
-        optim::sum_squares(self, x, acc)
-    }
-    fn clip_scale(&self, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
-        optim::clip_scale(self, acc, max_norm, unscale, out)
-    }
-    fn adamw(
-        &self,
-        h: View,
-        scale: View,
-        g: View,
-        m: ViewMut,
-        v: ViewMut,
-        p: ViewMut,
-        out: Option<ViewMut>,
-    ) -> Result<()> {
-        optim::adamw(self, [h, scale, g], [m, v, p], out)
-    }
-    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
-        optim::sgd(self, [h, scale, g], m, p, out)
-    }
-}
+pub use driver::{Arg, Driver, Kernel, LaunchShape};
+pub use launch::GpuDevice;

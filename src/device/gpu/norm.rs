@@ -1,6 +1,7 @@
 //! Launches of RMSNorm and LayerNorm: a CTA takes a row at a time. Gradients of weights are summed by CTA first.
-use super::rows::{rows, threads, words};
-use super::{Arg, GpuDevice, by_dtype};
+use super::driver::Arg;
+use super::launch::{GpuDevice, by_dtype, rows, threads};
+use super::scratch::words;
 use crate::base::{DType, Result};
 use crate::device::{RmsNorm, View, ViewMut};
 

@@ -1,16 +1,12 @@
 //! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, worked out in f64.
-use super::{Arg, BLOCK, CTAS, GpuDevice, Kernel, Shape};
+use super::driver::{Arg, Kernel, LaunchShape};
+use super::launch::{BLOCK, GpuDevice, by_dtype};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::AdamWScalars;
 use crate::device::{ALIGN, LIMBS, Sgd, View, ViewMut};
 
 /// Threads that add up the CTAs' limbs.
 const FINISH: u32 = 96;
-
-/// Limbs that all CTAs together leave for the second launch.
-pub fn limbs(multiprocessors: u32) -> usize {
-    (CTAS * multiprocessors) as usize * LIMBS
-}
 
 pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
     const OP: &str = "sum_squares";
@@ -26,9 +22,9 @@ pub fn sum_squares(gpu: &GpuDevice, x: View, mut acc: ViewMut) -> Result<()> {
     let (mut limbs, _) = scratch.limbs.view_mut().split_at(ctas as usize * LIMBS);
     let first = Kernel { variant: OP, entry: OP };
     let args = &mut [Arg::In(x), Arg::Out(limbs.reborrow()), Arg::U64(n as u64)];
-    gpu.driver.launch(first, Shape::line(ctas, BLOCK), args)?;
+    gpu.driver.launch(first, LaunchShape::line(ctas, BLOCK), args)?;
     let args = &mut [Arg::In(limbs.as_view()), Arg::InOut(acc.reborrow()), Arg::U32(ctas)];
-    gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, Shape::line(1, FINISH), args)
+    gpu.driver.launch(Kernel { variant: OP, entry: "sum_squares_finish" }, LaunchShape::line(1, FINISH), args)
 }
 
 pub fn clip_scale(gpu: &GpuDevice, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
@@ -53,7 +49,7 @@ pub fn adamw(gpu: &GpuDevice, [h, scale, g]: [View; 3], [m, v, p]: [ViewMut; 3],
         None => ("adamw", Arg::Null),
         Some(out) => {
             out.fits(OP, "out", out.dtype(), n)?;
-            (super::by_dtype!(OP, out.dtype(), "adamw")?, Arg::InOut(out))
+            (by_dtype!(OP, out.dtype(), "adamw")?, Arg::InOut(out))
         }
     };
     let (g, m, v, p) = (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p));
@@ -79,8 +75,8 @@ pub fn sgd(
     let variant = match (&m, dtype) {
         (None, None) => "sgd",
         (Some(_), None) => "sgd_momentum",
-        (None, Some(dtype)) => super::by_dtype!(OP, dtype, "sgd")?,
-        (Some(_), Some(dtype)) => super::by_dtype!(OP, dtype, "sgd_momentum")?,
+        (None, Some(dtype)) => by_dtype!(OP, dtype, "sgd")?,
+        (Some(_), Some(dtype)) => by_dtype!(OP, dtype, "sgd_momentum")?,
     };
     if let Some(m) = &m {
         m.fits(OP, "m", DType::F32, n)?;

@@ -1,6 +1,7 @@
 //! Launches around the passes of ring attention: who sees whom, the merge of passes, columns in and out of fused rows.
 //! The passes themselves are in `attention.rs`. Never communicates.
-use super::{Arg, GpuDevice, Kernel, Shape};
+use super::driver::{Arg, Kernel, LaunchShape};
+use super::launch::{BLOCK, GpuDevice};
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, Columns, View, ViewMut};
 
@@ -27,7 +28,7 @@ pub fn ranges(
         let [documents, n, m, window, turned] = numbers;
         let (cu, rows_, columns) = (Arg::In(cu_seqlens), Arg::In(rows), Arg::In(columns));
         let args = &mut [cu, rows_, columns, Arg::Out(out), documents, n, m, window, turned];
-        gpu.launch(OP, OP, rows.len().div_ceil(super::BLOCK as usize), args)?;
+        gpu.launch(OP, OP, rows.len().div_ceil(BLOCK as usize), args)?;
     }
     Ok(())
 }
@@ -45,7 +46,7 @@ pub fn merge(gpu: &GpuDevice, a: &Attention, [o_pass, lse_pass]: [View; 2], o: V
         return Ok(());
     }
     let [n, heads, dim] = [n, a.heads, a.head_dim].map(|n| n as u32);
-    let shape = Shape { grid: [n.div_ceil(MERGED), heads, 1], block: [32 * MERGED, 1, 1], shared: 0 };
+    let shape = LaunchShape { grid: [n.div_ceil(MERGED), heads, 1], block: [32 * MERGED, 1, 1], shared: 0 };
     let numbers = [n, heads, dim].map(Arg::U32);
     let [n, heads, dim] = numbers;
     let args = &mut [Arg::In(o_pass), Arg::In(lse_pass), Arg::InOut(o), Arg::InOut(lse), n, heads, dim];
@@ -68,6 +69,6 @@ pub fn copy_columns(gpu: &GpuDevice, shape: &Columns, src: View, dst: ViewMut) -
     let Columns { rows, width, src_row, dst_row } = *shape;
     let numbers = [rows, width, src_row, dst_row].map(|n| Arg::U32(n as u32));
     let [r, w, from, to] = numbers;
-    let parts = (rows * width).div_ceil(super::BLOCK as usize);
+    let parts = (rows * width).div_ceil(BLOCK as usize);
     gpu.launch(variant, OP, parts, &mut [Arg::In(src), Arg::InOut(dst), r, w, from, to])
 }

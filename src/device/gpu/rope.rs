@@ -1,6 +1,7 @@
 //! Launches of rotary positions: a warp takes a row at a time.
-use super::rows::{Follows, rows, words};
-use super::{Arg, GpuDevice, Scratch, by_dtype};
+use super::driver::Arg;
+use super::launch::{GpuDevice, by_dtype, rows};
+use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::{DType, Error, Result};
 use crate::device::{QkNormRope, Rope, View, ViewMut};
 
@@ -34,9 +35,9 @@ pub fn rope(gpu: &GpuDevice, shape: &Rope, table: View, positions: View, qkv: Vi
         return Ok(());
     }
     let mut scratch = gpu.scratch();
-    gpu.check(Follows::Rope, positions, max_len, &mut scratch.faults)?;
+    gpu.check(Indexed::Rope, positions, max_len, &mut scratch.faults)?;
     let [table, positions, qkv] = [Arg::In(table), Arg::In(positions), Arg::InOut(qkv)];
-    let fault = Arg::In(scratch.faults.of(Follows::Rope));
+    let fault = Arg::In(scratch.faults.of(Indexed::Rope));
     let [n_arg, heads, head_dim, row] = [n, heads, head_dim, row].map(|x| Arg::U32(x as u32));
     let sign = Arg::F32(if inverse { -1.0 } else { 1.0 });
     let ctas = gpu.resident(n.div_ceil(ROWS), THREADS, RESIDENT[0]);
@@ -77,9 +78,9 @@ pub fn qk_norm_rope(
         return Ok(());
     }
     let mut scratch = gpu.scratch();
-    gpu.check(Follows::QkNormRope, operands[1], max_len, &mut scratch.faults)?;
+    gpu.check(Indexed::QkNormRope, operands[1], max_len, &mut scratch.faults)?;
     let [table, positions, wq, wk, qkv] = operands.map(Arg::In);
-    let fault = Arg::In(scratch.faults.of(Follows::QkNormRope));
+    let fault = Arg::In(scratch.faults.of(Indexed::QkNormRope));
     let [rows, heads, kv_heads, d] = [n, shape.heads, shape.kv_heads, shape.head_dim].map(|x| Arg::U32(x as u32));
     let (out, rstd, eps, offset) =
         (Arg::Out(out), Arg::Out(rstd), Arg::F32(shape.norm.eps), Arg::F32(shape.norm.offset));
@@ -110,12 +111,12 @@ pub fn qk_norm_rope_backward(
     let ctas = gpu.resident(n.div_ceil(ROWS), THREADS, RESIDENT[2]);
     let part = ctas as usize * shape.head_dim;
     let mut scratch = gpu.scratch();
-    let Scratch { words: all, faults, .. } = &mut *scratch;
-    gpu.check(Follows::QkNormRopeBackward, positions, max_len, faults)?;
+    let LaunchScratch { words: all, faults, .. } = &mut *scratch;
+    gpu.check(Indexed::QkNormRopeBackward, positions, max_len, faults)?;
     let mut partial = words(OP, all, 2 * part)?;
     let [table, positions, wq, wk, qkv] = operands.map(Arg::In);
     let (rstd, dqkv, out) = (Arg::In(rstd), Arg::InOut(dqkv), Arg::Out(partial.reborrow()));
-    let fault = Arg::In(faults.of(Follows::QkNormRopeBackward));
+    let fault = Arg::In(faults.of(Indexed::QkNormRopeBackward));
     let [rows, heads, kv_heads, d] = [n, shape.heads, shape.kv_heads, shape.head_dim].map(|x| Arg::U32(x as u32));
     let offset = Arg::F32(shape.norm.offset);
     let args = &mut [table, positions, wq, wk, qkv, rstd, dqkv, out, fault, rows, heads, kv_heads, d, offset];

@@ -6,7 +6,7 @@
 //! ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and must be
 //! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
 use super::calls::Calls;
-use super::driver::{Arg, Driver, Graph, Kernel, Map, Shape};
+use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, Map, run};
 use super::kernels::{TEXTS, place};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -133,7 +133,7 @@ impl Driver for Sim {
         x.host_bytes_mut("zero")?.fill(0);
         Ok(())
     }
-    fn launch(&self, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         let found = self.kernel(kernel)?;
         let mut memory = Memory::new();
         let mut arguments = Vec::with_capacity(args.len());
@@ -157,7 +157,7 @@ impl Driver for Sim {
                 }
             });
         }
-        let Shape { grid, block, shared } = shape;
+        let LaunchShape { grid, block, shared } = shape;
         let launch = Launch {
             kernel: found,
             grid,
@@ -191,7 +191,7 @@ impl Driver for Sim {
     }
     fn replay(&self, graph: &mut Graph) -> Result<()> {
         self.count(|tally| tally.graphs += 1);
-        graph.calls.run(self)
+        run(self, &mut graph.calls)
     }
 }
 

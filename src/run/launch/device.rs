@@ -126,7 +126,7 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
                      --nproc-per-node, which sets it, or set it for each rank"
                 )));
             }
-            let options = cuda::Options { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
+            let options = cuda::CudaOptions { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
             // Of the ranks that share a GPU, those that came before have what they need.
             gpu.require(wanted.planned, 1)?;

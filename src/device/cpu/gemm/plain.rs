@@ -1,5 +1,5 @@
 //! Products through the `gemm` crate: f32 as they are, bf16 and f16 converted to f32 by blocks. Runs on any CPU.
-use super::Buffers;
+use super::buffers::{Buffers, CacheLines};
 use crate::base::dtype::Float;
 use crate::device::Gemm;
 
@@ -75,7 +75,7 @@ fn widen<'a, E: Float>(
     x: &[E],
     ld: usize,
     (row, column, rows, columns): (usize, usize, usize, usize),
-    out: &'a mut super::Lines,
+    out: &'a mut CacheLines,
 ) -> &'a [f32] {
     let out = out.take::<f32>(rows * columns);
     if columns > 0 {

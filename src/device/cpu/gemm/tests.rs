@@ -1,6 +1,7 @@
 //! Every form, dtype, kernel and awkward size against f64. The rule: at most twice the error of a naive product of the
 //! same dtypes.
 use super::*;
+use crate::base::Elem;
 use crate::base::dtype::Float;
 use crate::base::rng::Rng;
 use crate::device::buf::{Buf, Place};

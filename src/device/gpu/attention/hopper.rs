@@ -1,9 +1,9 @@
 //! Launches of the attention kernels for sm_90a, whose operands come by tensor maps. Which kernels keep what is told in
 //! `flatshard_ptx::kernels::attention_hopper`. Never checks operands: attention.rs has.
-use super::{Gradients, Tail, VECTOR, launch, launch_grid};
+use super::launch::{Gradients, TailArgs, VECTOR, args, launch, launch_grid};
 use crate::base::{DType, Error, Result};
-use crate::device::gpu::GpuDevice;
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
+use crate::device::gpu::launch::GpuDevice;
 use crate::device::{Attention, View, ViewMut};
 pub(super) use flatshard_ptx::kernels::attention_hopper::Family;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, Tiles, sm_90a_family};
@@ -24,14 +24,14 @@ fn map<'a>(a: &Attention, of: View<'a>, heads: usize, (rows, row): (usize, usize
     Arg::Map(Map { of, sizes, strides, tile: [BOX, 1, side], swizzle: Swizzle::B128 })
 }
 /// Keys and values of the rows of kv.
-fn keys_and_values<'a>(a: &Attention, kv: View<'a>, t: &Tail, side: u32) -> [Arg<'a>; 2] {
+fn keys_and_values<'a>(a: &Attention, kv: View<'a>, t: &TailArgs, side: u32) -> [Arg<'a>; 2] {
     let values = kv.slice(a.kv_heads * a.head_dim..kv.len());
     [kv, values].map(|of| map(a, of, a.kv_heads, (t.keys, t.kv_row), side))
 }
-fn queries<'a>(a: &Attention, q: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
+fn queries<'a>(a: &Attention, q: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
     map(a, q, a.heads, (t.queries, t.q_row), side)
 }
-fn gradients_of<'a>(a: &Attention, d_o: View<'a>, t: &Tail, side: u32) -> Arg<'a> {
+fn gradients_of<'a>(a: &Attention, d_o: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
     map(a, d_o, a.heads, (t.queries, a.heads * a.head_dim), side)
 }
 
@@ -46,7 +46,7 @@ pub(super) fn forward(
     gpu: &GpuDevice,
     tiles: &Tiles,
     a: &Attention,
-    t: &Tail,
+    t: &TailArgs,
     [q, kv]: [View; 2],
     o: ViewMut,
     lse: ViewMut,
@@ -61,7 +61,7 @@ pub(super) fn gradients(
     gpu: &GpuDevice,
     backward: &Backward,
     a: &Attention,
-    [of_queries, of_keys]: [&Tail; 2],
+    [of_queries, of_keys]: [&TailArgs; 2],
     given: [View; 5],
     sums: ViewMut,
     mut to: Gradients,
@@ -87,7 +87,7 @@ fn all(
     gpu: &GpuDevice,
     fused: &Fused,
     a: &Attention,
-    [of_queries, t]: [&Tail; 2],
+    [of_queries, t]: [&TailArgs; 2],
     [q, kv, d_o, lse, delta]: [View; 5],
     sums: ViewMut,
     mut to: Gradients,
@@ -121,7 +121,7 @@ fn dq(
     gpu: &GpuDevice,
     tiles: &Tiles,
     a: &Attention,
-    t: &Tail,
+    t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],
     dq: ViewMut,
 ) -> Result<()> {
@@ -137,7 +137,7 @@ fn dkv(
     gpu: &GpuDevice,
     tiles: &Tiles,
     a: &Attention,
-    t: &Tail,
+    t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],
     dkv: ViewMut,
 ) -> Result<()> {

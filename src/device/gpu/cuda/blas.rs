@@ -182,11 +182,12 @@ impl Blas {
     }
 }
 
-pub(super) fn present() -> bool {
+/// Whether cuBLASLt is found; [`missing`] says what to do where it is not.
+pub fn present() -> bool {
     // SAFETY: loads the library, whose initialisers have no requirements.
     unsafe { sys::is_culib_present() }
 }
-pub(super) fn missing() -> Error {
+pub fn missing() -> Error {
     Error::input(
         "--device cuda needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime libraries \
          (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in LD_LIBRARY_PATH, or use \

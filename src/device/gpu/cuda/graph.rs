@@ -1,9 +1,9 @@
 //! Calls captured as a CUDA graph, and replayed. Never decides which: that is `graphs`.
-use super::Cuda;
+use super::device::Cuda;
 use crate::base::{DType, Error, Result};
 use crate::device::View;
 use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::Graph;
+use crate::device::gpu::driver::{Graph, run};
 use crate::device::gpu::guest::{Guest, Taken};
 use cudarc::driver::sys::{CUdeviceptr, CUgraphInstantiate_flags as Flags};
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
@@ -31,7 +31,7 @@ pub(super) fn capture(cuda: &Cuda, mut calls: Calls) -> Result<Graph> {
     cuda.compute.begin_capture(mode).map_err(failed)?;
     guests.iter().for_each(|guest| guest.begin());
     let before = cuda.recent.launches();
-    let run = calls.run(cuda).and_then(|()| guests.iter().try_for_each(|guest| guest.join()));
+    let run = run(cuda, &mut calls).and_then(|()| guests.iter().try_for_each(|guest| guest.join()));
     let last = cuda.recent.since(before);
     let guests = guests.into_iter().map(|guest| (guest.clone(), guest.end())).collect();
     // Ended in any case: a stream that captures can do nothing else. Collectives go ahead of compute in a graph, too.

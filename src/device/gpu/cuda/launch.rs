@@ -1,48 +1,17 @@
 //! Kernels put on a stream: their arguments packed as the driver reads them, and which were launched last, for the message of a
 //! fault. Never waits.
-use super::{Cuda, failure, maps};
+use super::device::Cuda;
+use super::{failure, maps};
 use crate::base::{Error, Result};
-use crate::device::gpu::driver::{Arg, Kernel, Shape};
+use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
 use crate::device::gpu::element;
 use crate::device::{View, ViewMut};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, result};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Parameters of a kernel, at most.
 const PARAMETERS: usize = 32;
-/// Launches that a kernel fault names.
-const RECENT: usize = 8;
-
-/// The kernels launched last, by their number in the table of modules.
-pub(super) struct Recent {
-    ring: [AtomicUsize; RECENT],
-    launches: AtomicUsize,
-}
-
-impl Default for Recent {
-    fn default() -> Recent {
-        Recent { ring: [const { AtomicUsize::new(usize::MAX) }; RECENT], launches: AtomicUsize::new(0) }
-    }
-}
-
-impl Recent {
-    /// Launches so far.
-    pub fn launches(&self) -> usize {
-        self.launches.load(Relaxed)
-    }
-    /// A kernel is launched.
-    pub fn note(&self, index: usize) {
-        let newest = self.launches.fetch_add(1, Relaxed);
-        self.ring[newest % RECENT].store(index, Relaxed);
-    }
-    /// The last of those that were launched after the first `before`, oldest first.
-    pub fn since(&self, before: usize) -> Vec<usize> {
-        let end = self.launches();
-        (before.max(end.saturating_sub(RECENT))..end).map(|at| self.ring[at % RECENT].load(Relaxed)).collect()
-    }
-}
 
 impl Cuda {
     /// `y (+)= x` on a stream of the caller's: alike in dtype, or y f32.
@@ -57,7 +26,7 @@ impl Cuda {
             true => (Kernel { variant: element::adds(from, to)?, entry: "add" }, Arg::InOut(y.reborrow())),
             false => (Kernel { variant: element::casts(from, to)?, entry: "cast" }, Arg::Out(y.reborrow())),
         };
-        self.launch_on(stream, kernel, Shape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
+        self.launch_on(stream, kernel, LaunchShape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
     }
     /// Names of the kernels launched last, newest first.
     pub(super) fn recent(&self) -> String {
@@ -66,7 +35,13 @@ impl Cuda {
         if names.is_empty() { "none".into() } else { names.join(", ") }
     }
 
-    pub(super) fn launch_on(&self, stream: &CudaStream, kernel: Kernel, shape: Shape, args: &mut [Arg]) -> Result<()> {
+    pub(super) fn launch_on(
+        &self,
+        stream: &CudaStream,
+        kernel: Kernel,
+        shape: LaunchShape,
+        args: &mut [Arg],
+    ) -> Result<()> {
         let Some(function) = self.modules.get(&kernel) else {
             return Err(Error::op(
                 kernel.entry,

@@ -1,39 +1,20 @@
 //! Points of streams in time, as events that are read when the GPU is done: see [`Driver::mark`](super::Driver::mark). Never
 //! waits but in `begin_marks` and `when_marked`. Has not run on a GPU.
-use super::Cuda;
+use super::device::{Cuda, MarkRing};
 use crate::base::timeline::Mark;
 use crate::base::{Error, Result};
-use cudarc::driver::{CudaEvent, CudaStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use cudarc::driver::CudaStream;
 use std::time::{Duration, Instant};
 
 /// Marks of a step that are kept: two of each span.
 const KEPT: u64 = 1 << 14;
-
-#[derive(Default)]
-pub(super) struct Marks(Mutex<Option<Ring>>);
-
-struct Ring {
-    events: Vec<CudaEvent>,
-    made: u64,
-    /// What times count from: an event, and the host's time when it had passed. Made anew before each step, since an elapsed
-    /// time is a float of milliseconds.
-    base: CudaEvent,
-    at: Instant,
-}
-
-impl Marks {
-    fn lock(&self) -> MutexGuard<'_, Option<Ring>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Cuda {
     pub(super) fn begin_marks(&self) -> Result<()> {
         let mut marks = self.marks.lock();
         if marks.is_none() {
             let events = (0..KEPT).map(|_| self.event(true)).collect::<Result<_>>()?;
-            *marks = Some(Ring { events, made: 0, base: self.event(true)?, at: Instant::now() });
+            *marks = Some(MarkRing { events, made: 0, base: self.event(true)?, at: Instant::now() });
         }
         let Some(ring) = marks.as_mut() else { return Ok(()) };
         let passed = ring.base.record(self.compute()).and_then(|()| self.compute().synchronize());

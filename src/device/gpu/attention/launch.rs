@@ -1,0 +1,68 @@
+//! What the launches of all attention kernels share: their last arguments, their grids, and where gradients go. Never chooses.
+use crate::base::Result;
+use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
+use crate::device::gpu::launch::GpuDevice;
+use crate::device::{View, ViewMut};
+use flatshard_ptx::kernels::attention;
+
+/// Bytes to which rows and operands must be aligned for the kernels on tensor cores.
+pub const VECTOR: usize = 16;
+
+/// The last arguments of every kernel: who sees whom, and how rows lie.
+pub struct TailArgs<'a> {
+    pub bounds: View<'a>,
+    /// 0 where bounds is a table of ranges.
+    pub documents: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub q_row: usize,
+    pub kv_row: usize,
+    pub out_row: usize,
+}
+
+/// `args!(tail, shape; first ..)`: an array of the first arguments and those of a [`TailArgs`].
+macro_rules! args {
+    ($tail:expr, $a:expr; $($first:expr),*) => {{
+        let (t, a): (&TailArgs, &Attention) = (&$tail, $a);
+        &mut [
+            $($first,)* Arg::In(t.bounds), Arg::U32(t.documents as u32), Arg::U32(a.window.min(u32::MAX as usize) as u32),
+            Arg::U32(t.queries as u32), Arg::U32(t.keys as u32), Arg::U32(t.q_row as u32), Arg::U32(t.kv_row as u32),
+            Arg::U32(t.out_row as u32), Arg::U32(a.heads as u32), Arg::U32(a.kv_heads as u32),
+            Arg::U32(a.head_dim as u32), Arg::F32(a.scale), Arg::F32(a.softcap),
+        ]
+    }};
+}
+
+pub fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
+    launch_grid(gpu, kernel, [(rows as u32).div_ceil(kernel.rows), heads as u32], args)
+}
+pub fn launch_grid(gpu: &GpuDevice, kernel: &attention::Kernel, [x, y]: [u32; 2], args: &mut [Arg]) -> Result<()> {
+    let attention::Kernel { variant, entry, threads, shared, .. } = *kernel;
+    gpu.driver.launch(Kernel { variant, entry }, LaunchShape { grid: [x, y, 1], block: [threads, 1, 1], shared }, args)
+}
+
+/// Where gradients go: those of queries, keys and values to one row, or those of queries to rows of their own.
+pub enum Gradients<'a> {
+    /// Those of keys start at that element.
+    Fused(ViewMut<'a>, usize),
+    Apart([ViewMut<'a>; 2]),
+}
+
+impl Gradients<'_> {
+    pub fn of_queries(&mut self) -> ViewMut<'_> {
+        match self {
+            Gradients::Fused(all, _) => all.reborrow(),
+            Gradients::Apart([dq, _]) => dq.reborrow(),
+        }
+    }
+    pub fn of_keys(&mut self) -> ViewMut<'_> {
+        match self {
+            Gradients::Fused(all, at) => {
+                let len = all.len();
+                all.reborrow().slice(*at..len)
+            }
+            Gradients::Apart([_, dkv]) => dkv.reborrow(),
+        }
+    }
+}
+pub(super) use args;

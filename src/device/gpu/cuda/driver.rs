@@ -1,0 +1,137 @@
+//! A GPU as a [`Driver`]: one method a line or a call of the driver. Never waits but in `download` and `synchronize` (and in
+//! `upload` where 12 MiB are on their way).
+use super::device::{Cuda, lock};
+use super::{blas, graph, memory, room};
+use crate::base::meter::Lease;
+use crate::base::timeline::Mark;
+use crate::base::{Category, DType, Error, Result};
+use crate::device::buf::Place;
+use crate::device::gpu::calls::Calls;
+use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape};
+use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{result, sys};
+use std::time::Instant;
+
+impl Cuda {
+    /// Enqueues a product. `k` is not 0.
+    fn product(&self, shape: &Gemm, operands: &blas::Operands) -> Result<()> {
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
+        lock(&self.blas).gemm(shape, operands, self.compute.cu_stream())
+    }
+}
+
+fn address(view: View) -> CUdeviceptr {
+    view.as_ptr() as CUdeviceptr
+}
+
+impl Driver for Cuda {
+    fn name(&self) -> String {
+        format!("{}, {} kernel variants", self.name, self.modules.len())
+    }
+    fn arch(&self) -> u32 {
+        self.arch
+    }
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
+        memory::alloc(&self.compute, dtype, len, lease).map_err(|e| {
+            let op = format!("alloc of {} for {category:?}", room::amount(len * dtype.size()));
+            self.failed(&op, e)
+        })
+    }
+    fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+        memory::alloc_host(&self.compute, dtype, len, lease).map_err(|e| {
+            let op = format!("alloc of {} of pinned host memory", room::amount(len * dtype.size()));
+            self.failed(&op, e)
+        })
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        if dst.place() == Place::Mapped {
+            self.synchronize()?; // what was enqueued may read it
+            dst.host_bytes_mut("upload")?.copy_from_slice(src);
+            return Ok(());
+        }
+        lock(&self.staging).upload(src, address(dst.as_view())).map_err(|e| self.failed("upload", e))
+    }
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        if parts.iter().any(|(src, _)| src.place() == Place::Mapped) {
+            self.synchronize()?; // what was enqueued may write it
+        }
+        let mut of_device = Vec::with_capacity(parts.len());
+        for (src, dst) in parts {
+            match src.place() {
+                Place::Mapped => dst.copy_from_slice(src.host_bytes("download")?),
+                _ => of_device.push((address(*src), &mut **dst)),
+            }
+        }
+        lock(&self.staging).download(&mut of_device).map_err(|e| self.failed("download", e))?;
+        self.unbroken()
+    }
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        if src.is_empty() {
+            return Ok(());
+        }
+        let failed = |e| self.failed("copy", e);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: both hold `src.bytes()` bytes (checked by the launch layer), of this device or mapped into its address space:
+        // the driver tells by the address which.
+        let copied =
+            unsafe { sys::cuMemcpyAsync(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream()) };
+        copied.result().map_err(failed)
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        if x.is_empty() {
+            return Ok(());
+        }
+        let failed = |e| self.failed("zero", e);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: `x` holds that many bytes of this device.
+        unsafe { result::memset_d8_async(address(x.as_view()), 0, x.bytes(), self.compute.cu_stream()) }.map_err(failed)
+    }
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
+        self.launch_on(&self.compute, kernel, shape, args)
+    }
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        if shape.k == 0 {
+            // An empty sum: nothing to add, or zeros.
+            return match (shape.accumulate, shape.ldc == shape.n) {
+                (true, _) => Ok(()),
+                (false, true) => self.zero(c.slice(0..shape.m * shape.n)),
+                (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
+            };
+        }
+        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
+    }
+    fn fuses(&self, shape: &Gemm, a: View, b: View, c: &ViewMut, then: &Epilogue) -> Result<bool> {
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
+        // An empty sum is no product.
+        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(a, b, c, blas::Then::of(then)))?)
+    }
+    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::of(&then)))
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;
+        self.unbroken()
+    }
+    fn begin_marks(&self) -> Result<()> {
+        Cuda::begin_marks(self)
+    }
+    fn end_marks(&self) {
+        Cuda::end_marks(self);
+    }
+    fn mark(&self) -> Result<Mark> {
+        Ok(self.mark_on(&self.compute)?.unwrap_or_else(Mark::now))
+    }
+    fn when(&self, mark: Mark) -> Result<Instant> {
+        self.when_marked(mark)
+    }
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        graph::capture(self, calls)
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        graph::replay(self, graph)
+    }
+}

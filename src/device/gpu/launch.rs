@@ -1,0 +1,166 @@
+//! The device of a GPU and what launches share: how many CTAs, which variant, sums over rows, and the check of indices that
+//! kernels follow. Never waits for the GPU, unless its driver has done everything when a call returns.
+use super::driver::{Arg, Driver, Kernel, LaunchShape};
+use super::scratch::{self, CTAS, ITEMS, IndexFaults, Indexed, LaunchScratch};
+use crate::base::{Category, DType, Error, Meter, Result};
+use crate::device::{IGNORE, View, ViewMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Threads of a CTA in kernels that work element by element or row by row.
+pub const BLOCK: u32 = 256;
+/// Bytes of a vector access: kernels are fast where their operands are aligned to it.
+pub const VECTOR: usize = 16;
+
+pub struct GpuDevice {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) meter: Meter,
+    scratch: Mutex<LaunchScratch>,
+}
+
+impl GpuDevice {
+    pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
+        let [limbs, words, faults] = scratch::buffers(driver.multiprocessors()).map(|(dtype, len)| {
+            let _for = meter.purpose("of kernels");
+            let lease = meter.lease_of(Category::Scratch, dtype, len, len * dtype.size());
+            driver.alloc(dtype, len, Category::Scratch, lease)
+        });
+        let scratch = LaunchScratch { limbs: limbs?, words: words?, faults: IndexFaults::new(faults?) };
+        Ok(GpuDevice { driver, meter, scratch: Mutex::new(scratch) })
+    }
+    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own ([`cuda::WORKSPACE`]).
+    pub fn planned(multiprocessors: u32) -> usize {
+        scratch::buffers(multiprocessors).iter().map(|(dtype, len)| len * dtype.size()).sum()
+    }
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+    /// Held for the time of a call. It holds nothing between calls, so what a panicking thread left there does no harm.
+    pub(super) fn scratch(&self) -> MutexGuard<'_, LaunchScratch> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// CTAs for `parts` pieces of work, of which each does one or several: none where there is nothing to do.
+    pub(super) fn ctas(&self, parts: usize) -> u32 {
+        parts.min((CTAS * self.driver.multiprocessors()) as usize) as u32
+    }
+    /// A launch of [`BLOCK`] threads over `parts` pieces of work. None is launched where there is nothing to do.
+    pub(super) fn launch(
+        &self,
+        variant: &'static str,
+        entry: &'static str,
+        parts: usize,
+        args: &mut [Arg],
+    ) -> Result<()> {
+        match self.ctas(parts) {
+            0 => Ok(()),
+            ctas => self.driver.launch(Kernel { variant, entry }, LaunchShape::line(ctas, BLOCK), args),
+        }
+    }
+    /// The same over `n` elements, `V` to a thread and step: 16 bytes of `dtype`.
+    pub(super) fn each(
+        &self,
+        variant: &'static str,
+        entry: &'static str,
+        n: usize,
+        dtype: DType,
+        args: &mut [Arg],
+    ) -> Result<()> {
+        self.launch(variant, entry, n.div_ceil(BLOCK as usize * VECTOR / dtype.size()), args)
+    }
+    /// CTAs of so many threads that give each multiprocessor `resident` threads, but no more than there is work.
+    pub(super) fn resident(&self, parts: usize, threads: u32, resident: u32) -> u32 {
+        let most = self.driver.multiprocessors() * (resident / threads).max(1);
+        parts.min(most as usize) as u32
+    }
+    /// A launch of so many CTAs of so many threads.
+    pub(super) fn line(
+        &self,
+        variant: &'static str,
+        entry: &'static str,
+        at: (u32, u32),
+        args: &mut [Arg],
+    ) -> Result<()> {
+        self.driver.launch(Kernel { variant, entry }, LaunchShape::line(at.0, at.1), args)
+    }
+    /// `y` f32 `+=` the sum of the rows of `x`, which are 4-byte words that hold f32.
+    pub(super) fn sum_rows(&self, x: View, y: ViewMut) -> Result<()> {
+        let (rows, columns) = (x.len() / y.len(), y.len());
+        let args = &mut [Arg::In(x), Arg::InOut(y), Arg::U32(rows as u32), Arg::U32(columns as u32)];
+        self.line("sum_rows", "sum_rows", (columns.div_ceil(32) as u32, 1024), args)
+    }
+    /// Has the GPU look for indices from `limit` on (other than [`IGNORE`], where that may stand there): kernels that are given
+    /// `follows` of `faults` do nothing once one was found. A GPU that has done everything says so at once, others at the
+    /// next download.
+    pub(super) fn check(&self, follows: Indexed, indices: View, limit: usize, faults: &mut IndexFaults) -> Result<()> {
+        const ENTRY: &str = "check";
+        faults.limits[follows as usize] = limit;
+        let n = indices.len();
+        if limit == 0 && n > 0 {
+            let (op, what) = Indexed::NAMES[follows as usize];
+            return Err(Error::op(op, format!("{n} {what}s and nothing that they could be of")));
+        }
+        // Where none may stand outside, the one to pass is one that is inside.
+        let pass = if Indexed::NAMES[follows as usize].1 == "target" { IGNORE as u32 } else { 0 };
+        let fault = faults.of_mut(follows);
+        let args =
+            &mut [Arg::In(indices), Arg::InOut(fault), Arg::U32(n as u32), Arg::U32(limit as u32), Arg::U32(pass)];
+        self.line(ENTRY, ENTRY, (self.resident(n.div_ceil(1024), 1024, 2048), 1024), args)?;
+        if self.driver.waits() { self.raise(faults) } else { Ok(()) }
+    }
+    /// The first fault that was found, if there is one; it is then forgotten.
+    pub(super) fn raise(&self, faults: &mut IndexFaults) -> Result<()> {
+        self.raise_with(faults, &mut [])
+    }
+    /// The same, downloaded with `parts`.
+    pub(super) fn raise_with(&self, faults: &mut IndexFaults, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        if faults.limits == [0; Indexed::COUNT] {
+            return self.driver.download(parts);
+        }
+        let mut found = [0; 8 * Indexed::COUNT];
+        let mut all: Vec<(View, &mut [u8])> = vec![(faults.found.view(), &mut found)];
+        all.extend(parts.iter_mut().map(|(src, dst)| (*src, &mut **dst)));
+        self.driver.download(&mut all)?;
+        let Some(at) = found.as_chunks().0.iter().position(|f| *f != [0; 8]) else { return Ok(()) };
+        self.driver.zero(faults.found.view_mut())?;
+        let fault = u64::from_ne_bytes(found.as_chunks().0[at]);
+        let (index, row, limit) = (fault as u32, !((fault >> 32) as u32), faults.limits[at]);
+        let (op, what) = Indexed::NAMES[at];
+        let what = match what {
+            "target" => format!("target {} at row {row} is neither {IGNORE} nor in 0..{limit}", index as i32),
+            what => format!("{what} {index} at row {row} is outside the table of {limit} rows"),
+        };
+        Err(Error::op(op, what))
+    }
+}
+
+/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16", or an error.
+macro_rules! by_dtype {
+    ($op:expr, $dtype:expr, $stem:literal) => {
+        match $dtype {
+            $crate::base::DType::F32 => Ok(concat!($stem, "_f32")),
+            $crate::base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
+            $crate::base::DType::F16 => Ok(concat!($stem, "_f16")),
+            other => Err($crate::base::Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
+        }
+    };
+}
+pub(super) use by_dtype;
+
+/// Rows of `width` elements in `len`.
+pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
+    match len.checked_div(width) {
+        Some(rows) if rows * width == len => Ok(rows),
+        _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),
+    }
+}
+
+/// A CTA for a row, whole warps of at most `most` threads.
+pub fn threads(op: &'static str, columns: usize, most: usize) -> Result<u32> {
+    let threads = columns.div_ceil(ITEMS).next_multiple_of(32).max(32);
+    match threads <= most {
+        true => Ok(threads as u32),
+        false => {
+            let what = format!("rows of {columns} elements: this kernel takes at most {}", most * ITEMS);
+            Err(Error::op(op, what))
+        }
+    }
+}
