@@ -8,8 +8,8 @@ use flatshard::comm::{Collective, MeshSizes, Tag, shm};
 use flatshard::data::MicroBatch;
 use flatshard::data::zigzag::Cut;
 use flatshard::device::{Attention, Buf, Device, cpu::CpuDevice};
-use flatshard::nn::ring::{Around, Ring};
-use flatshard::nn::{Checkpointing, Groups, RingImpl, WorkspaceOptions};
+use flatshard::nn::ring::{Ring, RingAttention};
+use flatshard::nn::{Groups, RingImpl, Slice, Split};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,18 +51,18 @@ fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<Ring
     cut.fill(&batch);
     let (documents, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
     let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
-    let options = WorkspaceOptions { tokens: n, dtype: DType::Bf16, checkpoint: Checkpointing::Off, train: true };
     let kind = ring.unwrap_or_default();
-    let mut buffers = Ring::plan(a, [true, false], RANKS, kind, &options).allocate(&*dev, &groups).unwrap();
-    buffers.look(&*dev, &*group, a, [0], documents.view(), dealt.view()).unwrap();
-    let around = Around { dev: &*dev, group: &*group, ring: kind, shape: a, layer: 0 };
+    let split = Split { sp: Slice { index: group.rank(), of: RANKS }, ring: kind, ..Split::NONE };
+    let mut buffers = Ring::plan(a, [true, false], &split, n, DType::Bf16, true).allocate(&*dev, &groups).unwrap();
+    buffers.set_ranges(&*dev, &*group, a, [0], documents.view(), dealt.view()).unwrap();
+    let attention = RingAttention { dev: &*dev, group: &*group, ring: kind, shape: a, layer: 0 };
     let mut sums = dev.alloc(DType::F32, dev.attention_sums(a, DType::Bf16, len), Category::Other).unwrap();
     let mut once = || {
         let Rows { qkv, dqkv, o, lse, delta } = &mut rows;
         if ring.is_some() {
-            around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+            attention.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
             let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
-            around
+            attention
                 .backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o, [delta, sums.view_mut()], dqkv)
                 .unwrap();
         } else {

@@ -8,7 +8,7 @@ pub use dropout::unused_dropout;
 
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
-use crate::nn::parallel::plan::TpPlan;
+use crate::nn::tp_plan::TpPlan;
 use crate::nn::{Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;

@@ -1,10 +1,12 @@
 //! The attention branch: `y = x + dropout(post(out(attention(turn(qkv(norm(x)))))))`. Never masks: documents are the
 //! device's job.
-use super::context::{Cx, Place};
+use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::ring::RingAttention;
+use super::saved::{AttentionSaved, Scratch};
 use super::store::{Grads, Weights};
-use super::workspace::{AttentionSaved, Scratch, Tensor};
+use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::{Attention, Device, QkNormRope, Rope, View, ViewMut};
 use std::ops::Range;
@@ -16,7 +18,7 @@ pub struct AttentionBranch {
     pub qkv: Vec<Linear>,
     /// Of the three.
     pub bias: Option<RowBias>,
-    pub turn: Turn,
+    pub transform: HeadTransform,
     /// Over tp, by heads.
     pub cut: bool,
     /// Which of the context's tables it turns by.
@@ -29,7 +31,7 @@ pub struct AttentionBranch {
 
 /// What becomes of queries and keys before they meet.
 #[derive(Clone, Copy, Debug)]
-pub enum Turn {
+pub enum HeadTransform {
     /// Nothing: positions were learned.
     None,
     Rope(Rope),
@@ -105,16 +107,16 @@ impl AttentionBranch {
         if let Some(bias) = &self.bias {
             bias.add(dev, w, &mut scratch.bias, saved.qkv.rows_mut(n))?;
         }
-        if let Turn::Rope(rope) = &self.turn {
+        if let HeadTransform::Rope(rope) = &self.transform {
             dev.rope(rope, cx.tables[self.table], cx.batch.positions, saved.qkv.rows_mut(n), false)?;
         }
         let AttentionSaved { qkv, o, lse, branch } = saved;
         if !cx.attended {
-            let qkv = self.turned(cx, w, qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
+            let qkv = self.rotated(cx, w, qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
             let (o, lse) = (o.rows_mut(n), lse.rows_mut(n));
-            match (cx.around(&self.shape), cx.past) {
-                (Some(around), _) => around.forward(&mut scratch.ring, qkv, o, lse)?,
-                (None, Some(past)) => past.attention(cx, &self.shape, &mut scratch.cache, qkv, o, lse)?,
+            match (RingAttention::of(cx, &self.shape), cx.past) {
+                (Some(ring), _) => ring.forward(&mut scratch.ring, qkv, o, lse)?,
+                (None, Some(past)) => scratch.cache.attention(cx, past, &self.shape, qkv, o, lse)?,
                 (None, None) => dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o, lse)?,
             }
         }
@@ -133,24 +135,24 @@ impl AttentionBranch {
                 norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
             }
         }
-        cx.drop(Place::Attention, y.reborrow())?;
+        cx.drop(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
     }
 
-    /// The rows that attention reads: those of `qkv`, or their heads normalised and rotated, in `turned`.
-    fn turned<'a>(
+    /// The rows that attention reads: those of `qkv`, or their heads normalised and rotated, in `rotated`.
+    fn rotated<'a>(
         &self,
         cx: &Cx,
         w: Weights,
         qkv: &'a Tensor,
-        turned: &'a mut Tensor,
+        rotated: &'a mut Tensor,
         stats: &mut Tensor,
     ) -> Result<View<'a>> {
-        let Turn::NormRope { shape, wq, wk } = &self.turn else { return Ok(qkv.rows(cx.n)) };
+        let HeadTransform::NormRope { shape, wq, wk } = &self.transform else { return Ok(qkv.rows(cx.n)) };
         let (wq, wk, qkv) = (w.get(*wq), w.get(*wk), qkv.rows(cx.n));
-        let (out, rstd) = (turned.rows_mut(cx.n), stats.rows_mut(cx.n));
+        let (out, rstd) = (rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
         cx.dev.qk_norm_rope(shape, cx.tables[self.table], cx.batch.positions, wq, wk, qkv, out, rstd)?;
-        Ok(turned.rows(cx.n))
+        Ok(rotated.rows(cx.n))
     }
 
     /// `dy (R, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
@@ -167,7 +169,7 @@ impl AttentionBranch {
     ) -> Result<()> {
         let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
         let (o, lse) = (saved.o.rows(n), saved.lse.rows(n));
-        let mut d_branch = cx.branch_grad(Place::Attention, dy.as_view(), &mut scratch.masked)?;
+        let mut d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
             d_branch = norm.branch_backward(
@@ -185,19 +187,21 @@ impl AttentionBranch {
         self.out.backward(dev, w, dw, o, d_branch.rows, low, scratch.d_o.rows_mut(n), false)?;
         cx.release(d_branch)?;
 
-        let qkv = self.turned(cx, w, &saved.qkv, &mut scratch.turned, &mut scratch.turned_stats)?;
+        let qkv = self.rotated(cx, w, &saved.qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
         let (d_o, documents, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
-        match cx.around(&self.shape) {
+        match RingAttention::of(cx, &self.shape) {
             None => dev.attention_backward(&self.shape, documents, qkv, o, lse, d_o, delta, sums, dqkv)?,
-            Some(around) => around.backward(&mut scratch.ring, qkv, o, lse, d_o, [delta, sums], dqkv)?,
+            Some(ring) => ring.backward(&mut scratch.ring, qkv, o, lse, d_o, [delta, sums], dqkv)?,
         }
-        match &self.turn {
-            Turn::None => {}
-            Turn::Rope(rope) => dev.rope(rope, cx.tables[self.table], positions, scratch.dqkv.rows_mut(n), true)?,
-            Turn::NormRope { shape, wq, wk } => {
+        match &self.transform {
+            HeadTransform::None => {}
+            HeadTransform::Rope(rope) => {
+                dev.rope(rope, cx.tables[self.table], positions, scratch.dqkv.rows_mut(n), true)?
+            }
+            HeadTransform::NormRope { shape, wq, wk } => {
                 let (dwq, dwk) = dw.pair(*wq, *wk, scratch.unused.rows_mut(2));
-                let (wq, wk, qkv, rstd) = (w.get(*wq), w.get(*wk), saved.qkv.rows(n), scratch.turned_stats.rows(n));
+                let (wq, wk, qkv, rstd) = (w.get(*wq), w.get(*wk), saved.qkv.rows(n), scratch.head_stats.rows(n));
                 let dqkv = scratch.dqkv.rows_mut(n);
                 dev.qk_norm_rope_backward(shape, cx.tables[self.table], positions, wq, wk, qkv, rstd, dqkv, dwq, dwk)?;
             }

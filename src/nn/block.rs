@@ -3,34 +3,34 @@
 //!
 //! What is kept for backward is what a matrix product or the attention would have to make again. Norms and activations
 //! are one pass over memory, and backward computes them again: 6 C + 2 F instead of 8 C + 3 F elements a token (C the
-//! model's width, F that of the feed-forward layer), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured at
-//! C 768, F 3072, N 1024).
+//! model's width, F that of the feed-forward layer), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured
+//! at C 768, F 3072, N 1024).
 use super::attention::AttentionBranch;
 use super::context::Cx;
 use super::layout::Layout;
 use super::lora::Lora;
 use super::mlp::MlpBranch;
+use super::saved::{Saved, Scratch};
 use super::store::{Grads, Weights};
-use super::workspace::{Saved, Scratch};
 use crate::base::Result;
 use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct DecoderBlock {
     pub attention: AttentionBranch,
     pub mlp: MlpBranch,
 }
 
-impl Block {
+impl DecoderBlock {
     /// Puts the adapters that `layout` has to their matrices.
     pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
         let AttentionBranch { qkv, out, .. } = &mut self.attention;
         let MlpBranch { gate, up, down, .. } = &mut self.mlp;
-        qkv.iter_mut().chain([out]).chain(gate).chain([up, down]).for_each(|linear| linear.adapt(lora, layout));
+        qkv.iter_mut().chain([out]).chain(gate).chain([up, down]).for_each(|linear| lora.adapt(linear, layout));
     }
 
-    /// Assigns `saved`, and `y (R, C)` from `x (R, C)`, this rank's rows of the residual stream. A recomputation for backward asks for no `y`: nothing reads it,
-    /// and the last product is spared.
+    /// Assigns `saved`, and `y (R, C)` from `x (R, C)`, this rank's rows of the residual stream. A recomputation for
+    /// backward asks for no `y`: nothing reads it, and the last product is spared.
     pub fn forward(
         &self,
         cx: &Cx,

@@ -1,11 +1,19 @@
-//! What every layer of one pass shares: the device, the batch, the keys of its masks. Never owns a buffer.
-use super::cache::Past;
-use super::parallel::{Groups, Split};
-use super::ring::Around;
-use super::workspace::Tensor;
+//! What every layer of one pass shares: the device, the batch, the keys of its masks, and the two things that ranks of
+//! tp do together in a layer. Never owns a buffer, never decides what is cut.
+//!
+//! What ranks of tp do in forward, they do the other way round in backward: where a column-cut product begins, its
+//! input is made *whole*; where a row-cut one ends, the ranks' parts are *summed*. Without sequence parallelism whole
+//! rows are there already and a sum is an all-reduce: two a block and direction. With it (Korthikanti et al. 2022,
+//! "Reducing Activation Recomputation in Large Transformer Models") a rank has its part of the rows outside: whole is
+//! an all-gather, a sum a reduce-scatter. A gathered input is not kept: the weight gradient gathers it again. A block
+//! that is computed again for its backward pass repeats what leads to what is kept: the first branch's sum (both where
+//! a branch ends in a norm), and with sequence parallelism the gathers in front of both.
+use super::split::{Groups, Split};
+use super::tensor::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
-use crate::device::{Attention, Device, View, ViewMut};
+use crate::comm::{Reduce, Tag, Ticket};
+use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 /// One micro-batch on the device: documents one after the other, N tokens in all.
@@ -53,34 +61,52 @@ impl Batch<'_> {
 
 /// Where in a layer a dropout stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum DropoutSite {
     Embedding,
     Attention,
     Mlp,
 }
 
-/// The keys of a micro-batch's masks, two words each: by layer, then by [`Place`]. They change with each micro-batch, so they lie in
-/// memory and not in the arguments of an operation.
-pub struct Keys;
+/// The keys of a micro-batch's masks, two words each: by layer, then by [`DropoutSite`]. They change with each
+/// micro-batch, so they lie in memory and not in the arguments of an operation.
+pub struct DropoutKeys;
 
-impl Keys {
-    const PLACES: [Place; 3] = [Place::Embedding, Place::Attention, Place::Mlp];
+impl DropoutKeys {
+    const SITES: [DropoutSite; 3] = [DropoutSite::Embedding, DropoutSite::Attention, DropoutSite::Mlp];
 
     /// Words of `layers` layers, the root one of them.
     pub fn words(layers: usize) -> usize {
-        2 * Keys::PLACES.len() * layers
+        2 * DropoutKeys::SITES.len() * layers
     }
-    fn at(layer: usize, place: Place) -> Range<usize> {
-        let at = 2 * (Keys::PLACES.len() * layer + place as usize);
+    fn at(layer: usize, place: DropoutSite) -> Range<usize> {
+        let at = 2 * (DropoutKeys::SITES.len() * layer + place as usize);
         at..at + 2
     }
     /// All of them, from that of the micro-batch.
     pub fn fill(key: u64, words: &mut [u32]) {
-        for (layer, of_layer) in words.chunks_exact_mut(Keys::words(1)).enumerate() {
-            for (place, words) in Keys::PLACES.into_iter().zip(of_layer.chunks_exact_mut(2)) {
+        for (layer, of_layer) in words.chunks_exact_mut(DropoutKeys::words(1)).enumerate() {
+            for (place, words) in DropoutKeys::SITES.into_iter().zip(of_layer.chunks_exact_mut(2)) {
                 let key = Rng::new(key, (layer as u64) << 8 | place as u64).key();
                 words.copy_from_slice(&[key as u32, (key >> 32) as u32]);
             }
+        }
+    }
+}
+
+/// Where a batch stands in its sequence: how many tokens of it came before, and how many there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Past {
+    pub tokens: usize,
+    pub room: usize,
+}
+
+impl Past {
+    /// An error unless `n` more tokens may come: all at first, then one by one.
+    pub fn check(&self, n: usize) -> Result<()> {
+        let Past { tokens, room } = *self;
+        match (tokens == 0 || n == 1) && tokens + n <= room {
+            true => Ok(()),
+            false => Err(Error::op("go on", format!("{n} tokens after {tokens}, with room for {room}"))),
         }
     }
 }
@@ -96,7 +122,7 @@ pub struct Cx<'a> {
     pub n: usize,
     /// Rotation tables (P, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
     pub tables: [View<'a>; 2],
-    /// Probability and the micro-batch's keys ([`Keys`]); none when evaluating.
+    /// Probability and the micro-batch's keys ([`DropoutKeys`]); none when evaluating.
     pub dropout: Option<(f32, View<'a>)>,
     pub layer: usize,
     /// A recomputation finds attention's outputs where the forward pass left them.
@@ -105,29 +131,81 @@ pub struct Cx<'a> {
     pub past: Option<Past>,
 }
 
+/// All rows of what ranks have parts of, readable until [`Cx::release`].
+pub struct Whole<'a> {
+    pub rows: View<'a>,
+    ticket: Option<Ticket>,
+}
+
 impl Cx<'_> {
-    /// The ring that keys and values go around, where rows are cut over it.
-    pub fn around<'b>(&'b self, shape: &'b Attention) -> Option<Around<'b>> {
-        let (dev, group, ring) = (self.dev, &*self.groups.sp, self.split.ring);
-        self.batch.rows.map(|_| Around { dev, group, ring, shape, layer: self.layer })
-    }
     /// Whether nothing comes between a branch's last product and the residual stream: no sum over ranks and no dropout.
     pub fn straight(&self, cut: bool) -> bool {
         self.dropout.is_none() && self.split.part(cut).of == 1
     }
     /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
-    pub fn drop(&self, place: Place, x: ViewMut) -> Result<()> {
+    pub fn drop(&self, place: DropoutSite, x: ViewMut) -> Result<()> {
         let Some((p, keys)) = self.dropout else { return Ok(()) };
-        self.dev.dropout(p, keys.slice(Keys::at(self.layer, place)), x)
+        self.dev.dropout(p, keys.slice(DropoutKeys::at(self.layer, place)), x)
     }
     /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
-    pub fn branch_grad<'b>(&self, place: Place, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
+    pub fn branch_grad<'b>(&self, place: DropoutSite, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
         if self.dropout.is_none() {
             return Ok(dy);
         }
         self.dev.copy(dy, masked.rows_mut(self.rows()))?;
         self.drop(place, masked.rows_mut(self.rows()))?;
         Ok(masked.rows(self.rows()))
+    }
+
+    /// Rows of the residual stream that this rank has.
+    pub fn rows(&self) -> usize {
+        self.split.rows(self.n)
+    }
+    /// Those of all ranks of tp together: `n`, and with sequence parallelism what fills the last rank's part up.
+    fn padded(&self) -> usize {
+        if self.split.sequence() { self.rows() * self.split.tp.of } else { self.n }
+    }
+
+    /// (N, C) from this rank's rows `x`, by way of `all`.
+    pub fn whole<'a>(&self, x: View<'a>, all: &'a mut Tensor) -> Result<Whole<'a>> {
+        if !self.split.sequence() {
+            return Ok(Whole { rows: x, ticket: None });
+        }
+        let tp = &self.groups.tp;
+        let ticket = tp.all_gather(Tag::new("tp gather", self.layer), x, all.rows_mut(self.padded()))?;
+        tp.wait(ticket)?;
+        Ok(Whole { rows: all.rows(self.n), ticket: Some(ticket) })
+    }
+    /// The rows are read no more.
+    pub fn release(&self, whole: Whole) -> Result<()> {
+        whole.ticket.map_or(Ok(()), |ticket| self.groups.tp.release(ticket))
+    }
+
+    /// Assigns this rank's rows of `y`: where the work is `cut`, the sum over tp of what `part` assigns to (N, C), by
+    /// way of `parts`; otherwise what `part` assigns.
+    pub fn sum(
+        &self,
+        cut: bool,
+        parts: &mut Tensor,
+        y: ViewMut,
+        part: impl FnOnce(ViewMut) -> Result<()>,
+    ) -> Result<()> {
+        if self.split.part(cut).of == 1 {
+            return part(y);
+        }
+        let (tp, n, padded) = (&self.groups.tp, self.n, self.padded());
+        part(parts.rows_mut(n))?;
+        if self.split.sequence() {
+            // Rows of no token: 0 in what is summed, so they are in what becomes of it.
+            self.dev.zero(parts.band_mut(&(n..padded)))?;
+            let ticket = tp.reduce_scatter(Tag::new("tp sum", self.layer), parts.rows_mut(padded), y, false)?;
+            tp.wait(ticket)?;
+            return tp.wait_sent(ticket);
+        }
+        let ticket = tp.all_reduce(Tag::new("tp sum", self.layer), parts.rows_mut(n), Reduce::Sum)?;
+        tp.wait(ticket)?;
+        self.dev.copy(parts.rows(n), y)?;
+        tp.wait_sent(ticket)
     }
 }
 
@@ -147,10 +225,10 @@ mod tests {
         let view = nothing.view();
         let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
-        let mut keys = dev.alloc(DType::U32, Keys::words(3), Category::Other).unwrap();
+        let mut keys = dev.alloc(DType::U32, DropoutKeys::words(3), Category::Other).unwrap();
         let mut mask = |layer, place, key| {
             x.view_mut().host::<f32>("test").unwrap().fill(1.0);
-            Keys::fill(key, keys.view_mut().host::<u32>("test").unwrap());
+            DropoutKeys::fill(key, keys.view_mut().host::<u32>("test").unwrap());
             let dropout = Some((0.5, keys.view()));
             let (dev, groups, split) = (&*dev, &groups, Split::NONE);
             let cx =
@@ -161,7 +239,7 @@ mod tests {
         let mut masks = Vec::new();
         for key in [1, 2] {
             for layer in 0..3 {
-                for place in [Place::Embedding, Place::Attention, Place::Mlp] {
+                for place in [DropoutSite::Embedding, DropoutSite::Attention, DropoutSite::Mlp] {
                     let drawn = mask(layer, place, key);
                     assert!(drawn == mask(layer, place, key));
                     assert!(!masks.contains(&drawn), "layer {layer}, {place:?}, key {key}");

@@ -1,16 +1,17 @@
 //! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are
 //! kept.
-use super::block::Block;
-use super::cache::Past;
-use super::context::{Batch, Cx, Keys};
+use super::block::DecoderBlock;
+use super::context::{Batch, Cx, DropoutKeys, Past};
 use super::layout::Layout;
-use super::parallel::{Groups, Split};
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, Root};
+use super::saved::Scratch;
 use super::spec::{Arch, Spec};
+use super::split::{Groups, Split};
 use super::store::{ParamStore, Pass, ROOT};
+use super::tensor::Tensor;
 use super::tuning::Tuning;
-use super::workspace::{Fixed, Scratch, Tensor, Workspace, WorkspaceOptions};
+use super::workspace::{Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Category, Error, Result};
 use crate::device::{Device, View};
@@ -22,7 +23,7 @@ pub struct Decoder {
     split: Split,
     layouts: Vec<Layout>,
     root: Root,
-    blocks: Vec<Block>,
+    blocks: Vec<DecoderBlock>,
     /// The lowest layer that learns: backward ends there.
     lowest: usize,
     /// Of the adapters; 0 without.
@@ -108,8 +109,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Makes room in `ws` for a sequence of up to `tokens` that goes on by [`Decoder::go_on`], or gives it back where they are 0.
-    /// Of the sequence's tokens a pass has those that it begins with, or one.
+    /// Makes room in `ws` for a sequence of up to `tokens` that goes on by [`Decoder::go_on`], or gives it back where
+    /// they are 0. Of the sequence's tokens a pass has those that it begins with, or one.
     pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
         ws.remember(&self.split.local(&self.spec), dev, tokens)?;
         self.fill_tables(dev, &mut ws.fixed)
@@ -122,13 +123,13 @@ impl Decoder {
 
     /// Words of the keys of a micro-batch's masks; 0 without dropout.
     pub fn dropout_words(&self) -> usize {
-        if self.spec.dropout > 0.0 { Keys::words(self.layouts.len()) } else { 0 }
+        if self.spec.dropout > 0.0 { DropoutKeys::words(self.layouts.len()) } else { 0 }
     }
     /// The keys of all masks of a micro-batch, from `key`, which names run, step, micro-batch and rank.
     pub fn dropout_keys(&self, key: u64, words: &mut [u32]) {
         // Ranks of tp that have the same rows draw the same masks.
         let own = if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
-        Keys::fill(own, words);
+        DropoutKeys::fill(own, words);
     }
 
     /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
@@ -148,7 +149,7 @@ impl Decoder {
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
         let rows = cx.rows();
-        self.look(&cx, scratch)?;
+        self.set_ring_ranges(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
 
         store.acquire(ROOT, Pass::Forward)?;
@@ -192,7 +193,7 @@ impl Decoder {
         batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], None);
-        self.look(&cx, scratch)?;
+        self.set_ring_ranges(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -213,8 +214,8 @@ impl Decoder {
         self.logits(dev, store, batch, ws, (row, None), out)
     }
 
-    /// Assigns `out (vocab)`: the logits of what follows the last token of `batch`, which is the one sequence that `ws` remembers:
-    /// all of it where `past` is 0, else the one token after `past` others.
+    /// Assigns `out (vocab)`: the logits of what follows the last token of `batch`, which is the one sequence that `ws`
+    /// remembers: all of it where `past` is 0, else the one token after `past` others.
     pub fn go_on(
         &self,
         dev: &dyn Device,
@@ -227,7 +228,7 @@ impl Decoder {
         let cache = &mut ws.scratch.cache;
         let past = Past { tokens: past, room: cache.kv.capacity() / self.spec.layers };
         past.check(batch.tokens.len())?;
-        past.look(dev, cache, self.spec.window)?;
+        cache.set_ranges(dev, past, self.spec.window)?;
         self.logits(dev, store, batch, ws, (batch.tokens.len() - 1, Some(past)), out)
     }
 
@@ -246,7 +247,7 @@ impl Decoder {
             stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
         } = ws;
         let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table], None) };
-        self.look(&cx, scratch)?;
+        self.set_ring_ranges(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -285,12 +286,12 @@ impl Decoder {
     }
 
     /// Who sees whom around the ring, where there is one.
-    fn look(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
+    fn set_ring_ranges(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
         let Some(rows) = cx.batch.rows else { return Ok(()) };
         let heads = &self.blocks[0].attention.shape;
         let mut windows = self.blocks.iter().map(|block| block.attention.shape.window);
         let (all, near) = (windows.clone().find(|&w| w == 0), windows.find(|&w| w > 0));
-        scratch.ring.look(cx.dev, &*cx.groups.sp, heads, all.into_iter().chain(near), cx.batch.cu_seqlens, rows)
+        scratch.ring.set_ranges(cx.dev, &*cx.groups.sp, heads, all.into_iter().chain(near), cx.batch.cu_seqlens, rows)
     }
 
     /// Assigns the residual stream and what each block keeps.
@@ -308,7 +309,7 @@ impl Decoder {
         self.root.embed(cx, w, scratch, stream[0].rows_mut(n))?;
         for i in 0..self.spec.layers {
             let layer = i + 1;
-            let (x, y) = turn(stream, i);
+            let (x, y) = stream_pair(stream, i);
             let w = store.acquire(layer, pass)?;
             self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept.of(i), scratch, Some(y.rows_mut(n)))?;
             store.release(layer, pass)?;
@@ -318,7 +319,7 @@ impl Decoder {
 }
 
 /// Where block `i` reads and where it writes: neighbours, around the end where there are fewer than blocks.
-fn turn(stream: &mut [Tensor], i: usize) -> (&Tensor, &mut Tensor) {
+fn stream_pair(stream: &mut [Tensor], i: usize) -> (&Tensor, &mut Tensor) {
     let (x, y) = (i % stream.len(), (i + 1) % stream.len());
     let (low, high) = stream.split_at_mut(x.max(y));
     if x < y { (&low[x], &mut high[0]) } else { (&high[0], &mut low[y]) }

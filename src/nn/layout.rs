@@ -1,6 +1,6 @@
 //! What stands where in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read.
 //! Never holds values.
-use super::parallel::Slice;
+use super::split::Slice;
 use crate::device::ALIGN;
 use std::ops::Range;
 
@@ -12,6 +12,21 @@ pub enum Init {
     /// Uniform between minus and plus this.
     Uniform(f32),
     Constant(f32),
+}
+
+impl Init {
+    /// Standard deviation of fresh weights: `initializer_range` of all families' configurations.
+    const DEVIATION: f32 = 0.02;
+    pub(super) const NORMAL: Init = Init::Normal(Init::DEVIATION);
+    pub(super) const ONES: Init = Init::Constant(1.0);
+    pub(super) const ZEROS: Init = Init::Constant(0.0);
+
+    /// How the projections that end a residual branch start: the deviation over the root of their number, two in each
+    /// of `blocks` (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3). In every
+    /// family: transformers does so for GPT-2 and starts the others flat.
+    pub(super) fn residual(blocks: usize) -> Init {
+        Init::Normal(Init::DEVIATION / (2.0 * blocks as f32).sqrt())
+    }
 }
 
 /// How a tensor stands to the ranks of tp.
@@ -62,14 +77,14 @@ impl Segment {
         }
         shape
     }
-    /// Elements that it takes in a flat buffer: those of the largest part, so that whatever follows stands at the same place on
-    /// every rank of tp. What this rank has less is padding.
+    /// Elements that it takes in a flat buffer: those of the largest part, so that whatever follows stands at the same
+    /// place on every rank of tp. What this rank has less is padding.
     pub fn extent(&self) -> usize {
         let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
         self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
     }
-    /// Cuts `range`, elements of this rank's part counted from its first, into stretches that are contiguous in the whole
-    /// tensor too: each with the place of its first element there.
+    /// Cuts `range`, elements of this rank's part counted from its first, into stretches that are contiguous in the
+    /// whole tensor too: each with the place of its first element there.
     pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         // Of a part cut along dim, `run` elements lie together, `before` in each `row` of the whole tensor.
         let (run, before, all) = match self.tp {

@@ -1,8 +1,6 @@
 //! A matrix product with one of the layer's weights. Never decides where its output is summed or kept.
-use super::layout::Layout;
-use super::lora::{Adapter, Lora};
 use super::store::{Grads, Weights};
-use super::workspace::Tensor;
+use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::{Device, Epilogue, Gemm, View, ViewMut};
 use std::ops::Range;
@@ -19,18 +17,18 @@ enum Form {
 /// `y (N, outputs) = x (N, inputs) W [+ b]`. `y` may be a band of columns of wider rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
-    weight: usize,
+    pub(super) weight: usize,
     bias: Option<usize>,
     pub(super) inputs: usize,
-    pub(super) outputs: usize,
+    outputs: usize,
     form: Form,
     /// Elements in a row of `y`, and the first of them that is written here.
-    pub(super) row: usize,
-    pub(super) column: usize,
+    row: usize,
+    column: usize,
     /// Of the outputs that the segments hold, those from here on are these: where ranks of tp share key/value heads.
-    pub(super) first: usize,
+    first: usize,
     /// What learns beside the frozen weight.
-    adapter: Option<Adapter>,
+    pub(super) adapter: Option<Adapter>,
 }
 
 impl Linear {
@@ -66,11 +64,6 @@ impl Linear {
         Linear { first, ..self }
     }
 
-    /// Takes the adapter of its weight in `layout`, where there is one.
-    pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
-        self.adapter = lora.adapter(layout, self.weight);
-    }
-
     /// Assigns `y`. `low` (N, rank) is scratch of the adapter.
     pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
         match (self.bias, self.adapter) {
@@ -83,7 +76,8 @@ impl Linear {
             }
         }
     }
-    /// `y = x W + b + residual`. Assigns. The bias and the residual stream come in the product's pass where no adapter stands between.
+    /// `y = x W + b + residual`. Assigns. The bias and the residual stream come in the product's pass where no adapter
+    /// stands between.
     pub fn forward_onto(
         &self,
         dev: &dyn Device,
@@ -149,8 +143,8 @@ impl Linear {
         self.first * self.inputs..(self.first + self.outputs) * self.inputs
     }
 
-    /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to it
-    /// with `accumulate`. `low`, two of (N, rank), is scratch of the adapter.
+    /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to
+    /// it with `accumulate`. `low`, two of (N, rank), is scratch of the adapter.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -171,7 +165,8 @@ impl Linear {
         }
     }
 
-    /// `backward` of what came out of GELU: `dx` is the gradient of `z`, GELU's input. Assigns `dx`; `product`, like it, is scratch.
+    /// `backward` of what came out of GELU: `dx` is the gradient of `z`, GELU's input. Assigns `dx`; `product`, like
+    /// it, is scratch.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward_gelu(
         &self,
@@ -226,5 +221,71 @@ impl Linear {
             Some(db) => dev.bias_backward(dy, db),
             None => Ok(()),
         }
+    }
+}
+
+/// Segments `a` (rank, inputs) and `b` (outputs, rank) beside a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Adapter {
+    pub a: usize,
+    pub b: usize,
+    pub rank: usize,
+    pub scale: f32,
+}
+
+impl Adapter {
+    /// B's elements for the outputs of `of`.
+    fn held(&self, of: &Linear) -> Range<usize> {
+        of.first * self.rank..(of.first + of.outputs) * self.rank
+    }
+    /// Assigns `low (N, rank) = scale x Aᵀ`.
+    fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
+        let n = x.len() / of.inputs;
+        dev.gemm(&Gemm::nt(n, self.rank, of.inputs), x, w.get(self.a), low.rows_mut(n))?;
+        dev.scale(self.scale, low.rows_mut(n))
+    }
+    /// `y += scale x Aᵀ Bᵀ`, in the columns of `of`. Adds. `low` (N, rank) is scratch.
+    pub fn forward(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        of: &Linear,
+        x: View,
+        low: &mut Tensor,
+        y: ViewMut,
+    ) -> Result<()> {
+        let n = x.len() / of.inputs;
+        self.project(dev, w, of, x, low)?;
+        let band = of.column..y.len();
+        let shape = Gemm::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
+        dev.gemm(&shape, low.rows(n), w.get(self.b).slice(self.held(of)), y.slice(band))
+    }
+    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
+    /// dimensions, scratch.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn backward(
+        &self,
+        dev: &dyn Device,
+        w: Weights,
+        dw: &mut Grads,
+        of: &Linear,
+        x: View,
+        dy: View,
+        low: [&mut Tensor; 2],
+        dx: ViewMut,
+    ) -> Result<()> {
+        let (n, [low, dlow]) = (x.len() / of.inputs, low);
+        let dy = dy.slice(of.column..dy.len());
+        if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
+            self.project(dev, w, of, x, low)?;
+            dev.gemm(&Gemm::tn(of.outputs, self.rank, n).lda(of.row).accumulate(), dy, low.rows(n), db)?;
+        }
+        let b = w.get(self.b).slice(self.held(of));
+        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, b, dlow.rows_mut(n))?;
+        dev.scale(self.scale, dlow.rows_mut(n))?;
+        if let Some(da) = dw.get(self.a) {
+            dev.gemm(&Gemm::tn(self.rank, of.inputs, n).accumulate(), dlow.rows(n), x, da)?;
+        }
+        dev.gemm(&Gemm::nn(n, of.inputs, self.rank).accumulate(), dlow.rows(n), w.get(self.a), dx)
     }
 }

@@ -1,15 +1,12 @@
-//! Low-rank adapters (Hu et al. 2022, "LoRA"): a frozen matrix W learns as W + (alpha / rank) B A. Never holds a buffer.
+//! Low-rank adapters (Hu et al. 2022, "LoRA"): a frozen matrix W learns as W + (alpha / rank) B A. Never holds a
+//! buffer.
 //!
 //! Names, shapes and starting values are those of the PEFT library: beside `...q_proj.weight` (out, in) stand
-//! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out, rank),
-//! zero. So the model starts as it was.
+//! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out,
+//! rank), zero. So the model starts as it was.
 use super::layout::{Init, Layout, Segment, Tp};
-use super::linear::Linear;
-use super::store::{Grads, Weights};
-use super::workspace::Tensor;
+use super::linear::{Adapter, Linear};
 use crate::base::{Error, Result};
-use crate::device::{Device, Gemm, View, ViewMut};
-use std::ops::Range;
 
 /// What is adapted, and how.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,8 +33,8 @@ pub fn has_adapters(layouts: &[Layout]) -> bool {
     layouts.iter().flat_map(|l| &l.segments).any(is_adapter)
 }
 
-/// How the adapters A and B of a matrix stand to the ranks of tp: cut as the matrix is along its own side; the other side's is
-/// whole, and its gradient comes from what each rank has of the first.
+/// How the adapters A and B of a matrix stand to the ranks of tp: cut as the matrix is along its own side; the other
+/// side's is whole, and its gradient comes from what each rank has of the first.
 fn beside(matrix: Tp) -> (Tp, Tp) {
     match matrix {
         Tp::Same => (Tp::Same, Tp::Same),
@@ -95,76 +92,12 @@ impl Lora {
             ))),
         }
     }
-    /// The adapter of the matrix that stands at `weight` in a block's layout.
-    pub(super) fn adapter(&self, layout: &Layout, weight: usize) -> Option<Adapter> {
-        let module = self.module(&layout.segments[weight])?;
+    /// Gives `linear` the adapter of its weight in `layout`, where there is one.
+    pub(super) fn adapt(&self, linear: &mut Linear, layout: &Layout) {
+        let Some(module) = self.module(&layout.segments[linear.weight]) else { return };
         let find = |suffix: &str| layout.segments.iter().position(|s| s.name.strip_suffix(suffix) == Some(module));
-        Some(Adapter { a: find(A)?, b: find(B)?, rank: self.rank, scale: self.scale() })
-    }
-}
-
-/// Segments `a` (rank, inputs) and `b` (outputs, rank) beside a matrix.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Adapter {
-    a: usize,
-    b: usize,
-    rank: usize,
-    scale: f32,
-}
-
-impl Adapter {
-    /// B's elements for the outputs of `of`.
-    fn held(&self, of: &Linear) -> Range<usize> {
-        of.first * self.rank..(of.first + of.outputs) * self.rank
-    }
-    /// Assigns `low (N, rank) = scale x Aᵀ`.
-    fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
-        let n = x.len() / of.inputs;
-        dev.gemm(&Gemm::nt(n, self.rank, of.inputs), x, w.get(self.a), low.rows_mut(n))?;
-        dev.scale(self.scale, low.rows_mut(n))
-    }
-    /// `y += scale x Aᵀ Bᵀ`, in the columns of `of`. Adds. `low` (N, rank) is scratch.
-    pub fn forward(
-        &self,
-        dev: &dyn Device,
-        w: Weights,
-        of: &Linear,
-        x: View,
-        low: &mut Tensor,
-        y: ViewMut,
-    ) -> Result<()> {
-        let n = x.len() / of.inputs;
-        self.project(dev, w, of, x, low)?;
-        let band = of.column..y.len();
-        let shape = Gemm::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
-        dev.gemm(&shape, low.rows(n), w.get(self.b).slice(self.held(of)), y.slice(band))
-    }
-    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
-    /// dimensions, scratch.
-    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
-    pub fn backward(
-        &self,
-        dev: &dyn Device,
-        w: Weights,
-        dw: &mut Grads,
-        of: &Linear,
-        x: View,
-        dy: View,
-        low: [&mut Tensor; 2],
-        dx: ViewMut,
-    ) -> Result<()> {
-        let (n, [low, dlow]) = (x.len() / of.inputs, low);
-        let dy = dy.slice(of.column..dy.len());
-        if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
-            self.project(dev, w, of, x, low)?;
-            dev.gemm(&Gemm::tn(of.outputs, self.rank, n).lda(of.row).accumulate(), dy, low.rows(n), db)?;
+        if let (Some(a), Some(b)) = (find(A), find(B)) {
+            linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale() });
         }
-        let b = w.get(self.b).slice(self.held(of));
-        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, b, dlow.rows_mut(n))?;
-        dev.scale(self.scale, dlow.rows_mut(n))?;
-        if let Some(da) = dw.get(self.a) {
-            dev.gemm(&Gemm::tn(self.rank, of.inputs, n).accumulate(), dlow.rows(n), x, da)?;
-        }
-        dev.gemm(&Gemm::nn(n, of.inputs, self.rank).accumulate(), dlow.rows(n), w.get(self.a), dx)
     }
 }

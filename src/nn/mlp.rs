@@ -1,11 +1,12 @@
 //! The feed-forward branch: `y = x + dropout(post(down(activation(norm(x)))))`. Never keeps the activation: backward
 //! computes it again from the products that it came from.
-use super::context::{Cx, Place};
+use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::saved::{MlpSaved, Scratch};
 use super::spec::Activation;
 use super::store::{Grads, Weights};
-use super::workspace::{MlpSaved, Scratch};
+
 use crate::base::Result;
 use crate::device::{Device, ViewMut};
 
@@ -24,7 +25,8 @@ pub struct MlpBranch {
 }
 
 impl MlpBranch {
-    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y` only what backward needs is computed.
+    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y` only what
+    /// backward needs is computed.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -71,7 +73,7 @@ impl MlpBranch {
             None => down(y.reborrow())?,
             Some(norm) => norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?,
         }
-        cx.drop(Place::Mlp, y.reborrow())?;
+        cx.drop(DropoutSite::Mlp, y.reborrow())?;
         dev.add(saved.x.rows(rows), y)
     }
 
@@ -96,7 +98,7 @@ impl MlpBranch {
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         let (x, gate, up) = (saved.x.rows(rows), saved.gate.rows(n), saved.up.rows(n));
-        let mut d_branch = cx.branch_grad(Place::Mlp, dy.as_view(), &mut scratch.masked)?;
+        let mut d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
             d_branch = norm.branch_backward(

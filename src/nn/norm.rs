@@ -1,6 +1,6 @@
 //! The two normalisations behind one call. Never keeps its statistics: backward is given what forward wrote.
 use super::store::{Grads, Weights};
-use super::workspace::Tensor;
+use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::{Device, RmsNorm, View, ViewMut};
 
@@ -20,8 +20,8 @@ impl Norm {
             Norm::Layer { w, b, eps } => dev.layernorm(eps, x, weights.get(w), weights.get(b), y, stats),
         }
     }
-    /// For a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output. The statistics are
-    /// computed again, into `h` and `stats`; `dx` holds the result. Adds to the gradients of the weights; to
+    /// For a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output. The statistics
+    /// are computed again, into `h` and `stats`; `dx` holds the result. Adds to the gradients of the weights; to
     /// `unused` where they are frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn branch_backward<'a>(
@@ -40,8 +40,8 @@ impl Norm {
         self.backward(dev, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
         Ok(dx.rows(n))
     }
-    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`; to `unused` (2, C) f32 where they are
-    /// frozen.
+    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`; to `unused` (2, C) f32 where they
+    /// are frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,

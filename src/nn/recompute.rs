@@ -1,9 +1,10 @@
 //! What blocks keep of their forward pass, and what backward computes again (Chen et al. 2016). Never computes.
 //!
-//! What keeping an element spares, over documents of T tokens: an output of a matrix product from C inputs 2 C FLOPs, whichever
-//! product it is; an output of attention some 2 T, at a lower rate than a product's, and under ring attention a whole turn of the
-//! ring. So attention's outputs, C elements of a block's 11 to 12 C, are what is worth keeping first, and of the rest no part is
-//! better than another. For LLaMA 3 8B (C 4096) over 8192 tokens, kept elements and FLOPs computed again, a token and block:
+//! What keeping an element spares, over documents of T tokens: an output of a matrix product from C inputs 2 C FLOPs,
+//! whichever product it is; an output of attention some 2 T, at a lower rate than a product's, and under ring attention
+//! a whole turn of the ring. So attention's outputs, C elements of a block's 11 to 12 C, are what is worth keeping
+//! first, and of the rest no part is better than another. For LLaMA 3 8B (C 4096) over 8192 tokens, kept elements and
+//! FLOPs computed again, a token and block:
 //!
 //! ```text
 //! off        11.5 C       0
@@ -11,10 +12,11 @@
 //! full        1   C      23 C^2    the input
 //! ```
 //!
-//! Between two rows: every nth block alone computes again, the others keep all. A straight line, as no part is better than
-//! another; from selective to off it lies below that from full to off.
+//! Between two rows: every nth block alone computes again, the others keep all. A straight line, as no part is better
+//! than another; from selective to off it lies below that from full to off.
+use super::saved::{AttentionSaved, Saved};
 use super::spec::Spec;
-use super::workspace::{AttentionSaved, Saved, Tensor, table};
+use super::tensor::{Tensor, table};
 use crate::base::Result;
 
 /// Activation checkpointing.
@@ -51,8 +53,8 @@ impl Checkpointing {
             (Some((_, false)), n) => Checkpointing::FullEvery(n),
         }
     }
-    /// FLOPs of the matrix products that backward computes again, a token: of all such blocks but the last, whose are still there.
-    /// Attention is computed again by [`Checkpointing::Full`] alone.
+    /// FLOPs of the matrix products that backward computes again, a token: of all such blocks but the last, whose are
+    /// still there. Attention is computed again by [`Checkpointing::Full`] alone.
     pub fn products_again(self, spec: &Spec) -> u64 {
         let Some((every, _)) = self.again() else { return 0 };
         let attention = spec.qkv() + spec.heads * spec.head_dim;
@@ -70,8 +72,8 @@ table! {
 /// What is done with each field of a table.
 type Each<'a, T> = dyn FnMut(&'static str, &T) -> Result<()> + 'a;
 
-/// What the blocks keep: a [`Saved`] each, or one that those share which compute again. Where they share it selectively, each
-/// one's outputs take their place in it while it is the block's.
+/// What the blocks keep: a [`Saved`] each, or one that those share which compute again. Where they share it
+/// selectively, each one's outputs take their place in it while it is the block's.
 pub(super) struct SavedBlocks<T = Tensor> {
     /// Those of blocks that keep all; then the shared one, where there is one.
     saved: Vec<Saved<T>>,

@@ -1,17 +1,20 @@
 //! Ring attention (Liu et al. 2023): queries stay, keys and values of all ranks of sp come by. Never asks how rows were
 //! dealt to the ranks: their numbers in the packed batch say who sees whom.
 //!
-//! [Note: the ring] Rank r attends to its own block first, then to that of rank r - 1, r - 2, ...: each hop every rank hands
-//! the block that it has at hand to the rank behind it. The transfer is started before the attention over the block at hand,
-//! between two buffers that swap. What a pass makes is f32 and so is what the passes add up to; each result is rounded
-//! once, at the end. Backward takes the same way: the gradient of a block travels one hop behind it, so that it moves under
-//! the pass over the next block, and comes home after as many hops as there are ranks: its own rank adds the first part.
+//! [Note: the ring] Rank r attends to its own block first, then to that of rank r - 1, r - 2, ...: each hop every rank
+//! hands the block that it has at hand to the rank behind it. The transfer is started before the attention over the
+//! block at hand, between two buffers that swap. What a pass makes is f32 and so is what the passes add up to; each
+//! result is rounded once, at the end. Backward takes the same way: the gradient of a block travels one hop behind it,
+//! so that it moves under the pass over the next block, and comes home after as many hops as there are ranks: its own
+//! rank adds the first part.
 //!
-//! With [`RingImpl::AllGather`] the blocks come at once, under the pass over one's own, and their gradients go home in one
-//! reduce-scatter. The passes are the same in the same order, so outputs are the same bits. It holds the keys and values of
-//! all ranks, and is one operation where the ring has as many as ranks: for short sequences and few key/value heads.
-use super::parallel::{Groups, RingImpl};
-use super::workspace::{Shape, Tensor, WorkspaceOptions, table};
+//! With [`RingImpl::AllGather`] the blocks come at once, under the pass over one's own, and their gradients go home in
+//! one reduce-scatter. The passes are the same in the same order, so outputs are the same bits. It holds the keys and
+//! values of all ranks, and is one operation where the ring has as many as ranks: for short sequences and few key/value
+//! heads.
+use super::context::Cx;
+use super::split::{Groups, RingImpl, Split};
+use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommUse, Tag, Ticket};
 use crate::device::{Attention, Columns, Device, View, ViewMut};
@@ -52,21 +55,22 @@ table! {
     }
 }
 
-impl Ring<Shape> {
-    /// For up to `options.tokens` rows of each of `ranks`. `heads`: of this rank's layers, whatever their windows. `sights`:
-    /// whether there are layers that see all of a document, and layers within a window.
+impl Ring<TensorShape> {
+    /// For up to `tokens` rows of each rank of sp, activations of `dtype`. `heads`: of this rank's layers, whatever
+    /// their windows. `sights`: whether there are layers that see all of a document, and layers within a window.
     pub fn plan(
         heads: &Attention,
         sights: [bool; 2],
-        ranks: usize,
-        ring: RingImpl,
-        options: &WorkspaceOptions,
-    ) -> Ring<Shape> {
-        let &WorkspaceOptions { tokens, dtype, train, .. } = options;
+        split: &Split,
+        tokens: usize,
+        dtype: DType,
+        train: bool,
+    ) -> Ring<TensorShape> {
+        let (ranks, ring) = (split.sp.of, split.ring);
         let (inner, c) = (heads.heads * heads.head_dim, heads.kv_row());
         let (hops, at_once) = (ring == RingImpl::Ring, ring == RingImpl::AllGather);
         let rows = |there: bool, n: usize| if there { n } else { 0 };
-        let own = |dtype, rows, width| Shape::new(Category::Scratch, dtype, rows, width);
+        let own = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
         let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage, ranks);
         let [far, near] = sights.map(|sight| own(DType::U32, rows(sight, ranks * tokens), 2));
         let travels = |dtype, there| sent(dtype, rows(there, tokens), CommUse::Reduced);
@@ -88,14 +92,14 @@ impl Ring<Shape> {
         }
     }
     pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Ring> {
-        self.map(&mut |name, shape: &Shape| shape.allocate(name, dev, groups))
+        self.map(&mut |name, shape: &TensorShape| shape.allocate(name, dev, groups))
     }
 }
 
 impl Ring {
-    /// Who sees whom in a new batch. `rows` (R, N): those of the packed batch `cu_seqlens` that each rank has; `windows`: of
-    /// the layers, as [`Attention::window`].
-    pub fn look(
+    /// Who sees whom in a new batch. `rows` (R, N): those of the packed batch `cu_seqlens` that each rank has;
+    /// `windows`: of the layers, as [`Attention::window`].
+    pub fn set_ranges(
         &mut self,
         dev: &dyn Device,
         group: &dyn Collective,
@@ -124,7 +128,7 @@ impl Ring {
 
 /// One layer's attention over the rows of all ranks.
 #[derive(Clone, Copy)]
-pub struct Around<'a> {
+pub struct RingAttention<'a> {
     pub dev: &'a dyn Device,
     pub group: &'a dyn Collective,
     pub ring: RingImpl,
@@ -132,7 +136,15 @@ pub struct Around<'a> {
     pub layer: usize,
 }
 
-impl Around<'_> {
+impl<'a> RingAttention<'a> {
+    /// Where rows are cut over a ring.
+    pub fn of(cx: &'a Cx, shape: &'a Attention) -> Option<RingAttention<'a>> {
+        let (dev, group, ring) = (cx.dev, &*cx.groups.sp, cx.split.ring);
+        cx.batch.rows.map(|_| RingAttention { dev, group, ring, shape, layer: cx.layer })
+    }
+}
+
+impl RingAttention<'_> {
     /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries, in `qkv` with its own keys and values.
     pub fn forward(&self, ring: &mut Ring, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
         let (dev, shape) = (self.dev, self.shape);
@@ -156,7 +168,8 @@ impl Around<'_> {
         dev.copy(sum.rows(n), o)
     }
 
-    /// As [`Device::attention_backward`]: assigns `dqkv` of this rank's rows, to which the queries of all ranks contribute.
+    /// As [`Device::attention_backward`]: assigns `dqkv` of this rank's rows, to which the queries of all ranks
+    /// contribute.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -175,7 +188,7 @@ impl Around<'_> {
         let sees = if shape.window == 0 { [of_queries, of_keys] } else { [near_queries, near_keys] };
         dev.attention_delta(shape, o, d_o, delta.reborrow())?;
         dev.zero(sum.rows_mut(n))?;
-        let mut grads = Homeward { around: *self, n, dkv, leaving, arriving, all: all_dkv, ticket: None };
+        let mut grads = Homeward { attention: *self, n, dkv, leaving, arriving, all: all_dkv, ticket: None };
         grads.begin()?;
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
         for hop in 0..self.group.size() {
@@ -231,13 +244,13 @@ impl Around<'_> {
         let (c, row) = (self.shape.kv_row(), self.shape.row());
         let columns = Columns { rows: n, width: c, src_row: row, dst_row: c };
         self.dev.copy_columns(&columns, qkv.slice(row - c..qkv.len()), kv.rows_mut(n))?;
-        Ok(Blocks { around: *self, n, kv, next, all, ticket: None })
+        Ok(Blocks { attention: *self, n, kv, next, all, ticket: None })
     }
 }
 
 /// Keys and values of all ranks, one block after the other.
 struct Blocks<'a> {
-    around: Around<'a>,
+    attention: RingAttention<'a>,
     n: usize,
     kv: &'a mut Tensor,
     next: &'a mut Tensor,
@@ -249,11 +262,11 @@ struct Blocks<'a> {
 impl Blocks<'_> {
     /// Starts what brings the block of the next hop.
     fn fetch(&mut self, hop: usize) -> Result<()> {
-        let Around { group, ring, layer, .. } = self.around;
+        let RingAttention { group, ring, layer, .. } = self.attention;
         match ring {
             RingImpl::Ring if hop + 1 < group.size() => {
                 let (kv, next) = (self.kv.rows(self.n), self.next.rows_mut(self.n));
-                self.ticket = Some(self.around.hand_on("ring kv", kv, next)?);
+                self.ticket = Some(self.attention.hand_on("ring kv", kv, next)?);
             }
             RingImpl::AllGather if hop == 0 => {
                 let all = self.all.rows_mut(self.n * group.size());
@@ -264,14 +277,14 @@ impl Blocks<'_> {
         Ok(())
     }
     fn at_hand(&self, hop: usize) -> View<'_> {
-        match self.around.ring {
-            RingImpl::AllGather if hop > 0 => self.all.band(&self.around.block(hop, self.n)),
+        match self.attention.ring {
+            RingImpl::AllGather if hop > 0 => self.all.band(&self.attention.block(hop, self.n)),
             _ => self.kv.rows(self.n),
         }
     }
     /// Waits for the block of the next hop.
     fn arrive(&mut self, hop: usize) -> Result<()> {
-        let Around { group, ring, .. } = self.around;
+        let RingAttention { group, ring, .. } = self.attention;
         match (ring, self.ticket) {
             (RingImpl::Ring, Some(ticket)) => {
                 self.ticket = None;
@@ -285,8 +298,8 @@ impl Blocks<'_> {
     }
     /// The blocks are read no more.
     fn end(self) -> Result<()> {
-        match (self.around.ring, self.ticket) {
-            (RingImpl::AllGather, Some(ticket)) => self.around.group.release(ticket),
+        match (self.attention.ring, self.ticket) {
+            (RingImpl::AllGather, Some(ticket)) => self.attention.group.release(ticket),
             _ => Ok(()),
         }
     }
@@ -294,7 +307,7 @@ impl Blocks<'_> {
 
 /// Gradients of all blocks on their way to their owners.
 struct Homeward<'a> {
-    around: Around<'a>,
+    attention: RingAttention<'a>,
     n: usize,
     dkv: &'a mut Tensor,
     leaving: &'a mut Tensor,
@@ -306,41 +319,41 @@ struct Homeward<'a> {
 
 impl Homeward<'_> {
     fn begin(&mut self) -> Result<()> {
-        match self.around.ring {
+        match self.attention.ring {
             RingImpl::Ring => Ok(()),
-            RingImpl::AllGather => self.around.dev.zero(self.all.rows_mut(self.n * self.around.group.size())),
+            RingImpl::AllGather => self.attention.dev.zero(self.all.rows_mut(self.n * self.attention.group.size())),
         }
     }
     /// Where this rank adds its part of the gradient of the block at hand: zero so far.
     fn at_hand(&mut self, hop: usize) -> Result<ViewMut<'_>> {
-        match self.around.ring {
+        match self.attention.ring {
             RingImpl::Ring => {
-                self.around.dev.zero(self.dkv.rows_mut(self.n))?;
+                self.attention.dev.zero(self.dkv.rows_mut(self.n))?;
                 Ok(self.dkv.rows_mut(self.n))
             }
-            RingImpl::AllGather => Ok(self.all.band_mut(&self.around.block(hop, self.n))),
+            RingImpl::AllGather => Ok(self.all.band_mut(&self.attention.block(hop, self.n))),
         }
     }
     /// Adds the parts of the ranks before, which came under the pass, and hands the sum on.
     fn pass_on(&mut self) -> Result<()> {
-        if self.around.ring == RingImpl::AllGather {
+        if self.attention.ring == RingImpl::AllGather {
             return Ok(());
         }
         self.settle()?;
         std::mem::swap(&mut self.dkv, &mut self.leaving);
         let (leaving, arriving) = (self.leaving.rows(self.n), self.arriving.rows_mut(self.n));
-        self.ticket = Some(self.around.hand_on("ring dkv", leaving, arriving)?);
+        self.ticket = Some(self.attention.hand_on("ring dkv", leaving, arriving)?);
         Ok(())
     }
     fn settle(&mut self) -> Result<()> {
-        let (group, Some(ticket)) = (self.around.group, self.ticket.take()) else { return Ok(()) };
+        let (group, Some(ticket)) = (self.attention.group, self.ticket.take()) else { return Ok(()) };
         group.wait(ticket)?;
         group.wait_sent(ticket)?;
-        self.around.dev.add(self.arriving.rows(self.n), self.dkv.rows_mut(self.n))
+        self.attention.dev.add(self.arriving.rows(self.n), self.dkv.rows_mut(self.n))
     }
     /// Assigns `arriving`: the gradient of this rank's own keys and values.
     fn end(mut self) -> Result<()> {
-        let Around { group, ring, layer, .. } = self.around;
+        let RingAttention { group, ring, layer, .. } = self.attention;
         let ticket = match ring {
             RingImpl::Ring => self.ticket.take(),
             RingImpl::AllGather => {

@@ -1,10 +1,11 @@
 //! Layer 0: the embeddings below the blocks, the final norm, the head and the loss above them. Full logits never exist.
-use super::context::{Cx, Place};
+use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
-use super::parallel::Slice;
+use super::saved::Scratch;
+use super::split::Slice;
 use super::store::{Grads, Weights};
-use super::workspace::{Scratch, Tensor};
+use super::tensor::Tensor;
 use crate::base::{DType, Result};
 use crate::comm::Tag;
 use crate::device::{CrossEntropy, Embed, View, ViewMut, VocabPart};
@@ -13,15 +14,15 @@ use std::ops::Range;
 
 /// A matrix of a row a word, and which of them this rank of tp has.
 #[derive(Clone, Copy, Debug)]
-pub struct Words {
+pub struct VocabRows {
     /// Segment (words, C).
     pub weight: usize,
     pub over: Slice,
 }
 
-impl Words {
-    pub fn all(weight: usize) -> Words {
-        Words { weight, over: Slice::WHOLE }
+impl VocabRows {
+    pub fn all(weight: usize) -> VocabRows {
+        VocabRows { weight, over: Slice::WHOLE }
     }
     /// Of a vocabulary, what this rank has.
     pub fn range(&self, vocab: usize) -> Range<usize> {
@@ -34,7 +35,7 @@ impl Words {
 
 #[derive(Clone, Debug)]
 pub struct Root {
-    pub tokens: Words,
+    pub tokens: VocabRows,
     /// Learned positions: segment (max_len, C), and how many they are.
     pub positions: Option<(usize, usize)>,
     /// Multiplies the token embeddings.
@@ -42,7 +43,7 @@ pub struct Root {
     pub norm: Norm,
     /// Its weight is the token embedding where the two are tied.
     pub head: Linear,
-    pub words: Words,
+    pub words: VocabRows,
     /// Of all ranks.
     pub vocab: usize,
     /// Logits become cap * tanh(logits / cap); 0: they stay.
@@ -89,12 +90,12 @@ impl Root {
         if let Some((positions, rows)) = self.positions {
             cx.dev.embed(&Embed::whole(rows, 1.0), cx.batch.positions, w.get(positions), y.reborrow(), true)?;
         }
-        cx.drop(Place::Embedding, y)
+        cx.drop(DropoutSite::Embedding, y)
     }
 
     /// Adds to the embeddings' gradients; `dx (R, C)` is masked on the way.
     pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, scratch: &mut Scratch, mut dx: ViewMut) -> Result<()> {
-        cx.drop(Place::Embedding, dx.reborrow())?;
+        cx.drop(DropoutSite::Embedding, dx.reborrow())?;
         if let Some(dw) = dw.get(self.tokens.weight) {
             let table = self.table(dx.dtype());
             let dx = cx.whole(dx.as_view(), &mut scratch.whole)?;
@@ -108,8 +109,8 @@ impl Root {
         }
     }
 
-    /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to `loss`, in chunks of rows. Each
-    /// chunk goes backward at once where gradients are asked for, so that no logits wait.
+    /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to `loss`, in chunks of
+    /// rows. Each chunk goes backward at once where gradients are asked for, so that no logits wait.
     pub fn loss(
         &self,
         cx: &Cx,
@@ -123,7 +124,7 @@ impl Root {
         let scale = backward.as_ref().map(|b| b.scale);
         let columns = self.words.range(self.vocab).len();
         let shape = CrossEntropy { vocab: columns, softcap: self.logit_cap };
-        let Scratch { h, stats, whole, parts, logits, said, heard, dh, low, dlow, unused, .. } = scratch;
+        let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, low, dlow, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let (width, chunk) = (h.width(), logits.capacity());
         let h = cx.whole(h.rows(rows), whole)?;
@@ -133,7 +134,7 @@ impl Root {
                 let band = start..n.min(start + chunk);
                 let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
                 self.head.forward(dev, w, h, low, logits.rows_mut(rows))?;
-                self.token_losses(cx, &shape, targets, scale, logits, [said, heard], loss.rows_mut(1))?;
+                self.token_losses(cx, &shape, targets, scale, logits, [part_stats, all_stats], loss.rows_mut(1))?;
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
                     self.head.backward(dev, w, grads, h, logits.rows(rows), [low, dlow], dh, false)?;
@@ -151,8 +152,8 @@ impl Root {
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
-    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where there
-    /// is a `scale`. Where ranks have words each, three numbers a row and rank go around, and never a logit.
+    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where
+    /// there is a `scale`. Where ranks have words each, three numbers a row and rank go around, and never a logit.
     #[allow(clippy::too_many_arguments)]
     fn token_losses(
         &self,
@@ -161,7 +162,7 @@ impl Root {
         targets: View,
         scale: Option<View>,
         logits: &mut Tensor,
-        [said, heard]: [&mut Tensor; 2],
+        [part_stats, all_stats]: [&mut Tensor; 2],
         loss: ViewMut,
     ) -> Result<()> {
         let (rows, tp) = (targets.len(), &cx.groups.tp);
@@ -169,17 +170,17 @@ impl Root {
             return cx.dev.cross_entropy(shape, targets, scale, logits.rows_mut(rows), loss);
         }
         let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
-        cx.dev.cross_entropy_part(shape, &part, targets, logits.rows(rows), said.rows_mut(rows))?;
+        cx.dev.cross_entropy_part(shape, &part, targets, logits.rows(rows), part_stats.rows_mut(rows))?;
         let all = rows * self.words.over.of;
-        let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), said.rows(rows), heard.rows_mut(all))?;
+        let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), part_stats.rows(rows), all_stats.rows_mut(all))?;
         tp.wait(ticket)?;
-        let (heard, logits) = (heard.rows(all), logits.rows_mut(rows));
-        cx.dev.cross_entropy_finish(shape, &part, targets, heard, scale, logits, loss)?;
+        let (all_stats, logits) = (all_stats.rows(all), logits.rows_mut(rows));
+        cx.dev.cross_entropy_finish(shape, &part, targets, all_stats, scale, logits, loss)?;
         tp.release(ticket)
     }
 
-    /// Assigns `out`, bytes of vocab f32: the logits of token `row` of rank `holder` of sp, not capped; of others `row` is any.
-    /// `x (R, C)`; `next` is scratch.
+    /// Assigns `out`, bytes of vocab f32: the logits of token `row` of rank `holder` of sp, not capped; of others `row`
+    /// is any. `x (R, C)`; `next` is scratch.
     #[allow(clippy::too_many_arguments)]
     pub fn logits(
         &self,

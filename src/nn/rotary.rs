@@ -1,5 +1,5 @@
-//! Rotary positions as data: the base, how far positions are stretched, and the table of cosines and sines that both come
-//! to. Never runs on a device.
+//! Rotary positions as data: the base, how far positions are stretched, and the table of cosines and sines that both
+//! come to. Never runs on a device.
 //!
 //! The scalings are those of transformers (`modeling_rope_utils.py`), under their names there.
 use std::f64::consts::TAU;
@@ -10,21 +10,22 @@ pub struct Rotary {
     pub scaling: Scaling,
 }
 
-/// What becomes of the frequencies theta^(-2i / head_dim), so that a model takes longer sequences than it was trained on.
-/// `original` is the length that it was trained on.
+/// What becomes of the frequencies theta^(-2i / head_dim), so that a model takes longer sequences than it was trained
+/// on. `original` is the length that it was trained on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scaling {
     /// They stay.
     None,
     /// All divided by `factor` (Chen et al. 2023, position interpolation).
     Linear { factor: f64 },
-    /// A base that grows with the longest sequence ("dynamic NTK"). transformers takes the longest so far; here it is the
-    /// longest that may come, for all alike.
+    /// A base that grows with the longest sequence ("dynamic NTK"). transformers takes the longest so far; here it is
+    /// the longest that may come, for all alike.
     Dynamic { factor: f64, original: usize },
-    /// Long waves divided by `factor`, short ones kept, between `low` and `high` waves in `original` a blend (Llama 3.1).
+    /// Long waves divided by `factor`, short ones kept, between `low` and `high` waves in `original` a blend (Llama
+    /// 3.1).
     Llama3 { factor: f64, low: f64, high: f64, original: usize },
-    /// The same idea with a linear ramp over the index, between `beta_fast` and `beta_slow` turns in `original`; cosines and
-    /// sines are multiplied by `attention` (Peng et al. 2023, YaRN).
+    /// The same idea with a linear ramp over the index, between `beta_fast` and `beta_slow` turns in `original`;
+    /// cosines and sines are multiplied by `attention` (Peng et al. 2023, YaRN).
     Yarn { factor: f64, original: usize, attention: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
 }
 
@@ -33,8 +34,8 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (rows, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed in
-    /// f64, so that far positions keep their digits. `longest` is the length of the longest sequence that may come.
+    /// (rows, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed
+    /// in f64, so that far positions keep their digits. `longest` is the length of the longest sequence that may come.
     pub fn table(&self, head_dim: usize, rows: usize, longest: usize) -> Vec<f32> {
         let frequencies = self.frequencies(head_dim, longest);
         let size = if let Scaling::Yarn { attention, .. } = self.scaling { attention } else { 1.0 };

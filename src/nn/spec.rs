@@ -1,11 +1,6 @@
 //! A model as data: the numbers that decide every shape, and what a family does that another does not. Never allocates,
 //! never reads files.
-use super::block::Block;
-use super::layout::{Init, Layout};
-use super::parallel::Split;
-use super::root::Root;
 use super::rotary::Rotary;
-use super::{gpt, llama};
 use crate::base::{Error, Result};
 
 /// Whose names the tensors and the configuration bear. What a family computes is in the other fields of a [`Spec`].
@@ -22,7 +17,8 @@ pub enum Arch {
     Qwen3,
     /// Softcaps, norms behind the branches too, every other layer within a window.
     Gemma2,
-    /// Norms of queries and keys, norms behind the branches too, most layers within a window and with a base of their own.
+    /// Norms of queries and keys, norms behind the branches too, most layers within a window and with a base of their
+    /// own.
     Gemma3,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
@@ -208,44 +204,7 @@ impl Spec {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
     }
     /// Whether block `i` turns by `local_rope`.
-    pub fn turns_locally(&self, i: usize) -> bool {
+    pub fn uses_local_rope(&self, i: usize) -> bool {
         self.local_rope.is_some() && self.window_of(i) > 0
     }
-    /// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
-    pub fn layouts(&self) -> Vec<Layout> {
-        let (root, blocks) = self.layers(&Split::NONE);
-        [root.0].into_iter().chain(blocks.into_iter().map(|block| block.0)).collect()
-    }
-    /// The root and the blocks, each with its layout: one rank's part of them.
-    pub(super) fn layers(&self, split: &Split) -> ((Layout, Root), Vec<(Layout, Block)>) {
-        let blocks = 0..self.layers;
-        match self.arch {
-            Arch::Gpt => (gpt::root(self), blocks.map(|i| gpt::block(self, i)).collect()),
-            _ => (llama::root(self, split), blocks.map(|i| llama::block(self, split, i)).collect()),
-        }
-    }
-    /// All of them, embeddings included; a tied head counts once.
-    pub fn params(&self) -> usize {
-        self.layouts().iter().map(Layout::params).sum()
-    }
-    /// What a training step must compute for a token of a sequence of `seq`, whatever is computed twice: the definition
-    /// of MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq), where a layer within a
-    /// window counts its window. Divided by seconds and by the peak it is the MFU.
-    pub fn flops_per_token(&self, seq: usize) -> u64 {
-        let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
-        let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).map(seen).sum::<usize>();
-        3 * (2 * self.params() + attention) as u64
-    }
-    /// How the projections that end a residual branch start: the deviation over the root of their number, two a block
-    /// (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3). In every family: transformers
-    /// does so for GPT-2 and starts the others flat.
-    pub(super) fn residual_init(&self) -> Init {
-        Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt())
-    }
 }
-
-/// Standard deviation of fresh weights: `initializer_range` of all families' configurations.
-const DEVIATION: f32 = 0.02;
-pub(super) const NORMAL: Init = Init::Normal(DEVIATION);
-pub(super) const ONES: Init = Init::Constant(1.0);
-pub(super) const ZEROS: Init = Init::Constant(0.0);

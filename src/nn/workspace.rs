@@ -1,17 +1,16 @@
 //! Every buffer that a pass needs besides weights and gradients, allocated once. Never grows.
 //!
-//! The tables below are structs over `T`: with `T =` [`Shape`] they say what is needed, with `T =` [`Tensor`] they are
-//! it. [`Workspace::planned`] adds up the first and [`Workspace::allocate`] makes the second from it, so that formula
-//! and allocation cannot drift apart.
+//! [`Workspace::planned`] adds up a table of shapes and [`Workspace::allocate`] makes one of tensors from it.
 use super::cache::Cache;
-use super::parallel::{Groups, Split};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::ring::Ring;
+use super::saved::{AttentionSaved, MlpSaved, Saved, Scratch};
 use super::spec::{Arch, Spec};
+use super::split::{Groups, Split};
+use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::{Attention, Buf, Device, View, ViewMut, VocabPart, gpu};
-use std::ops::Range;
+use crate::device::{Attention, Device, ViewMut, VocabPart};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkspaceOptions {
@@ -25,201 +24,6 @@ pub struct WorkspaceOptions {
     pub train: bool,
 }
 
-/// `rows` of `width` elements.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    pub(super) category: Category,
-    dtype: DType,
-    pub(super) rows: usize,
-    width: usize,
-    /// Of what a group communicates: which group, how, and how many ranks it has.
-    through: Option<(Axis, CommUse, usize)>,
-    /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers it takes.
-    sums: Option<Attention>,
-}
-
-pub struct Tensor {
-    buf: Buf,
-    width: usize,
-}
-
-impl Shape {
-    pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> Shape {
-        Shape { category, dtype, rows, width, through: None, sums: None }
-    }
-    /// The group of `axis`, which has so many ranks, communicates it.
-    pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> Shape {
-        Shape { through: Some((axis, usage, ranks)), ..self }
-    }
-    pub(super) fn bytes(&self) -> usize {
-        let bytes = self.rows * self.width * self.dtype.size();
-        self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
-    }
-    /// Bytes that a GPU adds for its kernels, at most.
-    fn summed(&self) -> usize {
-        self.sums.map_or(0, |heads| DType::F32.size() * gpu::attention_sums(&heads, self.dtype, self.rows))
-    }
-    /// Bytes that are there beyond [`Shape::bytes`] where each rank has its own.
-    fn apart(&self) -> usize {
-        Shape { through: None, ..*self }.bytes() - self.bytes()
-    }
-    pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
-        let _for = dev.meter().purpose(name);
-        if let Some(heads) = &self.sums {
-            let len = dev.attention_sums(heads, self.dtype, self.rows);
-            return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
-        }
-        let (len, width) = (self.rows * self.width, self.width);
-        let buf = match self.through {
-            Some((axis, usage, _)) if len > 0 => {
-                let group = if axis == Axis::Tp { &groups.tp } else { &groups.sp };
-                group.alloc(self.dtype, len, usage, self.category)?
-            }
-            _ => dev.alloc(self.dtype, len, self.category)?,
-        };
-        Ok(Tensor { buf, width })
-    }
-}
-
-impl Tensor {
-    /// The first `n` rows.
-    pub fn rows(&self, n: usize) -> View<'_> {
-        self.buf.view().slice(0..n * self.width)
-    }
-    pub fn rows_mut(&mut self, n: usize) -> ViewMut<'_> {
-        self.buf.view_mut().slice(0..n * self.width)
-    }
-    pub fn all_mut(&mut self) -> ViewMut<'_> {
-        self.buf.view_mut()
-    }
-    pub fn band(&self, rows: &Range<usize>) -> View<'_> {
-        self.buf.view().slice(rows.start * self.width..rows.end * self.width)
-    }
-    pub fn band_mut(&mut self, rows: &Range<usize>) -> ViewMut<'_> {
-        self.buf.view_mut().slice(rows.start * self.width..rows.end * self.width)
-    }
-    pub fn width(&self) -> usize {
-        self.width
-    }
-    pub fn dtype(&self) -> DType {
-        self.buf.dtype()
-    }
-    /// Rows that there is room for.
-    pub fn capacity(&self) -> usize {
-        self.buf.len() / self.width.max(1)
-    }
-}
-
-/// A struct of alike fields and of other tables, and the map over them by name.
-macro_rules! table {
-    ($(#[$about:meta])* $name:ident {
-        $($(#[$what:meta])* $field:ident,)*
-        $(; $($(#[$whose:meta])* $inner:ident: $table:ident,)*)?
-    }) => {
-        $(#[$about])*
-        pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* $($($(#[$whose])* pub $inner: $table<T>,)*)? }
-        impl<T> $name<T> {
-            pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<$name<U>> {
-                Ok($name { $($field: f(stringify!($field), &self.$field)?,)* $($($inner: self.$inner.map(f)?,)*)? })
-            }
-        }
-    };
-}
-pub(super) use table;
-
-table! {
-    /// What the attention branch keeps for its backward pass. Widths here and below are this rank's of tp; R rows of the
-    /// residual stream are N, or the rank's part of them.
-    AttentionSaved {
-        /// (N, (heads + 2 kv_heads) head_dim), rotated; as projected where heads are normalised.
-        qkv,
-        /// (N, heads * head_dim)
-        o,
-        /// (heads, N) f32
-        lse,
-        /// (R, C): what the branch's last norm read; empty without one.
-        branch,
-    }
-}
-table! {
-    /// What the feed-forward branch keeps for its backward pass.
-    MlpSaved {
-        /// (R, C): its input.
-        x,
-        /// (N, F), empty without a gate.
-        gate,
-        /// (N, F)
-        up,
-        /// (R, C): what the branch's last norm read; empty without one.
-        branch,
-    }
-}
-/// What one block keeps for its backward pass, besides its input.
-pub struct Saved<T = Tensor> {
-    pub attention: AttentionSaved<T>,
-    pub mlp: MlpSaved<T>,
-}
-impl<T> Saved<T> {
-    pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved { attention: self.attention.map(f)?, mlp: self.mlp.map(f)? })
-    }
-}
-table! {
-    /// Used within a block or the head, by one after the other. From `masked` on: backward only.
-    Scratch {
-        /// (R, C): the normalised input of a branch, or of the head.
-        h,
-        /// (R, 1) f32: 1/rms; with LayerNorm (R, 2): mean and 1/deviation.
-        stats,
-        /// (N, C): this rank's parts of what ranks of tp sum; empty where there is one.
-        parts,
-        /// (N, C): the rows of all ranks; empty without sequence parallelism.
-        whole,
-        /// (1, (heads + 2 kv_heads) head_dim): biases side by side; empty without.
-        bias,
-        /// (N, (heads + 2 kv_heads) head_dim): normalised and rotated; empty where heads are not normalised.
-        turned,
-        /// (N, heads + kv_heads) f32: 1/rms of their heads.
-        turned_stats,
-        /// (N, F): the activation, then the gate's gradient.
-        act,
-        /// (N, rank): what adapters make of their input; empty without.
-        low,
-        /// (R, vocab): a chunk of logits, then their gradient.
-        logits,
-        /// (R, 3) f32: what is said of a chunk of logits that are this rank's words only; empty where they are all.
-        said,
-        /// (tp R, 3) f32: the same of all ranks.
-        heard,
-        /// (R, C): the residual's gradient under a dropout mask; empty without dropout.
-        masked,
-        /// (R, C): the gradient of `h`.
-        dh,
-        /// (N, heads * head_dim)
-        d_o,
-        /// (heads, N) f32
-        delta,
-        /// f32, as many as the device asks for: see [`Device::attention_sums`].
-        sums,
-        /// (N, (heads + 2 kv_heads) head_dim)
-        dqkv,
-        /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
-        bias_grad,
-        /// (N, F)
-        dact,
-        /// (N, F)
-        dup,
-        /// (N, rank): the gradient of `low`.
-        dlow,
-        /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
-        unused,
-        ;
-        /// Of the ring of sp.
-        ring: Ring,
-        /// Of a sequence that goes on: see [`Workspace::remember`].
-        cache: Cache,
-    }
-}
 table! {
     /// Small things.
     Fixed {
@@ -261,17 +65,22 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
     tokens.div_ceil(tokens.div_ceil(most))
 }
 
-impl Workspace<Shape, ()> {
+impl Workspace<TensorShape, ()> {
     /// The table: what a rank's part of a model needs for `options`.
     /// `rank`: of the adapters, 0 without.
-    pub(super) fn plan(whole: &Spec, split: &Split, rank: usize, options: &WorkspaceOptions) -> Workspace<Shape, ()> {
+    pub(super) fn plan(
+        whole: &Spec,
+        split: &Split,
+        rank: usize,
+        options: &WorkspaceOptions,
+    ) -> Workspace<TensorShape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let (spec, rows, tp) = (&split.local(whole), split.rows(tokens), split.tp.of);
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may take 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.max_len.min(tokens * split.sp.of);
-        let shape = Shape::new;
+        let shape = TensorShape::new;
 
         let heads = Attention {
             heads: spec.heads,
@@ -282,7 +91,7 @@ impl Workspace<Shape, ()> {
             softcap: 0.0,
         };
         let seen = |all: bool| (0..spec.layers).any(|i| (spec.window_of(i) == 0) == all);
-        let around = WorkspaceOptions { tokens: if split.sp.of > 1 { tokens } else { 0 }, ..*options };
+        let ring_tokens = if split.sp.of > 1 { tokens } else { 0 };
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
@@ -311,12 +120,12 @@ impl Workspace<Shape, ()> {
         let most_words = split.part(split.cuts.head).most(whole.vocab);
         let chunk = chunk_rows(tokens, most_words, dtype);
         // What ranks of tp communicate, if it is there.
-        let shared = |there: bool, usage, dtype, rows, width| Shape {
+        let shared = |there: bool, usage, dtype, rows, width| TensorShape {
             through: there.then_some((Axis::Tp, usage, tp)),
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
         };
         let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
-        let said = VocabPart::SAID;
+        let part_stats = VocabPart::SAID;
         let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
         Workspace {
             stream: (0..stream).map(|_| stays(spec.dim)).collect(),
@@ -327,29 +136,32 @@ impl Workspace<Shape, ()> {
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
-                turned: scratch(only(spec.qk_norm, spec.qkv())),
-                turned_stats: Shape { dtype: DType::F32, ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads)) },
+                rotated: scratch(only(spec.qk_norm, spec.qkv())),
+                head_stats: TensorShape {
+                    dtype: DType::F32,
+                    ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads))
+                },
                 act: scratch(spec.ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.vocab),
-                said: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, said),
-                heard: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, said),
+                part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
+                all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
                 masked: back_stays(only(spec.dropout > 0.0, spec.dim)),
                 dh: back_stays(spec.dim),
                 d_o: back(inner),
-                delta: Shape { dtype: DType::F32, ..back(spec.heads) },
-                sums: Shape { sums: Some(heads), ..back(0) },
+                delta: TensorShape { dtype: DType::F32, ..back(spec.heads) },
+                sums: TensorShape { sums: Some(heads), ..back(0) },
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(spec.ff),
                 dup: back(spec.ff),
                 low: scratch(rank),
                 dlow: back(rank),
-                unused: Shape {
+                unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
                     ..back(spec.dim.max(spec.head_dim))
                 },
-                ring: Ring::plan(&heads, [true, false].map(seen), split.sp.of, split.ring, &around),
+                ring: Ring::plan(&heads, [true, false].map(seen), split, ring_tokens, dtype, train),
                 cache: Cache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
@@ -357,7 +169,7 @@ impl Workspace<Shape, ()> {
                 local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
                 loss: other(DType::F64, 1, 1),
                 next: other(DType::F32, 1, most_words),
-                all_next: Shape {
+                all_next: TensorShape {
                     category: Category::Other,
                     ..shared(in_parts, CommUse::Gathered, DType::F32, 1, most_words * tp)
                 },
@@ -370,7 +182,7 @@ impl Workspace<Shape, ()> {
     /// Bytes by category.
     pub(super) fn planned(&self) -> Vec<(Category, usize)> {
         let mut bytes = [Category::Saved, Category::Scratch, Category::Other].map(|category| (category, 0));
-        let mut count = |_, shape: &Shape| {
+        let mut count = |_, shape: &TensorShape| {
             bytes.iter_mut().filter(|b| b.0 == shape.category).for_each(|b| b.1 += shape.bytes());
             Ok(())
         };
@@ -378,15 +190,29 @@ impl Workspace<Shape, ()> {
         bytes.to_vec()
     }
 
+    /// Bytes that [`Workspace::remember`] adds to this.
+    pub(super) fn planned_memory(&self, spec: &Spec, dtype: DType, tokens: usize) -> Vec<(Category, usize)> {
+        let mut bytes = vec![];
+        let mut count = |_, shape: &TensorShape| {
+            bytes.push((shape.category, shape.bytes()));
+            Ok(())
+        };
+        Cache::plan(spec, dtype, tokens).map(&mut count).ok(); // counting cannot fail
+        let Fixed { table, local_table, .. } = &self.fixed;
+        bytes
+            .extend([table, local_table].map(|t| (t.category, rotary_shape(spec, t.rows, tokens).bytes() - t.bytes())));
+        bytes
+    }
+
     pub(super) fn gathered_apart(&self) -> usize {
-        self.total(Shape::apart)
+        self.total(TensorShape::apart)
     }
     pub(super) fn summed(&self) -> usize {
-        self.total(Shape::summed)
+        self.total(TensorShape::summed)
     }
-    fn total(&self, of: impl Fn(&Shape) -> usize) -> usize {
+    fn total(&self, of: impl Fn(&TensorShape) -> usize) -> usize {
         let mut bytes = 0;
-        let mut count = |_, shape: &Shape| {
+        let mut count = |_, shape: &TensorShape| {
             bytes += of(shape);
             Ok(())
         };
@@ -395,7 +221,7 @@ impl Workspace<Shape, ()> {
     }
 
     pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {
-        self.map(groups.clone(), &mut |name, shape: &Shape| shape.allocate(name, dev, groups))
+        self.map(groups.clone(), &mut |name, shape: &TensorShape| shape.allocate(name, dev, groups))
     }
 }
 
@@ -415,12 +241,12 @@ impl<T, G> Workspace<T, G> {
 impl Workspace {
     /// Bytes that backward still needs when it has yet to pass `b` blocks, by b: 0, 1, ...
     pub fn saved_for(&self) -> Result<Vec<usize>> {
-        let kept = self.kept.needed(self.stream.len() - 1, |tensor| tensor.buf.bytes())?;
-        let stream =
-            |blocks: usize| self.stream.iter().take(blocks + 1).map(|tensor| tensor.buf.bytes()).sum::<usize>();
+        let kept = self.kept.needed(self.stream.len() - 1, |tensor| tensor.bytes())?;
+        let stream = |blocks: usize| self.stream.iter().take(blocks + 1).map(|tensor| tensor.bytes()).sum::<usize>();
         Ok(kept.into_iter().enumerate().map(|(blocks, kept)| stream(blocks) + kept).collect())
     }
-    /// Has the device assign to `out` f64 (1) the sum of token losses since the last call, unscaled, and start again from zero.
+    /// Has the device assign to `out` f64 (1) the sum of token losses since the last call, unscaled, and start again
+    /// from zero.
     pub fn move_loss(&mut self, dev: &dyn Device, out: ViewMut) -> Result<()> {
         dev.copy(self.fixed.loss.rows(1), out)?;
         dev.zero(self.fixed.loss.rows_mut(1))
@@ -432,7 +258,28 @@ impl Workspace {
         dev.zero(self.fixed.loss.rows_mut(1))?;
         Ok(loss[0])
     }
+    /// Room for keys and values of `tokens` of one sequence, and tables of as many positions, which are then to be
+    /// filled.
+    pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
+        let Workspace { scratch, fixed: Fixed { table, local_table, .. }, groups, .. } = self;
+        let plan = |tokens| Cache::plan(spec, scratch.act.dtype(), tokens);
+        scratch.cache = plan(0).allocate(dev, groups)?; // first what was there goes
+        scratch.cache = plan(tokens).allocate(dev, groups)?;
+        for (name, table) in [("table", table), ("local_table", local_table)] {
+            let longer = rotary_shape(spec, table.capacity(), tokens);
+            if longer.rows > table.capacity() {
+                *table = longer.allocate(name, dev, groups)?;
+            }
+        }
+        Ok(())
+    }
     pub fn tokens(&self) -> usize {
         self.scratch.act.capacity()
     }
+}
+
+/// A table of positions of `rows` rows, none where there is no rotation, as long as `tokens` need.
+fn rotary_shape(spec: &Spec, rows: usize, tokens: usize) -> TensorShape {
+    let rows = if rows > 0 { rows.max(tokens.min(spec.max_len)) } else { 0 };
+    TensorShape::new(Category::Other, DType::F32, rows, spec.head_dim)
 }

@@ -12,8 +12,8 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{Attention, Buf, Device};
-use flatshard::nn::ring::{Around, Ring};
-use flatshard::nn::{Checkpointing, Groups, RingImpl, WorkspaceOptions};
+use flatshard::nn::ring::{Ring, RingAttention};
+use flatshard::nn::{Groups, RingImpl, Slice, Split};
 use half::bf16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,12 +108,11 @@ impl Case<'_> {
             let (cu, rows) = (u32s(&cut.part.cu_seqlens), u32s(&cut.rows));
             let mine = || cut.rows[rank.rank * n..][..n].iter().map(|&row| row as usize);
             // Room for more rows than there are, as for the longest batch.
-            let options =
-                WorkspaceOptions { tokens: n + 3, dtype: self.dtype, checkpoint: Checkpointing::Off, train: true };
+            let split = Split { sp: Slice { index: group.rank(), of: world }, ring, ..Split::NONE };
             let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
             let sights = [a.window == 0, a.window > 0];
-            let mut buffers = Ring::plan(&a, sights, world, ring, &options).allocate(&*dev, &groups)?;
-            buffers.look(&*dev, &*group, &a, [a.window], cu.view(), rows.view())?;
+            let mut buffers = Ring::plan(&a, sights, &split, n + 3, self.dtype, true).allocate(&*dev, &groups)?;
+            buffers.set_ranges(&*dev, &*group, &a, [a.window], cu.view(), rows.view())?;
 
             let (qkv, d_o) =
                 (upload(&*dev, self.dtype, &self.qkv(mine())), upload(&*dev, self.dtype, &self.d_o(mine())));
@@ -121,7 +120,7 @@ impl Case<'_> {
             let (mut o, mut lse) = (alloc(self.dtype, d_o.len())?, alloc(DType::F32, a.heads * n)?);
             let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n)?, alloc(self.dtype, qkv.len())?);
             let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n))?;
-            let around = Around { dev: &*dev, group: &*group, ring, shape: &a, layer: 3 };
+            let around = RingAttention { dev: &*dev, group: &*group, ring, shape: &a, layer: 3 };
             // Twice: what one layer leaves must not show in the next.
             for _ in 0..2 {
                 around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut())?;

@@ -201,7 +201,7 @@ fn both_generations_read_alike() {
     let gemma = with(json!({"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 3}));
     assert_eq!(gemma.windowed, [true, true, false, true, true, false, true, true]);
     assert_eq!((gemma.rope, gemma.local_rope), (Some(Rotary::new(1e6)), Some(Rotary::new(1e4))));
-    assert!(gemma.tied && gemma.turns_locally(0) && !gemma.turns_locally(2));
+    assert!(gemma.tied && gemma.uses_local_rope(0) && !gemma.uses_local_rope(2));
     let gemma2 = with(json!({"model_type": "gemma2"}));
     assert_eq!((gemma2.score_cap, gemma2.logit_cap, gemma2.query_scalar), (50.0, 30.0, Some(256.0)));
     assert_eq!((gemma2.window_of(0), gemma2.window_of(1)), (4096, 0));

@@ -4,7 +4,7 @@ use crate::base::{Error, Result};
 use crate::ckpt::hf;
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::parallel::plan::{self, Meaning};
+use crate::nn::tp_plan::{self as plan, Meaning};
 use crate::run::plan::derive::set;
 use crate::run::settings::Settings;
 

@@ -1,21 +1,22 @@
-//! Llama and its descendants as data, under the names of transformers' `...ForCausalLM`: a checkpoint needs no conversion.
-//! Which parts there are is read off the [`Spec`], never off the family's name; what of them is a rank's own, off the [`Split`].
-use super::attention::{AttentionBranch, RowBias, RowPart, Turn};
-use super::block::Block;
-use super::layout::{Init, Layout, Tp};
-use super::linear::Linear;
-use super::mlp::MlpBranch;
-use super::norm::Norm;
-use super::parallel::{Slice, Split};
-use super::root::{Root, Words};
-use super::spec::{NORMAL, ONES, Spec, ZEROS};
+//! Llama and its descendants as data, under the names of transformers' `...ForCausalLM`: a checkpoint needs no
+//! conversion. Which parts there are is read off the [`Spec`], never off the family's name; what of them is a rank's
+//! own, off the [`Split`].
 use crate::device::{Attention, QkNormRope, RmsNorm, Rope};
+use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
+use crate::nn::block::DecoderBlock;
+use crate::nn::layout::{Init, Layout, Tp};
+use crate::nn::linear::Linear;
+use crate::nn::mlp::MlpBranch;
+use crate::nn::norm::Norm;
+use crate::nn::root::{Root, VocabRows};
+use crate::nn::spec::Spec;
+use crate::nn::split::{Slice, Split};
 
 pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
     let mut names = Names { prefix: "model.".into(), layout: Layout::default(), spec, split };
-    let table = |names: &mut Names, name: &str, over: Slice| Words {
-        weight: names.cut(name, WEIGHT, &[vocab, dim], 0, over, NORMAL),
+    let table = |names: &mut Names, name: &str, over: Slice| VocabRows {
+        weight: names.cut(name, WEIGHT, &[vocab, dim], 0, over, Init::NORMAL),
         over,
     };
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
@@ -28,7 +29,7 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     (names.layout, root)
 }
 
-pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
+pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let &Spec { dim, ff, head_dim, .. } = spec;
     let local = split.local(spec);
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
@@ -47,19 +48,19 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
             None => names.cut(name, suffix, shape, 0, by_heads, init),
             Some(_) => names.push(name, suffix, shape, Tp::Summed, init),
         };
-        let weight = segment(WEIGHT, &[all * head_dim, dim], NORMAL);
+        let weight = segment(WEIGHT, &[all * head_dim, dim], Init::NORMAL);
         if spec.qkv_bias {
-            biases.push(RowPart { segment: segment(BIAS, &[all * head_dim], ZEROS), held: first..first + width });
+            biases.push(RowPart { segment: segment(BIAS, &[all * head_dim], Init::ZEROS), held: first..first + width });
         }
         qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
         column += width;
     }
-    let turn = if spec.qk_norm {
-        let wq = names.scale("self_attn.q_norm", head_dim, split.head_norm());
-        let wk = names.scale("self_attn.k_norm", head_dim, split.head_norm());
-        Turn::NormRope { shape: QkNormRope { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
+    let transform = if spec.qk_norm {
+        let wq = names.scale("self_attn.q_norm", head_dim, names.head_norm());
+        let wk = names.scale("self_attn.k_norm", head_dim, names.head_norm());
+        HeadTransform::NormRope { shape: QkNormRope { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
     } else {
-        Turn::Rope(Rope { heads: heads + kv_heads, head_dim, row })
+        HeadTransform::Rope(Rope { heads: heads + kv_heads, head_dim, row })
     };
     let scale = spec.query_scalar.unwrap_or(head_dim as f64).sqrt().recip() as f32;
     let (window, softcap) = (spec.window_of(i), spec.score_cap);
@@ -67,9 +68,9 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
         norm,
         qkv,
         bias: spec.qkv_bias.then_some(RowBias(biases)),
-        turn,
+        transform,
         cut: split.cuts.attention,
-        table: spec.turns_locally(i) as usize,
+        table: spec.uses_local_rope(i) as usize,
         shape: Attention { heads, kv_heads, head_dim, scale, window, softcap },
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
         post: spec.post_norms.then(|| names.norm("post_attention_layernorm", dim)),
@@ -83,7 +84,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, Block) {
         down: names.row("mlp.down_proj", ff, by_columns, spec.mlp_bias),
         post: spec.post_norms.then(|| names.norm("post_feedforward_layernorm", dim)),
     };
-    (names.layout, Block { attention, mlp })
+    (names.layout, DecoderBlock { attention, mlp })
 }
 
 const WEIGHT: &str = "weight";
@@ -111,23 +112,31 @@ impl Names<'_> {
     /// From the model's width to a part of `outputs`.
     fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
         let (dim, own) = (self.spec.dim, over.share(outputs).len());
-        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, NORMAL), own, dim);
-        if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, ZEROS)) } else { linear }
+        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, Init::NORMAL), own, dim);
+        if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, Init::ZEROS)) } else { linear }
     }
     /// From a part of `inputs` to the model's width: summed, then the bias, which every rank has.
     fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
-        let (dim, own, init) = (self.spec.dim, over.share(inputs).len(), self.spec.residual_init());
+        let (dim, own, init) = (self.spec.dim, over.share(inputs).len(), Init::residual(self.spec.layers));
         let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, own);
-        if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, ZEROS)) } else { linear }
+        if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, Init::ZEROS)) } else { linear }
     }
     /// The weights of a norm: they start so that it multiplies by 1.
     fn scale(&mut self, name: &str, width: usize, tp: Tp) -> usize {
-        self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { ZEROS } else { ONES })
+        self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { Init::ZEROS } else { Init::ONES })
     }
     fn rms(&self) -> RmsNorm {
         RmsNorm { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
     }
+    /// How the weight of a norm of the residual stream stands to tp: each rank norms its own rows, or all of them.
+    fn residual_norm(&self) -> Tp {
+        if self.split.sequence() { Tp::Summed } else { Tp::Same }
+    }
+    /// How the weight of a norm of heads stands to tp: each rank norms its own heads.
+    fn head_norm(&self) -> Tp {
+        if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
+    }
     fn norm(&mut self, name: &str, width: usize) -> Norm {
-        Norm::Rms { w: self.scale(name, width, self.split.norm()), norm: self.rms() }
+        Norm::Rms { w: self.scale(name, width, self.residual_norm()), norm: self.rms() }
     }
 }

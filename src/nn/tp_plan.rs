@@ -1,17 +1,17 @@
 //! Tensor-parallel plans in the words of transformers: a style for each module, by patterns over their names
-//! (`base_model_tp_plan`). Never guesses: a plan whose products would be wrong, or that asks for what is not here, is refused with
-//! the reason.
+//! (`base_model_tp_plan`). Never guesses: a plan whose products would be wrong, or that asks for what is not here, is
+//! refused with the reason.
 //!
-//! What a plan comes down to is which of four parts are cut ([`Cuts`]), and whether norms see parts of the tokens. Two things of a
-//! plan are done otherwise, with the same values: logits are never gathered (`colwise_rep`), and the gradients of norms of heads
-//! are summed whether or not the plan says so (older plans of Gemma 3 do not).
-use super::Cuts;
+//! What a plan comes down to is which of four parts are cut ([`Cuts`]), and whether norms see parts of the tokens. Two
+//! things of a plan are done otherwise, with the same values: logits are never gathered (`colwise_rep`), and the
+//! gradients of norms of heads are summed whether or not the plan says so (older plans of Gemma 3 do not).
+use super::spec::{Arch, Spec};
+use super::split::Cuts;
 use crate::base::{Error, Result};
-use crate::nn::spec::{Arch, Spec};
 use std::collections::BTreeMap;
 
-/// Module to style. Names are those of the model behind the head, as `layers.*.mlp.up_proj`, and `lm_head`; `*` stands for a
-/// layer's number; "model." in front says nothing.
+/// Module to style. Names are those of the model behind the head, as `layers.*.mlp.up_proj`, and `lm_head`; `*` stands
+/// for a layer's number; "model." in front says nothing.
 pub type TpPlan = BTreeMap<String, String>;
 
 /// What a plan comes down to.

@@ -1,9 +1,47 @@
-//! What the ranks of tp have parts of (Shoeybi et al. 2019, "Megatron-LM"), and what of a model is then a rank's own. Never
-//! communicates.
-use super::{Slice, Split};
+//! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
+//! "Megatron-LM") and of sp (tokens): as plain data for plans, and as groups for what runs. Never communicates.
+use super::spec::{Arch, Spec};
 use crate::base::{Error, Result};
-use crate::nn::layout::Tp;
-use crate::nn::spec::{Arch, Spec};
+use crate::comm::{Axis, Collective, Mesh, solo::Solo};
+use crate::device::Device;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One of `of` parts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slice {
+    pub index: usize,
+    pub of: usize,
+}
+
+impl Slice {
+    pub const WHOLE: Slice = Slice { index: 0, of: 1 };
+    /// This part of `n` things in a row; the last parts may have fewer than the first, or none.
+    pub fn range(&self, n: usize) -> Range<usize> {
+        let each = n.div_ceil(self.of);
+        (self.index * each).min(n)..((self.index + 1) * each).min(n)
+    }
+    /// This part of `n` things in a row, where no two parts differ by more than one: the first may have one more than
+    /// the last.
+    pub fn share(&self, n: usize) -> Range<usize> {
+        let first = |index: usize| index * (n / self.of) + index.min(n % self.of);
+        first(self.index)..first(self.index + 1)
+    }
+    /// The most that any part has of `n` things.
+    pub fn most(&self, n: usize) -> usize {
+        n.div_ceil(self.of)
+    }
+}
+
+/// How keys and values reach the queries of the other ranks of sp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RingImpl {
+    /// Block by block around the ring, under the attention over the block before (Liu et al. 2023).
+    #[default]
+    Ring,
+    /// All at once, before the attention.
+    AllGather,
+}
 
 /// The parts of a model that are cut over tp. What is not, every rank has and computes all of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +66,24 @@ impl Default for Cuts {
     }
 }
 
+/// One rank's part of the work inside a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Split {
+    pub tp: Slice,
+    pub sp: Slice,
+    /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
+    pub sequence_parallel: bool,
+    /// What the ranks of tp have parts of.
+    pub cuts: Cuts,
+    pub ring: RingImpl,
+}
+
+impl Split {
+    /// Everything on one rank.
+    pub const NONE: Split =
+        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, cuts: Cuts::ALL, ring: RingImpl::Ring };
+}
+
 impl Split {
     /// This rank's part of what is cut, or all of what is not.
     pub fn part(&self, cut: bool) -> Slice {
@@ -37,30 +93,24 @@ impl Split {
     pub fn sequence(&self) -> bool {
         self.sequence_parallel && self.tp.of > 1
     }
-    /// Rows of the residual stream that a rank has of `tokens`; with sequence parallelism an equal part of them, padded.
+    /// Rows of the residual stream that a rank has of `tokens`; with sequence parallelism an equal part of them,
+    /// padded.
     pub fn rows(&self, tokens: usize) -> usize {
         if self.sequence() { tokens.div_ceil(self.tp.of) } else { tokens }
-    }
-    /// How the weight of a norm of the residual stream stands to tp: each rank norms its own rows, or all of them.
-    pub(in crate::nn) fn norm(&self) -> Tp {
-        if self.sequence() { Tp::Summed } else { Tp::Same }
-    }
-    /// How the weight of a norm of heads stands to tp: each rank norms its own heads.
-    pub(in crate::nn) fn head_norm(&self) -> Tp {
-        if self.part(self.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }
     /// Key and value heads that a rank computes: its own, or one that it shares with the ranks beside it.
     fn kv_heads(&self, spec: &Spec) -> usize {
         (spec.kv_heads / self.part(self.cuts.attention).of).max(1)
     }
-    /// The first of them; where ranks share one, each has all the weights, computes with this one's, and gradients are summed.
-    pub(in crate::nn) fn shared_kv(&self, spec: &Spec) -> Option<usize> {
+    /// The first of them; where ranks share one, each has all the weights, computes with this one's, and gradients are
+    /// summed.
+    pub(super) fn shared_kv(&self, spec: &Spec) -> Option<usize> {
         let Slice { index, of } = self.part(self.cuts.attention);
         (spec.kv_heads < of).then(|| index * spec.kv_heads / of)
     }
 
     /// The model as wide as this rank's activations are.
-    pub(in crate::nn) fn local(&self, spec: &Spec) -> Spec {
+    pub(super) fn local(&self, spec: &Spec) -> Spec {
         let Cuts { attention, mlp, .. } = self.cuts;
         Spec {
             heads: spec.heads / self.part(attention).of,
@@ -124,5 +174,23 @@ impl Split {
             )));
         }
         Ok(())
+    }
+}
+
+/// The groups that layers communicate in.
+#[derive(Clone)]
+pub struct Groups {
+    pub tp: Arc<dyn Collective>,
+    pub sp: Arc<dyn Collective>,
+}
+
+impl Groups {
+    pub fn of(mesh: &Mesh) -> Groups {
+        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone() }
+    }
+    /// For [`Split::NONE`].
+    pub fn solo(dev: &Arc<dyn Device>) -> Groups {
+        let group = |axis| Arc::new(Solo::new(dev.clone(), axis, 0));
+        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp) }
     }
 }

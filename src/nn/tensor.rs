@@ -1,0 +1,113 @@
+//! Buffers of rows: a table is a struct over `T`; with `T =` [`TensorShape`] it says what is needed, with `T =`
+//! [`Tensor`] it is that. So what is planned and what is allocated cannot drift apart. Never grows.
+use super::split::Groups;
+use crate::base::{Category, DType, Result};
+use crate::comm::{Axis, CommUse};
+use crate::device::{Attention, Buf, Device, View, ViewMut, gpu};
+use std::ops::Range;
+
+/// `rows` of `width` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorShape {
+    pub(super) category: Category,
+    pub(super) dtype: DType,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    /// Of what a group communicates: which group, how, and how many ranks it has.
+    pub(super) through: Option<(Axis, CommUse, usize)>,
+    /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers
+    /// it takes.
+    pub(super) sums: Option<Attention>,
+}
+
+pub struct Tensor {
+    buf: Buf,
+    width: usize,
+}
+
+impl TensorShape {
+    pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
+        TensorShape { category, dtype, rows, width, through: None, sums: None }
+    }
+    /// The group of `axis`, which has so many ranks, communicates it.
+    pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> TensorShape {
+        TensorShape { through: Some((axis, usage, ranks)), ..self }
+    }
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = self.rows * self.width * self.dtype.size();
+        self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
+    }
+    /// Bytes that a GPU adds for its kernels, at most.
+    pub(super) fn summed(&self) -> usize {
+        self.sums.map_or(0, |heads| DType::F32.size() * gpu::attention_sums(&heads, self.dtype, self.rows))
+    }
+    /// Bytes that are there beyond [`TensorShape::bytes`] where each rank has its own.
+    pub(super) fn apart(&self) -> usize {
+        TensorShape { through: None, ..*self }.bytes() - self.bytes()
+    }
+    pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
+        let _for = dev.meter().purpose(name);
+        if let Some(heads) = &self.sums {
+            let len = dev.attention_sums(heads, self.dtype, self.rows);
+            return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
+        }
+        let (len, width) = (self.rows * self.width, self.width);
+        let buf = match self.through {
+            Some((axis, usage, _)) if len > 0 => {
+                let group = if axis == Axis::Tp { &groups.tp } else { &groups.sp };
+                group.alloc(self.dtype, len, usage, self.category)?
+            }
+            _ => dev.alloc(self.dtype, len, self.category)?,
+        };
+        Ok(Tensor { buf, width })
+    }
+}
+
+impl Tensor {
+    /// The first `n` rows.
+    pub fn rows(&self, n: usize) -> View<'_> {
+        self.buf.view().slice(0..n * self.width)
+    }
+    pub fn rows_mut(&mut self, n: usize) -> ViewMut<'_> {
+        self.buf.view_mut().slice(0..n * self.width)
+    }
+    pub fn all_mut(&mut self) -> ViewMut<'_> {
+        self.buf.view_mut()
+    }
+    pub fn band(&self, rows: &Range<usize>) -> View<'_> {
+        self.buf.view().slice(rows.start * self.width..rows.end * self.width)
+    }
+    pub fn band_mut(&mut self, rows: &Range<usize>) -> ViewMut<'_> {
+        self.buf.view_mut().slice(rows.start * self.width..rows.end * self.width)
+    }
+    pub fn bytes(&self) -> usize {
+        self.buf.bytes()
+    }
+    pub fn width(&self) -> usize {
+        self.width
+    }
+    pub fn dtype(&self) -> DType {
+        self.buf.dtype()
+    }
+    /// Rows that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.buf.len() / self.width.max(1)
+    }
+}
+
+/// A struct of alike fields and of other tables, and the map over them by name.
+macro_rules! table {
+    ($(#[$about:meta])* $name:ident {
+        $($(#[$what:meta])* $field:ident,)*
+        $(; $($(#[$whose:meta])* $inner:ident: $table:ident,)*)?
+    }) => {
+        $(#[$about])*
+        pub struct $name<T = Tensor> { $($(#[$what])* pub $field: T,)* $($($(#[$whose])* pub $inner: $table<T>,)*)? }
+        impl<T> $name<T> {
+            pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<$name<U>> {
+                Ok($name { $($field: f(stringify!($field), &self.$field)?,)* $($($inner: self.$inner.map(f)?,)*)? })
+            }
+        }
+    };
+}
+pub(super) use table;
