@@ -6,7 +6,7 @@
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::hosts::wire::{Channel, Move, Wire};
-use flatshard::comm::hosts::{World, tcp::Tcp};
+use flatshard::comm::hosts::{HostsWorld, tcp::Tcp};
 use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, shm};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use std::process::ExitCode;
@@ -91,8 +91,8 @@ fn bench() -> Result<()> {
         println!("started plainly there is one host only: start it by a launcher, on several");
         return Ok(());
     };
-    let (meter, shm) = (Meter::default(), shm::Options { timeout: TIMEOUT });
-    let member = World::join(&env, meter.clone(), &shm, |env, timeout| wire(&options.comm, env, timeout))?;
+    let (meter, shm) = (Meter::default(), shm::ShmOptions { timeout: TIMEOUT });
+    let member = HostsWorld::join(&env, meter.clone(), &shm, |env, timeout| wire(&options.comm, env, timeout))?;
     let channel = member.wire().channel(CHANNEL)?;
     let hosts = env.world / env.local_world;
     let mesh = Mesh::new(member, MeshSizes { dp_replicate: hosts, dp_shard: env.local_world, sp: 1, tp: 1 })?;

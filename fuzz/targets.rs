@@ -1,10 +1,10 @@
-//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/corpora.rs` replays the corpora
-//! through the same functions.
+//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/corpora.rs` replays the
+//! corpora through the same functions.
 use flatshard::ckpt::{header, hf};
 use flatshard::comm::frame::{HEADER, Inbox};
 use flatshard::comm::handshake::{self, Hello};
 use flatshard::comm::hosts::messages;
-use flatshard::comm::hosts::roster::{Place, Roster};
+use flatshard::comm::hosts::roster::{RankPlace, Roster};
 use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
 use flatshard::run::settings::config;
 use flatshard::run::settings::deepspeed;
@@ -52,7 +52,8 @@ pub fn config(bytes: &[u8]) {
     assert!(differences.is_empty(), "{differences:?}");
 }
 
-/// Every line, read as each kind of row, becomes tokens below the bound and as many labels, or words about what is wrong.
+/// Every line, read as each kind of row, becomes tokens below the bound and as many labels, or words about what is
+/// wrong.
 pub fn jsonl(bytes: &[u8]) {
     const CHAT: &str =
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
@@ -90,7 +91,8 @@ pub fn deepspeed(bytes: &[u8]) {
     }
 }
 
-/// A tokenizer that is loaded (what the library panics on is caught: see `fuzz_targets/tokenizer.rs`) makes ids below its vocabulary's size of any text, and text of any ids.
+/// A tokenizer that is loaded (what the library panics on is caught: see `fuzz_targets/tokenizer.rs`) makes ids below
+/// its vocabulary's size of any text, and text of any ids.
 pub fn tokenizer(bytes: &[u8]) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("tokenizer.json");
@@ -120,8 +122,8 @@ pub fn template(bytes: &[u8]) {
     }
 }
 
-/// What ranks say to each other before they know each other: a greeting, or rank 0's table, has the length that was asked for, and
-/// nothing of it reaches a terminal as it came.
+/// What ranks say to each other before they know each other: a greeting, or rank 0's table, has the length that was
+/// asked for, and nothing of it reaches a terminal as it came.
 pub fn rendezvous(bytes: &[u8]) {
     if handshake::challenge(bytes).is_some() {
         assert_eq!(bytes.len(), 40);
@@ -141,7 +143,7 @@ pub fn rendezvous(bytes: &[u8]) {
     }
     if let Some(table) = messages::table(rest, world) {
         assert_eq!(table.len(), world);
-        let places: Vec<Place> = table.into_iter().map(|entry| entry.place).collect();
+        let places: Vec<RankPlace> = table.into_iter().map(|entry| entry.place).collect();
         places.iter().for_each(|place| plain(&place.host));
         match Roster::new(&places) {
             Ok(roster) => assert!(roster.ranks() == world || world == 0),
@@ -150,7 +152,8 @@ pub fn rendezvous(bytes: &[u8]) {
     }
 }
 
-/// A connection's messages, however they are cut: each is as long as its kind may be, and all of them as long as what came.
+/// A connection's messages, however they are cut: each is as long as its kind may be, and all of them as long as what
+/// came.
 pub fn frame(bytes: &[u8]) {
     struct Pieces<'a>(&'a [u8], usize);
     impl std::io::Read for Pieces<'_> {

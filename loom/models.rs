@@ -1,5 +1,6 @@
-//! The shared-memory protocol in every order of events: who waits for what is as in src/comm/shm, by its very words; what the words guard
-//! is memory whose accesses loom checks. Never run but by scripts/loom_check.sh, which also weakens each ordering and expects a failure.
+//! The shared-memory protocol in every order of events: who waits for what is as in src/comm/shm, by its very words;
+//! what the words guard is memory whose accesses loom checks. Never run but by scripts/loom_check.sh, which also
+//! weakens each ordering and expects a failure.
 #![cfg(all(loom, test))]
 #[path = "../src/comm/shm/words.rs"]
 mod words;
@@ -71,7 +72,8 @@ struct Gather {
     readers: [Reader; 2],
 }
 
-/// Two gathers into one buffer: a piece is written when all ranks have released the content before, and read when it is there.
+/// Two gathers into one buffer: a piece is written when all ranks have released the content before, and read when it is
+/// there.
 #[test]
 fn a_piece_is_whole_and_stays_until_it_is_released() {
     ranks::<Gather>(|g, me| {
@@ -94,7 +96,8 @@ struct Reduction {
     buffers: [[Memory; 2]; 2],
 }
 
-/// An all-reduce in place: each rank sums a slice, then copies the other's sum, and has its buffer back when nobody copies from it.
+/// An all-reduce in place: each rank sums a slice, then copies the other's sum, and has its buffer back when nobody
+/// copies from it.
 #[test]
 fn slices_are_reduced_then_copied_then_free() {
     ranks::<Reduction>(|all, me| {

@@ -117,7 +117,7 @@ fn a_stalled_rank_is_named_within_the_step_timeout() {
     let dump = read(&dir.path("ckpt/comm_traces"), 0);
     assert!(dump.error.contains("no answer within 2s") && dump.ops.len() > 20, "{}", dump.error);
     // What it waited for, by the error's own words, is not over.
-    let named = |op: &&flatshard::comm::flight::Op| {
+    let named = |op: &&flatshard::comm::flight::FlightOp| {
         dump.error.contains(&format!("{} on {} ({} {})", op.op, op.axis, op.what, op.unit))
     };
     assert!(dump.ops.iter().rev().find(named).unwrap().waited_s.is_none(), "{}", dump.error);

@@ -74,7 +74,7 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
     }
 }
 
-/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/order.rs), so the host waits for the oldest;
+/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/ring.rs), so the host waits for the oldest;
 /// a piece that fills half of that is cut there.
 #[test]
 fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {

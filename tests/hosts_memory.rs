@@ -33,7 +33,7 @@ fn operations_over_hosts_allocate_nothing() {
     const RANKS: usize = 4;
     const STEPS: usize = 400;
     let meters = [(); RANKS].map(|()| Meter::default());
-    let options = shm::Options { timeout: Duration::from_secs(60) };
+    let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let meshes = hosts::threads(MeshSizes::sharded(RANKS), 2, &meters, &options).unwrap();
     let together = Barrier::new(RANKS);
     std::thread::scope(|scope| {

@@ -20,7 +20,7 @@ pub fn run() -> Result<Value> {
     let cuda = Gpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
-    let world = nccl::World::join(&env, cuda, None, device.clone(), meter, Duration::from_secs(60))?;
+    let world = nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter, Duration::from_secs(60))?;
     let mesh = Mesh::new(Box::new(world) as Box<dyn Member>, MeshSizes::sharded(env.world))?;
     let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
     let started = Instant::now();

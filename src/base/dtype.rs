@@ -102,8 +102,8 @@ impl Float for bf16 {
     }
 }
 impl Float for f16 {
-    /// Without branches, so that loops over it vectorise. Normal numbers have their exponent moved by 127 - 15; subnormals
-    /// become 2^-14 (1 + m), of which 2^-14 is taken away again: exact.
+    /// Without branches, so that loops over it vectorise. Normal numbers have their exponent moved by 127 - 15;
+    /// subnormals become 2^-14 (1 + m), of which 2^-14 is taken away again: exact.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         const MOVED: u32 = (127 - 15) << 23;
@@ -119,8 +119,8 @@ impl Float for f16 {
         let value = if exponent == 0x7c00 << 13 { special } else { finite };
         f32::from_bits(value | (bits & 0x8000) << 16)
     }
-    /// Without branches. From 65520 on the result is infinite; a NaN stays a NaN (its top mantissa bit is set). Below 2^-14
-    /// the sum with 0.5, whose last bit is 2^-24, rounds to the subnormals.
+    /// Without branches. From 65520 on the result is infinite; a NaN stays a NaN (its top mantissa bit is set). Below
+    /// 2^-14 the sum with 0.5, whose last bit is 2^-24, rounds to the subnormals.
     #[inline(always)]
     fn from_f32(x: f32) -> f16 {
         const HALF: u32 = 126 << 23;

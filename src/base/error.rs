@@ -11,7 +11,8 @@ pub enum Error {
     /// The text names the value and the remedy.
     #[error("{}", message(.0))]
     Input(String),
-    /// A checkpoint is not what was written, or parts of it are missing. Exit status 2, where no older one is gone on from.
+    /// A checkpoint is not what was written, or parts of it are missing. Exit status 2, where no older one is gone on
+    /// from.
     #[error("{}", message(.0))]
     Damaged(String),
     /// An operation was handed lengths, dtypes or values that do not fit it: a fault of the program.

@@ -1,5 +1,5 @@
-//! The largest value of each size that a flag, a key of a file or a key of a model's config may give: one table for all.
-//! Everything behind it computes with plain products. Never judges what a run needs: the plan does.
+//! The largest value of each size that a flag, a key of a file or a key of a model's config may give: one table for
+//! all. Everything behind it computes with plain products. Never judges what a run needs: the plan does.
 use super::{Error, Result};
 
 /// Ranks, hosts, heads.

@@ -1,6 +1,6 @@
-//! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory has a
-//! category of its own and is in no total. It knows what each live buffer is for, so that running out of memory says what
-//! holds it. Never allocates buffers itself.
+//! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory
+//! has a category of its own and is in no total. It knows what each live buffer is for, so that running out of memory
+//! says what holds it. Never allocates buffers itself.
 use super::history::History;
 use super::{CATEGORIES, Category, DType, Error};
 use std::collections::BTreeMap;
@@ -89,7 +89,8 @@ impl Drop for Purpose {
 }
 
 impl Meter {
-    /// What is leased from now on, of the device or of a group, is for `what`; where purposes are nested, the inner one counts.
+    /// What is leased from now on, of the device or of a group, is for `what`; where purposes are nested, the inner one
+    /// counts.
     pub fn purpose(&self, what: &'static str) -> Purpose {
         let before = std::mem::replace(&mut self.0.book().purpose, what);
         Purpose { counts: self.0.clone(), before }

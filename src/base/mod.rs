@@ -1,5 +1,5 @@
-//! Floor 0: errors, dtypes, the counter-based generator, memory accounting, and what files of others may be. Never knows of
-//! devices, ranks or layers.
+//! Floor 0: errors, dtypes, the counter-based generator, memory accounting, and what files of others may be. Never
+//! knows of devices, ranks or layers.
 pub mod error; // what a call may end with: Error, Result
 mod quote; // text of others, fit for a message
 pub mod dtype; // element types

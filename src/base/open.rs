@@ -1,5 +1,5 @@
-//! Files that a user or another program made, opened for reading. Regular files only, checked on the open descriptor, so that
-//! a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
+//! Files that a user or another program made, opened for reading. Regular files only, checked on the open descriptor,
+//! so that a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result};

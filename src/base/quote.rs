@@ -1,5 +1,5 @@
-//! Text of others in a message of ours: its beginning, with the characters that a terminal obeys written as escapes. Never formats
-//! more than it keeps.
+//! Text of others in a message of ours: its beginning, with the characters that a terminal obeys written as escapes.
+//! Never formats more than it keeps.
 use std::fmt::{self, Display, Write};
 
 /// Displays at most 200 characters of `text`, and an ellipsis if that is not all of it.

@@ -1,5 +1,5 @@
-//! Spans of time while a run is profiled: what this rank did from when to when. Never allocates while it records, never waits
-//! for a GPU before it is drained, and costs one branch where it is off.
+//! Spans of time while a run is profiled: what this rank did from when to when. Never allocates while it records, never
+//! waits for a GPU before it is drained, and costs one branch where it is off.
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

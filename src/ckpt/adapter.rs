@@ -1,5 +1,5 @@
-//! Adapters (LoRA) in the format of the PEFT library: `adapter_config.json` beside `adapter_model.safetensors`, whose names
-//! are the model's under `base_model.model.`. Never writes a model: that is a save like any other, after a merge.
+//! Adapters (LoRA) in the format of the PEFT library: `adapter_config.json` beside `adapter_model.safetensors`, whose
+//! names are the model's under `base_model.model.`. Never writes a model: that is a save like any other, after a merge.
 use super::layout::{ADAPTER_PREFIX, Share, pretty, runs};
 use super::load::widen;
 use super::source::bad;

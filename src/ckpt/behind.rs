@@ -1,5 +1,5 @@
-//! Saving behind training: a copy of what this rank owns, written by a thread. Never touches the store after the copy, and
-//! never holds more than one copy.
+//! Saving behind training: a copy of what this rank owns, written by a thread. Never touches the store after the copy,
+//! and never holds more than one copy.
 use super::CHUNK;
 use super::disk::Disk;
 use super::layout::{Plan, Share};

@@ -1,13 +1,15 @@
-//! Checksums of tensors, added up by element: ranks sum what they hold, however a tensor is cut over them. Never reads files.
+//! Checksums of tensors, added up by element: ranks sum what they hold, however a tensor is cut over them. Never reads
+//! files.
 
 /// 2^64 / golden ratio: successive multiples are spread evenly (Weyl's sequence, as in splitmix64).
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// An odd number with as many ones as zeros (splitmix64's first multiplier).
 const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
-/// Sum over f32 elements, wrapping, of fold((index * GOLDEN ^ bits) * MULTIPLIER), where fold adds (exclusive-or) the halves
-/// of the 128-bit product (wyhash's mixing step). A sum, so that ranks add up whatever the cut; a function of the index too,
-/// so that exchanged elements are noticed. `first`: the index in its tensor of the element that `bytes` starts with.
+/// Sum over f32 elements, wrapping, of fold((index * GOLDEN ^ bits) * MULTIPLIER), where fold adds (exclusive-or) the
+/// halves of the 128-bit product (wyhash's mixing step). A sum, so that ranks add up whatever the cut; a function of
+/// the index too, so that exchanged elements are noticed. `first`: the index in its tensor of the element that `bytes`
+/// starts with.
 pub fn checksum(bytes: &[u8], first: usize) -> u64 {
     let mut key = (first as u64).wrapping_mul(GOLDEN);
     let mut sum = 0u64;

@@ -1,5 +1,5 @@
-//! What stands beside the weights so that a directory is a model to others: the config, and the tokenizer's files. Kept as
-//! they were where a model came with them. Never interprets a tokenizer.
+//! What stands beside the weights so that a directory is a model to others: the config, and the tokenizer's files. Kept
+//! as they were where a model came with them. Never interprets a tokenizer.
 use super::layout::pretty;
 use super::source::bad;
 use super::{adapter, hf};
@@ -47,8 +47,8 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// Of a model like `spec` that came from the directory `model`, with the tokenizer of `tokenizer` (a directory, or a
-    /// file in one), else of `model`.
+    /// Of a model like `spec` that came from the directory `model`, with the tokenizer of `tokenizer` (a directory, or
+    /// a file in one), else of `model`.
     pub fn of(spec: &Spec, model: Option<&Path>, tokenizer: Option<&Path>) -> Result<Companions> {
         let mut companions = Companions::default();
         let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::disk::parent(path).into() };

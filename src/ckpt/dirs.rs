@@ -1,5 +1,5 @@
-//! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed. Never
-//! reads what is inside, and never removes a directory that does not carry our name.
+//! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed.
+//! Never reads what is inside, and never removes a directory that does not carry our name.
 use super::disk::{Disk, parent};
 use crate::base::{Error, Result, open};
 use rustix::fs::{FlockOperation, flock};
@@ -58,8 +58,8 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
     }
 }
 
-/// The checkpoint that `latest` names, else the one of the highest step: `latest` is what was saved last, which is not the
-/// highest step when a run was taken up again from an earlier one.
+/// The checkpoint that `latest` names, else the one of the highest step: `latest` is what was saved last, which is not
+/// the highest step when a run was taken up again from an earlier one.
 pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
     let complete = complete(dir)?;
     let named = open::read(&dir.join(LATEST)).ok().and_then(|text| String::from_utf8(text).ok());
@@ -89,8 +89,8 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
     }
 }
 
-/// As [`resolve`], with those to take where it is damaged: older ones, where nobody has named one. Those of later steps belong
-/// to a run that was abandoned.
+/// As [`resolve`], with those to take where it is damaged: older ones, where nobody has named one. Those of later steps
+/// belong to a run that was abandoned.
 pub fn candidates(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Vec<PathBuf>> {
     let Some(newest) = resolve(ckpt_dir, resume)? else { return Ok(Vec::new()) };
     let mut found = match (resume, ckpt_dir) {
@@ -108,14 +108,14 @@ pub struct Lock {
     _dir: File,
 }
 
-/// Makes `dir`, keeps other runs out of it and removes what dead saves left in it. One process a host calls it, before any
-/// rank saves.
+/// Makes `dir`, keeps other runs out of it and removes what dead saves left in it. One process a host calls it, before
+/// any rank saves.
 pub fn prepare(dir: &Path) -> Result<Lock> {
     let bad = |what: String| Error::input(format!("--ckpt-dir {}: {what}", dir.display()));
     Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
     let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
-    // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none (NFS), two
-    // runs are not told apart.
+    // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none
+    // (NFS), two runs are not told apart.
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         let what = "another run is using it now; wait until that has ended, or give another directory";
         return Err(bad(what.into()));

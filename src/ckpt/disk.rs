@@ -1,5 +1,6 @@
-//! The file operations that make a save durable, in one place: write, fsync, rename, fsync of the directory. A watcher sees each
-//! of them after it has succeeded, so that a test can hold their order to a rule. Never decides what is written, or when.
+//! The file operations that make a save durable, in one place: write, fsync, rename, fsync of the directory. A watcher
+//! sees each of them after it has succeeded, so that a test can hold their order to a rule. Never decides what is
+//! written, or when.
 use crate::base::{Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};

@@ -1,5 +1,6 @@
-//! What safetensors files and their index say that they hold. Pure: bytes in, a table or one complaint out; never opens a
-//! file, and never trusts a length, a name or an offset. The complaints do not name the file: callers put its path in front.
+//! What safetensors files and their index say that they hold. Pure: bytes in, a table or one complaint out; never opens
+//! a file, and never trusts a length, a name or an offset. The complaints do not name the file: callers put its path in
+//! front.
 use crate::base::{Error, Result, quote};
 use safetensors::{Dtype, tensor::Metadata};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};

@@ -1,5 +1,5 @@
-//! `config.json` of the families' `...ForCausalLM`, from a [`Spec`] and back. Never guesses: a key that would change the
-//! computation and that we do not implement is an error that names it.
+//! `config.json` of the families' `...ForCausalLM`, from a [`Spec`] and back. Never guesses: a key that would change
+//! the computation and that we do not implement is an error that names it.
 mod dropout;
 mod keys;
 mod read;
@@ -27,8 +27,8 @@ pub fn read(dir: &Path) -> Result<Spec> {
     parse(&text).map_err(|e| bad(e.to_string()))
 }
 
-/// The tensor-parallel plan that the model's own file brings, if it does: that of the model behind the head, whose own place in
-/// the plan is its class's.
+/// The tensor-parallel plan that the model's own file brings, if it does: that of the model behind the head, whose own
+/// place in the plan is its class's.
 pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));

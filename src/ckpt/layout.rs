@@ -1,5 +1,5 @@
-//! Which byte of which file holds which element, and which of them a rank writes. The files are the same whatever the mesh:
-//! tensors lie in the model's own global layout. Never touches the disk.
+//! Which byte of which file holds which element, and which of them a rank writes. The files are the same whatever the
+//! mesh: tensors lie in the model's own global layout. Never touches the disk.
 //!
 //! safetensors: 8 bytes of header length (little endian), a JSON header, the tensors without gaps. The header is padded
 //! with spaces so that the tensors start on [`DATA_ALIGN`].
@@ -37,8 +37,8 @@ impl Tensor {
     }
 }
 
-/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one beside each
-/// that learns.
+/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one beside
+/// each that learns.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
     pub list: Vec<Tensor>,
@@ -64,8 +64,8 @@ impl Tensors {
     pub fn holds(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
-    /// Elements `range` of this rank's part of tensor `index`, as stretches that are contiguous in the tensor: each with the
-    /// place of its first element there.
+    /// Elements `range` of this rank's part of tensor `index`, as stretches that are contiguous in the tensor: each
+    /// with the place of its first element there.
     pub fn stretches(&self, index: usize, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         self.parts[index].stretches(range)
     }
@@ -99,14 +99,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order. `moments`: names of the optimizer's state
-    /// ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
+    /// A checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order. `moments`: names of
+    /// the optimizer's state ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
     pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
         Plan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
-    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are all
-    /// that is stored.
+    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are
+    /// all that is stored.
     pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
         Plan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
@@ -312,8 +312,8 @@ mod tests {
         assert_eq!(plan.tensors.list[plan.tensors.find(2, "norm.weight").unwrap()].name, "exp_avg_sq.norm.weight");
     }
 
-    /// Any cut in pieces, shares and tp ranks visits each element of each tensor once, and partial checksums add up to the
-    /// whole one.
+    /// Any cut in pieces, shares and tp ranks visits each element of each tensor once, and partial checksums add up to
+    /// the whole one.
     #[test]
     fn runs_cover_each_element_once_and_checksums_add_up() {
         let value = |i: usize| i as f32;

@@ -1,5 +1,5 @@
-//! Reading: each rank reads the ranges of the files that its pieces need, through one small buffer, and nothing else. Never
-//! judges the files: [`super::source`] has done that before a weight changes.
+//! Reading: each rank reads the ranges of the files that its pieces need, through one small buffer, and nothing else.
+//! Never judges the files: [`super::source`] has done that before a weight changes.
 use super::checksum::checksum;
 use super::layout::{Run, Share, Tensor, runs};
 use super::source::{Source, bad};
@@ -16,8 +16,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Where the trainer stood, when the checkpoint in `dir` is whole in form and of this model and optimizer. Reads headers
-/// and small files only: what a program checks before it starts any rank.
+/// Where the trainer stood, when the checkpoint in `dir` is whole in form and of this model and optimizer. Reads
+/// headers and small files only: what a program checks before it starts any rank.
 pub fn inspect(dir: &Path, spec: &Spec, layouts: &[Layout], moments: &[&str]) -> Result<TrainerState> {
     Source::checkpoint(dir, spec, layouts, moments).map(|(_, state, _)| state)
 }
@@ -28,9 +28,9 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
 }
 
 impl Checkpointer {
-    /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks of any strategy. An error is
-    /// an error on all ranks; after one, the store's content is unspecified. After [`crate::base::Error::Damaged`], all may
-    /// load another one.
+    /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks of any strategy. An error
+    /// is an error on all ranks; after one, the store's content is unspecified. After [`crate::base::Error::Damaged`],
+    /// all may load another one.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
         let opened = Source::checkpoint(dir, &self.spec, &self.layouts, self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
@@ -92,8 +92,8 @@ impl<'a> Reader<'a> {
         Reader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
     }
 
-    /// Every run of this rank's pieces, into masters, parameters and moments. Returns for each tensor the sum over what was
-    /// counted, and how many of those values are not finite.
+    /// Every run of this rank's pieces, into masters, parameters and moments. Returns for each tensor the sum over what
+    /// was counted, and how many of those values are not finite.
     fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<(Vec<u64>, Vec<u64>)> {
         store.for_each_piece(&mut |mut piece| {
             let stored = runs(piece.layout, piece.start, piece.master.len(), Share::ALL);

@@ -69,7 +69,8 @@ pub struct Checkpointer {
     at: Coords,
 }
 
-/// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level cache.
+/// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level
+/// cache.
 const CHUNK: usize = 1 << 20;
 
 impl Checkpointer {
@@ -119,7 +120,8 @@ impl Checkpointer {
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.timeline = timeline;
     }
-    /// What is saved from now on is of the run with this id. Without it a new run begins, or one goes on that is loaded.
+    /// What is saved from now on is of the run with this id. Without it a new run begins, or one goes on that is
+    /// loaded.
     pub fn of_run(&mut self, id: &str) {
         self.run = id.into();
     }
@@ -136,7 +138,8 @@ impl Checkpointer {
         self.companions = companions;
     }
 
-    /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of them.
+    /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of
+    /// them.
     pub fn planned(layouts: &[Layout], moments: &[&str]) -> (Category, usize) {
         let tensors = Plan::of_masters(layouts, moments, MAX_FILE_BYTES).tensors.list.len();
         (Category::Other, 2 * Exchange::bytes(1 + tensors))
@@ -154,8 +157,8 @@ impl Checkpointer {
         self.exchange.rank()
     }
 
-    /// What of its pieces this rank writes. Where parameters are sharded, replicas are the ranks of dp_replicate; else all
-    /// ranks but for those of tp.
+    /// What of its pieces this rank writes. Where parameters are sharded, replicas are the ranks of dp_replicate; else
+    /// all ranks but for those of tp.
     fn share(&self, store: &dyn Store) -> Share {
         let (MeshSizes { dp_replicate, dp_shard, sp, .. }, at) = (self.sizes, self.at);
         let (index, of) = match store.replicated() {

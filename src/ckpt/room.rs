@@ -1,5 +1,5 @@
-//! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor is.
-//! Never writes a tensor.
+//! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor
+//! is. Never writes a tensor.
 use super::disk::{self, Disk};
 use super::layout::{Plan, pretty};
 use super::{companions, hf};
@@ -20,8 +20,8 @@ pub(super) fn mark(run: &str) -> (String, Vec<u8>) {
     (MARK.into(), pretty(&json!({"run": run})).into_bytes())
 }
 
-/// Whether the export `dir` may be written: it is new, empty, or holds a model and nothing else. A model is replaced where `run`
-/// wrote it, or where `overwrite` says so.
+/// Whether the export `dir` may be written: it is new, empty, or holds a model and nothing else. A model is replaced
+/// where `run` wrote it, or where `overwrite` says so.
 pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()> {
     let refuse = |what: &str| {
         let what = format!("--save-hf {}: {what}; give a new or empty directory", dir.display());

@@ -1,8 +1,8 @@
-//! Writing: into a directory under a temporary name, renamed when everything is on disk. Never gathers a tensor, and never
-//! touches a checkpoint that is complete before the new one is.
+//! Writing: into a directory under a temporary name, renamed when everything is on disk. Never gathers a tensor, and
+//! never touches a checkpoint that is complete before the new one is.
 //!
-//! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0 *publishes*.
-//! Behind training, the second and the third each run in a thread, and the ranks agree between them.
+//! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0
+//! *publishes*. Behind training, the second and the third each run in a thread, and the ranks agree between them.
 use super::behind::Job;
 use super::disk::{self, Disk};
 use super::layout::{Plan, Share, runs};
@@ -62,9 +62,9 @@ impl Checkpointer {
         self.write(publication, store, Some(optimizer))
     }
 
-    /// As [`Checkpointer::save`], but returns when this rank's part is copied: the copy is written while training goes on.
-    /// A save that is still under way is waited for first. Then [`Checkpointer::ended`], [`Checkpointer::advance`] and
-    /// [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
+    /// As [`Checkpointer::save`], but returns when this rank's part is copied: the copy is written while training goes
+    /// on. A save that is still under way is waited for first. Then [`Checkpointer::ended`], [`Checkpointer::advance`]
+    /// and [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
     pub fn save_behind(
         &mut self,
         dir: &Path,
@@ -92,8 +92,8 @@ impl Checkpointer {
         matches!(&self.behind, Behind::Writing(job, _) if job.ended())
     }
 
-    /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not write is
-    /// an error on all.
+    /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not
+    /// write is an error on all.
     pub fn advance(&mut self) -> Result<()> {
         let (job, publication) = match std::mem::take(&mut self.behind) {
             Behind::Writing(job, publication) => (job, publication),
@@ -135,7 +135,8 @@ impl Checkpointer {
         self.exchange.agree(&*self.dev, PUBLISH, saved)
     }
 
-    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. [`check_export`] says what `dir` may be.
+    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. [`check_export`] says what `dir` may
+    /// be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<Saved> {
         let plan = Plan::new(&self.layouts, &[], dtype, self.max_file_bytes);
         // Through a symbolic link, the directory that it names is replaced, and not the link.
@@ -238,8 +239,8 @@ fn lost() -> Error {
     Error::op("async-save", "the thread that publishes panicked")
 }
 
-/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In the order of the
-/// store's pieces, and of the moments within each.
+/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In
+/// the order of the store's pieces, and of the moments within each.
 pub(super) fn each_run(
     plan: &Plan,
     share: Share,

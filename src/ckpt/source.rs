@@ -1,5 +1,5 @@
-//! Files to read from: opened, their headers checked, their tensors matched with the model's, all before a weight changes.
-//! Never trusts what a file says of itself, and never reads a tensor.
+//! Files to read from: opened, their headers checked, their tensors matched with the model's, all before a weight
+//! changes. Never trusts what a file says of itself, and never reads a tensor.
 use super::layout::{Plan, Tensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Source {
     pub files: Vec<(PathBuf, File)>,
     pub tensors: Tensors,
-    /// A head that a model with tied embeddings stores once more: the index of the tensor that it must equal, and itself.
+    /// A head that a model with tied embeddings stores once more: the index of the tensor that it must equal, and
+    /// itself.
     pub twin: Option<(usize, Tensor)>,
 }
 
@@ -86,8 +87,8 @@ impl Source {
 }
 
 impl Source {
-    /// An error where tensors hold `counts` values that are not finite: weights would make each step a skipped one, moments
-    /// would make such weights. `saved`: they are a checkpoint's.
+    /// An error where tensors hold `counts` values that are not finite: weights would make each step a skipped one,
+    /// moments would make such weights. `saved`: they are a checkpoint's.
     pub fn finite(&self, counts: &[u64], saved: bool) -> Result<()> {
         let mut strange = self.tensors.list.iter().zip(counts).filter(|(_, count)| **count > 0);
         let Some((tensor, count)) = strange.next() else { return Ok(()) };
@@ -120,8 +121,8 @@ fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
     }
 }
 
-/// Whether `dir` looks like a model directory at all. What people give instead is told apart: the name of a model on the
-/// hub, the hub's cache, weights in a form that can run code when they are read.
+/// Whether `dir` looks like a model directory at all. What people give instead is told apart: the name of a model on
+/// the hub, the hub's cache, weights in a form that can run code when they are read.
 pub fn is_model(dir: &Path) -> Result<()> {
     let refuse = |what: String| Err(bad(dir, what));
     let list = match fs::read_dir(dir) {
@@ -237,8 +238,8 @@ impl Found {
         files.zip(&self.headers).find(changed).map(|(path, _)| path.clone())
     }
 
-    /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that models
-    /// of others go by are understood, and buffers without weights are passed over.
+    /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that
+    /// models of others go by are understood, and buffers without weights are passed over.
     fn matched(mut self, dir: &Path, plan: &Plan, exact: bool) -> Result<Source> {
         const FLAGS: &str = "give the flags of the model that was saved";
         let mut tensors = plan.tensors.clone();

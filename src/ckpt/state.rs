@@ -37,15 +37,15 @@ pub struct TrainerState {
     pub precision: String,
     /// What the samples come from: name, length, fingerprint, batch.
     pub data: Map<String, Value>,
-    /// Id of the run, made at its first start; [`super::Checkpointer::save`] sets it. None in checkpoints of earlier versions of
-    /// this program.
+    /// Id of the run, made at its first start; [`super::Checkpointer::save`] sets it. None in checkpoints of earlier
+    /// versions of this program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
 }
 
 impl TrainerState {
-    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) and its id are
-    /// not compared.
+    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) and
+    /// its id are not compared.
     pub fn differences(&self, now: &TrainerState) -> Vec<String> {
         let flat = |state: &TrainerState| {
             let mut out = BTreeMap::new();
@@ -82,8 +82,8 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
 pub struct Checksums {
     /// xxh3_64 of each small file beside the tensors.
     pub files: BTreeMap<String, String>,
-    /// The same of the header of each file of tensors, its length included. None in checkpoints of earlier versions of this
-    /// program.
+    /// The same of the header of each file of tensors, its length included. None in checkpoints of earlier versions of
+    /// this program.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
     /// [`super::checksum::checksum`] of each tensor of the model and of the optimizer.

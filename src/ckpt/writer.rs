@@ -1,5 +1,5 @@
-//! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a checksum and
-//! synced. Never decides what is written, and never makes a file.
+//! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a
+//! checksum and synced. Never decides what is written, and never makes a file.
 use super::CHUNK;
 use super::checksum::checksum;
 use super::disk::{Disk, Writing};
@@ -38,8 +38,8 @@ impl Writer {
         Ok(Writer { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
     }
 
-    /// `values`: f32 elements of this rank's part of tensor `index` (its place in the plan) from element `at` on; at most
-    /// [`CHUNK`] bytes.
+    /// `values`: f32 elements of this rank's part of tensor `index` (its place in the plan) from element `at` on; at
+    /// most [`CHUNK`] bytes.
     pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
         let tensor = &self.plan.tensors.list[index];
         let (file, wrote) = &mut self.files[tensor.file];
@@ -58,7 +58,8 @@ impl Writer {
                 bytemuck::cast_slice(narrow)
             }
         };
-        // Columns of a matrix that is cut along its second dimension are a stretch a row: some kB in models of any size.
+        // Columns of a matrix that is cut along its second dimension are a stretch a row: some kB in models of any
+        // size.
         let size = tensor.dtype.bitsize() / 8;
         for (part, place) in stretches {
             let bytes = &bytes[(part.start - at) * size..(part.end - at) * size];

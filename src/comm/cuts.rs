@@ -1,5 +1,5 @@
-//! Groups that end the piece of a step that a driver keeps back ([`Graphs`]) before they do anything: a collective orders itself
-//! after what compute was given, so compute must have been given it. Never looks at data.
+//! Groups that end the piece of a step that a driver keeps back ([`Graphs`]) before they do anything: a collective
+//! orders itself after what compute was given, so compute must have been given it. Never looks at data.
 use super::mesh::Mesh;
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Axis, Collective, Member, Ticket};
@@ -8,7 +8,8 @@ use crate::device::gpu::graphs::Graphs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A member of whose groups each cuts. Not of NCCL's: their collectives are part of pieces, and they cut themselves where they are not.
+/// A member of whose groups each cuts. Not of NCCL's: their collectives are part of pieces, and they cut themselves
+/// where they are not.
 pub struct Cutting {
     pub member: Box<dyn Member>,
     pub graphs: Arc<Graphs>,

@@ -1,5 +1,5 @@
-//! A group that dawdles: seeded delays before and after chosen calls, so that tests meet the orders of events that a quiet
-//! machine never shows. Never changes what a call does.
+//! A group that dawdles: seeded delays before and after chosen calls, so that tests meet the orders of events that a
+//! quiet machine never shows. Never changes what a call does.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Collective, Ticket};
 use crate::base::rng::Rng;
@@ -49,11 +49,11 @@ impl Hook for Delays {
     }
 }
 
-/// A group on a slow wire: an operation's result is not there before `latency` has passed since it was started, whatever the rank
-/// does meanwhile. What prefetching hides, this shows.
-pub type Slow = Hooked<Wire>;
+/// A group on a slow wire: an operation's result is not there before `latency` has passed since it was started,
+/// whatever the rank does meanwhile. What prefetching hides, this shows.
+pub type Slow = Hooked<SlowWire>;
 
-pub struct Wire {
+pub struct SlowWire {
     latency: Duration,
     /// When the operations under way arrive.
     due: Mutex<Vec<(Ticket, Instant)>>,
@@ -61,11 +61,11 @@ pub struct Wire {
 
 impl Slow {
     pub fn new(inner: Arc<dyn Collective>, latency: Duration) -> Slow {
-        Hooked::with(inner, Wire { latency, due: Mutex::default() })
+        Hooked::with(inner, SlowWire { latency, due: Mutex::default() })
     }
 }
 
-impl Hook for Wire {
+impl Hook for SlowWire {
     fn before(&self, _: Seam, _: Started) {}
     fn after(&self, _: Seam, _: Started, ticket: Option<Ticket>) {
         if let Some(ticket) = ticket {

@@ -1,5 +1,5 @@
-//! Where ranks of this job connect, and strangers may: who greets as [`super::handshake`] says is let in. Never waits for anybody: what
-//! there is of each greeting is read, a few callers at a time, up to one deadline each.
+//! Where ranks of this job connect, and strangers may: who greets as [`super::handshake`] says is let in. Never waits
+//! for anybody: what there is of each greeting is read, a few callers at a time, up to one deadline each.
 use super::env::RankEnv;
 use super::handshake::{CODE, Codes, Hello, LOOK, MAGIC, Nonce, Proof, timespec};
 use super::secret::random;
@@ -10,7 +10,8 @@ use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A caller has so long from connecting to the end of its greeting. Ranks need a moment, unless their host is overloaded.
+/// A caller has so long from connecting to the end of its greeting. Ranks need a moment, unless their host is
+/// overloaded.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that may be open without having greeted: who opens more drops the oldest.
 const PENDING: usize = 64;
@@ -291,8 +292,8 @@ mod tests {
     fn what_a_rank_says_cannot_be_said_back_to_it() {
         let (mut door, at) = door();
         let listener = rank(0, OURS);
-        // The stranger listens, and the rank that calls it is to prove itself to it: it passes that on as its own proof to rank 0,
-        // but the rank meant rank 2.
+        // The stranger listens, and the rank that calls it is to prove itself to it: it passes that on as its own proof
+        // to rank 0, but the rank meant rank 2.
         let between = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = between.local_addr().unwrap();
         std::thread::scope(|scope| {

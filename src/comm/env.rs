@@ -18,7 +18,8 @@ pub const HOST: &str = "FLATSHARD_HOST_ID";
 /// Set by our own launcher: that this is not the first start ([`Restart`]).
 pub const RESTART: &str = "FLATSHARD_RESTART";
 
-/// The secret that the job's ranks know and strangers do not ([`super::handshake`]). Set by the user, and by our own launcher.
+/// The secret that the job's ranks know and strangers do not ([`super::handshake`]). Set by the user, and by our own
+/// launcher.
 pub const JOB_SECRET: &str = "FLATSHARD_JOB_SECRET";
 
 /// What ranks of a restart must know of the first start.
@@ -212,8 +213,8 @@ impl Vars<'_> {
         }
         Ok(Some(RankEnv { mpi, ..env }))
     }
-    /// The host of Slurm's task 0: the first of the step's nodes, unless tasks are distributed by a file of hosts. Empty where
-    /// there is no list.
+    /// The host of Slurm's task 0: the first of the step's nodes, unless tasks are distributed by a file of hosts.
+    /// Empty where there is no list.
     fn first_node(&self) -> Result<String> {
         let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
         let Some((name, list)) = lists.into_iter().find_map(|name| Some((name, self.text(name)?))) else {

@@ -1,5 +1,5 @@
-//! Numbers from each rank to all, and the agreement that all ranks succeeded: what ranks tell each other outside of steps.
-//! Never used inside one.
+//! Numbers from each rank to all, and the agreement that all ranks succeeded: what ranks tell each other outside of
+//! steps. Never used inside one.
 use super::{Collective, CommUse, Tag};
 use crate::base::{Category, DType, Error, Result, printable};
 use crate::device::{Buf, Device};

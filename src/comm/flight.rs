@@ -1,6 +1,6 @@
-//! The flight recorder: the last operations that a rank started, in a fixed ring, always on; and a hash of all of them, by
-//! which ranks find out early that they run different programs. Never allocates while it records, and never changes what a
-//! call does.
+//! The flight recorder: the last operations that a rank started, in a fixed ring, always on; and a hash of all of them,
+//! by which ranks find out early that they run different programs. Never allocates while it records, and never changes
+//! what a call does.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Axis, Collective, Mesh, Tag, Ticket};
 use crate::base::{Error, Result};
@@ -15,7 +15,7 @@ pub const KEPT: usize = 2000;
 
 /// An operation that was started.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct FlightEntry {
     /// Counts from 1, over all groups of the rank.
     seq: u64,
     seam: Seam,
@@ -29,37 +29,37 @@ struct Entry {
     waited: Option<f64>,
 }
 
-struct Ring {
-    entries: Vec<Entry>,
+struct FlightRing {
+    entries: Vec<FlightEntry>,
     /// Started so far: entry `seq` is at `(seq - 1) % KEPT`.
     count: u64,
-    /// FNV-1a over axis, operation, tag and bytes of each, but for those along sp and tp: ranks with other samples have other
-    /// numbers of rows there, and of chunks of logits.
+    /// FNV-1a over axis, operation, tag and bytes of each, but for those along sp and tp: ranks with other samples have
+    /// other numbers of rows there, and of chunks of logits.
     hash: u64,
 }
 
 /// Each as long as somebody holds it.
-type Groups = Vec<(Axis, Weak<dyn Collective>)>;
+type RecordedGroups = Vec<(Axis, Weak<dyn Collective>)>;
 
 /// One rank's recorder. Clones share the ring.
 #[derive(Clone)]
 pub struct Flight {
-    ring: Arc<Mutex<Ring>>,
+    ring: Arc<Mutex<FlightRing>>,
     /// That are recorded: asked what became of an operation.
-    groups: Arc<Mutex<Groups>>,
+    groups: Arc<Mutex<RecordedGroups>>,
     origin: Instant,
 }
 
 impl Default for Flight {
     fn default() -> Flight {
-        let ring = Ring { entries: Vec::with_capacity(KEPT), count: 0, hash: 0xcbf2_9ce4_8422_2325 };
+        let ring = FlightRing { entries: Vec::with_capacity(KEPT), count: 0, hash: 0xcbf2_9ce4_8422_2325 };
         Flight { ring: Arc::new(Mutex::new(ring)), groups: Arc::default(), origin: Instant::now() }
     }
 }
 
 /// An operation as it is written to a file.
 #[derive(Serialize, serde::Deserialize, Clone, PartialEq, Debug)]
-pub struct Op {
+pub struct FlightOp {
     pub seq: u64,
     pub op: String,
     pub axis: String,
@@ -71,19 +71,19 @@ pub struct Op {
     pub returned_s: Option<f64>,
     /// None: nobody had waited for it, or the last wait had not returned.
     pub waited_s: Option<f64>,
-    /// The launch of a CUDA graph that it was part of: the calls above asked for it, and that launch enqueued it. Known of a group's last
-    /// operations.
+    /// The launch of a CUDA graph that it was part of: the calls above asked for it, and that launch enqueued it. Known
+    /// of a group's last operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<u64>,
 }
 
-impl Op {
-    fn same(&self, other: &Op) -> bool {
+impl FlightOp {
+    fn same(&self, other: &FlightOp) -> bool {
         (self.seq, &self.op, &self.axis, &self.what, self.unit)
             == (other.seq, &other.op, &other.axis, &other.what, other.unit)
     }
 }
-impl std::fmt::Display for Op {
+impl std::fmt::Display for FlightOp {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "operation {}, {} on {} ({} {})", self.seq, self.op, self.axis, self.what, self.unit)
     }
@@ -95,14 +95,14 @@ pub struct Dump {
     pub rank: usize,
     /// What ended the run, as this rank saw it.
     pub error: String,
-    pub ops: Vec<Op>,
+    pub ops: Vec<FlightOp>,
 }
 
 impl Flight {
     /// Every group of the mesh, recorded.
     pub fn watch(&self, mesh: Mesh) -> Mesh {
         mesh.wrap(|group| {
-            let hook = Recording { axis: group.axis(), flight: self.clone() };
+            let hook = FlightHook { axis: group.axis(), flight: self.clone() };
             self.groups.lock().unwrap_or_else(PoisonError::into_inner).push((group.axis(), Arc::downgrade(&group)));
             Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
         })
@@ -112,15 +112,15 @@ impl Flight {
         self.lock().hash
     }
     /// The kept operations, oldest first.
-    pub fn ops(&self) -> Vec<Op> {
+    pub fn ops(&self) -> Vec<FlightOp> {
         let ring = self.lock();
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let graph = |e: &Entry| {
+        let graph = |e: &FlightEntry| {
             let group = groups.iter().find(|(axis, _)| *axis == e.axis)?.1.upgrade()?;
             group.times(e.ticket?).graph
         };
         let (new, old) = ring.entries.split_at(ring.oldest());
-        let op = |e: &Entry| Op {
+        let op = |e: &FlightEntry| FlightOp {
             seq: e.seq,
             op: e.seam.name().into(),
             axis: e.axis.name().into(),
@@ -145,7 +145,7 @@ impl Flight {
         Ok(path)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ring> {
+    fn lock(&self) -> MutexGuard<'_, FlightRing> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn now(&self) -> f64 {
@@ -157,8 +157,8 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
     dir.join(format!("rank-{rank}.json"))
 }
 
-impl Ring {
-    fn push(&mut self, entry: Entry) {
+impl FlightRing {
+    fn push(&mut self, entry: FlightEntry) {
         let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, entry.bytes as u64];
         let bytes = words.iter().flat_map(|w| w.to_le_bytes()).chain(entry.tag.what.bytes());
         let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp));
@@ -174,7 +174,7 @@ impl Ring {
         self.count as usize % self.entries.len().max(1)
     }
     /// The newest entry that `is` holds for.
-    fn newest(&mut self, is: impl Fn(&Entry) -> bool) -> Option<&mut Entry> {
+    fn newest(&mut self, is: impl Fn(&FlightEntry) -> bool) -> Option<&mut FlightEntry> {
         let oldest = self.oldest();
         let (new, old) = self.entries.split_at_mut(oldest);
         new.iter_mut().rev().chain(old.iter_mut().rev()).find(|e| is(e))
@@ -182,18 +182,18 @@ impl Ring {
 }
 
 /// What is recorded of one group.
-pub struct Recording {
+pub struct FlightHook {
     axis: Axis,
     flight: Flight,
 }
 
-impl Hook for Recording {
+impl Hook for FlightHook {
     /// Before the call, so that one that never returns is there.
     fn before(&self, seam: Seam, Started { tag, bytes }: Started) {
         let started = self.flight.now();
         let mut ring = self.flight.lock();
         let (seq, axis) = (ring.count + 1, self.axis);
-        ring.push(Entry { seq, seam, axis, tag, bytes, ticket: None, started, returned: None, waited: None });
+        ring.push(FlightEntry { seq, seam, axis, tag, bytes, ticket: None, started, returned: None, waited: None });
     }
     fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
         let now = self.flight.now();
@@ -211,7 +211,7 @@ impl Hook for Recording {
     }
 }
 
-impl Recording {
+impl FlightHook {
     /// An operation that is waited for again, for its input to be sent, is not over until that wait is.
     fn waited(&self, seam: Seam, ticket: Ticket, at: Option<f64>) {
         if matches!(seam, Seam::Wait | Seam::WaitSent)
@@ -222,8 +222,8 @@ impl Recording {
     }
 }
 
-/// What the files of a failed run's ranks say together: who left none, who is behind whom, and where ranks first differ. Files
-/// from before `since` are another run's.
+/// What the files of a failed run's ranks say together: who left none, who is behind whom, and where ranks first
+/// differ. Files from before `since` are another run's.
 pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
     let read = |rank| {
         let path = path(dir, rank);
@@ -238,8 +238,9 @@ pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
         told.push(format!("no record of rank {}", silent.join(", ")));
     }
     for (rank, dump) in dumps.iter().filter(|(rank, _)| **rank != first) {
-        let pair =
-            |op: &Op| reference.ops.iter().find(|other| other.seq == op.seq).map(|other| (op.clone(), other.clone()));
+        let pair = |op: &FlightOp| {
+            reference.ops.iter().find(|other| other.seq == op.seq).map(|other| (op.clone(), other.clone()))
+        };
         let differs = dump.ops.iter().filter_map(pair).find(|(mine, theirs)| !mine.same(theirs));
         match (differs, dump.ops.last(), reference.ops.last()) {
             (Some((mine, theirs)), ..) => {

@@ -1,5 +1,5 @@
-//! Messages on a connection: a header that says kind, number and length, and so many bytes. What comes in is held to what may come
-//! before a byte of it is kept. Never waits.
+//! Messages on a connection: a header that says kind, number and length, and so many bytes. What comes in is held to
+//! what may come before a byte of it is kept. Never waits.
 use std::io::{Error, ErrorKind, Read, Result};
 
 /// Bytes of a [`Header`].
@@ -55,8 +55,9 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Reads what there is. The kind and the bytes of a message that is whole; `None` where more has to come. `most` says how long
-    /// a message of a kind may be; `None`: no such kind. Room is taken for what has come, whatever a header says.
+    /// Reads what there is. The kind and the bytes of a message that is whole; `None` where more has to come. `most`
+    /// says how long a message of a kind may be; `None`: no such kind. Room is taken for what has come, whatever a
+    /// header says.
     pub fn read(&mut self, from: &mut dyn Read, most: &dyn Fn(u32) -> Option<usize>) -> Result<Option<(u32, Vec<u8>)>> {
         loop {
             let header = Header::parse(&self.bytes);

@@ -1,5 +1,5 @@
-//! Who is at the other end of a connection: both sides prove that they know the job's secret before anything else is said, and
-//! before who connected is told anything. Never encrypts what follows.
+//! Who is at the other end of a connection: both sides prove that they know the job's secret before anything else is
+//! said, and before who connected is told anything. Never encrypts what follows.
 //!
 //! [Note: greeting]
 //!
@@ -9,10 +9,10 @@
 //! | caller | [`MAGIC`], its rank, a nonce, a record, a code ([`Hello`]) |
 //! | listener | a reply, a code |
 //!
-//! A code is the HMAC-SHA-256, under the secret, of all that both sides know by then: what the connection is for, the job, both
-//! ranks, both nonces, the record; the listener's also of its reply, and it is never a caller's ([`Codes`]). So nothing that was
-//! heard on one connection is worth anything on another, and nothing that a side said can be said back to it. Without a secret the
-//! key is empty: greetings keep jobs apart then, not strangers out.
+//! A code is the HMAC-SHA-256, under the secret, of all that both sides know by then: what the connection is for, the
+//! job, both ranks, both nonces, the record; the listener's also of its reply, and it is never a caller's ([`Codes`]).
+//! So nothing that was heard on one connection is worth anything on another, and nothing that a side said can be said
+//! back to it. Without a secret the key is empty: greetings keep jobs apart then, not strangers out.
 //!
 //! The listener's side, which waits for nobody, is [`super::door`].
 use super::env::RankEnv;

@@ -95,14 +95,14 @@ pub struct Mesh {
 impl Mesh {
     pub fn new(member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
         let world = Mesh::world(&member)?;
-        Mesh::around(world, member, sizes)
+        Mesh::with_world(world, member, sizes)
     }
     /// The group of all ranks, once: it is there before the mesh, in which ranks may turn out to disagree.
     pub fn world(member: &impl Member) -> Result<Arc<dyn Collective>> {
         member.group(Axis::World, (0..member.size()).collect())
     }
-    /// The mesh of which `world` is the group of all.
-    pub fn around(world: Arc<dyn Collective>, member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
+    /// As [`Mesh::new`], with `world` as the group of all ranks.
+    pub fn with_world(world: Arc<dyn Collective>, member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();
         let group = |axis| member.group(axis, sizes.group(axis, rank));
@@ -135,7 +135,8 @@ impl Mesh {
             Axis::Loss => &self.loss,
         }
     }
-    /// What all groups of this rank did together. Times are sums over groups: of two that are in flight at once, both count.
+    /// What all groups of this rank did together. Times are sums over groups: of two that are in flight at once, both
+    /// count.
     pub fn stats(&self) -> CommStats {
         let groups =
             [&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];

@@ -1,259 +1,39 @@
 //! Floor 2: groups of ranks and what they do together. Never knows of layers or parameters.
 //!
-//! [Note: start, wait, release] A collective is started by one call and finished by another, so that it can overlap with
-//! compute whatever runs it. `all_gather` and friends enqueue after everything that this rank's compute stream was given so
-//! far, and return a [`Ticket`]. `wait(t)` makes the compute stream wait for the result (on the CPU: blocks until it is
-//! there). A gathered buffer that is no longer read is `release(t)`d, and holds one gathered content at a time; a buffer that
-//! was sent may be overwritten after `wait_sent(t)`. Every rank of a group starts the same operations in the same order; waits and releases may come in any
-//! order. Buffers in flight are kept alive by the group.
+//! [Note: start, wait, release] A collective is started by one call and finished by another, so that it can overlap
+//! with compute whatever runs it. `all_gather` and friends enqueue after everything that this rank's compute stream was
+//! given so far, and return a [`Ticket`]. `wait(t)` makes the compute stream wait for the result (on the CPU: blocks
+//! until it is there). A gathered buffer that is no longer read is `release(t)`d, and holds one gathered content at a
+//! time; a buffer that was sent may be overwritten after `wait_sent(t)`. Every rank of a group starts the same
+//! operations in the same order; waits and releases may come in any order. Buffers in flight are kept alive by the
+//! group.
 #![allow(unsafe_code)] // the communication floor: shared memory
-pub mod cuts;
-pub mod delayed;
-pub mod door;
-pub mod env;
-pub mod exchange;
-pub mod flight;
-pub mod frame;
-pub mod handshake;
-pub mod hosts;
-pub mod mesh;
-pub mod nccl;
-mod nodelist;
-pub mod operands;
-pub mod recorder;
-pub mod rendezvous;
-pub mod seam;
-pub mod secret;
-pub mod shm;
-pub mod solo;
-pub mod timed;
+mod collective; // the traits and values of groups
+mod patience; // timeouts that others may change
+pub mod operands; // checks of a call's operands
+pub mod solo; // the group of one rank
+pub mod mesh; // ranks along axes, and their groups
 
+mod nodelist; // Slurm's short form of host names
+pub mod secret; // what ranks of one job know
+pub mod env; // who this rank is, from a launcher's variables
+pub mod frame; // messages on a stream of bytes
+pub mod handshake; // how two ranks of a job recognize each other
+pub mod door; // who may come in at a listening port
+pub mod rendezvous; // how ranks find rank 0
+
+pub mod shm; // groups on one host
+pub mod hosts; // groups over several hosts
+pub mod nccl; // groups of GPUs
+
+pub mod exchange; // small messages of all ranks to all
+pub mod seam; // calls as values, and hooks around them
+pub mod cuts; // where a captured step ends
+pub mod delayed; // delays, for tests
+pub mod flight; // the flight recorder
+pub mod recorder; // every call written down, for tests
+pub mod timed; // operations on a timeline
+
+pub use collective::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
 pub use mesh::{Mesh, MeshSizes};
-
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Result};
-use crate::device::{Buf, View, ViewMut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reduce {
-    Sum,
-    Max,
-}
-
-/// The axes of the mesh, outermost first, and the groups that fold several of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Axis {
-    World,
-    DpReplicate,
-    DpShard,
-    Sp,
-    Tp,
-    /// dp_shard x sp: what parameters are sharded over.
-    Fsdp,
-    /// dp_replicate x dp_shard: ranks that see different samples.
-    Dp,
-    /// dp_replicate x dp_shard x sp, all but tp: ranks that see different tokens. Losses are summed over it.
-    Loss,
-}
-
-impl Axis {
-    pub fn name(self) -> &'static str {
-        match self {
-            Axis::World => "world",
-            Axis::DpReplicate => "dp_replicate",
-            Axis::DpShard => "dp_shard",
-            Axis::Sp => "sp",
-            Axis::Tp => "tp",
-            Axis::Fsdp => "fsdp",
-            Axis::Dp => "dp",
-            Axis::Loss => "loss",
-        }
-    }
-}
-
-/// What a collective is for, so that errors and traces can say so: a static purpose and the unit's index.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tag {
-    pub what: &'static str,
-    pub unit: usize,
-}
-impl Tag {
-    pub const fn new(what: &'static str, unit: usize) -> Tag {
-        Tag { what, unit }
-    }
-}
-impl std::fmt::Display for Tag {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} {}", self.what, self.unit)
-    }
-}
-
-/// How a buffer of [`Collective::alloc`] is used. Groups allocate what they communicate, so that shared memory needs no
-/// copies and NCCL can register it. All ranks of a group allocate the same things in the same order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CommUse {
-    /// The output of all-gathers: on shared memory one buffer for all ranks of the host.
-    Gathered,
-    /// The input of reduce-scatters, or the buffer of all-reduces: one a rank, which peers read in place.
-    Reduced,
-}
-
-impl CommUse {
-    /// Bytes that a buffer of `bytes` counts for each of `ranks` ranks on a host: one that is gathered into is there once
-    /// for all of them.
-    pub fn counted(self, bytes: usize, ranks: usize) -> usize {
-        match self {
-            CommUse::Gathered => bytes.div_ceil(ranks),
-            CommUse::Reduced => bytes,
-        }
-    }
-}
-
-/// Names one operation of one group until both its waits are done.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[must_use = "a collective that is never waited for is never finished"]
-pub struct Ticket(pub u64);
-
-/// Since the group was made.
-#[derive(Clone, Copy, Default, Debug, PartialEq)]
-pub struct CommStats {
-    /// Seconds during which at least one operation was in flight.
-    pub in_flight_s: f64,
-    /// Seconds that the compute thread spent inside calls of the group: copies, reductions, waits.
-    pub exposed_s: f64,
-    /// Bytes received from peers, by the algorithm's count: (n-1)/n of the full length for a gather or a reduce-scatter,
-    /// twice that for an all-reduce.
-    pub bytes: u64,
-    pub ops: u64,
-    /// Bytes that this rank sent to other hosts, where this crate sends them: neither inside a host nor by NCCL.
-    pub crossed: u64,
-}
-
-/// What a group knows of an operation's times; asked for after a wait for it, while a run is profiled. What it leaves out is
-/// taken from the calls: in flight from its start until it was waited for, and the compute stream held up for the time of the
-/// calls.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Times {
-    pub begun: Option<Mark>,
-    /// As far as it is over.
-    pub over: Option<Mark>,
-    /// From when to when the compute stream stood for it.
-    pub stood: Option<(Mark, Mark)>,
-    /// The launch of a graph that it was part of; counts from 1. Known while the operation is among the group's last.
-    pub graph: Option<u64>,
-}
-
-/// How long a call may block; changed while others wait by it.
-#[derive(Debug)]
-struct Patience(AtomicU64);
-impl Patience {
-    fn new(timeout: Duration) -> Patience {
-        let patience = Patience(AtomicU64::new(0));
-        patience.set(timeout);
-        patience
-    }
-    fn set(&self, timeout: Duration) {
-        self.0.store(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-    fn get(&self) -> Duration {
-        Duration::from_micros(self.0.load(Ordering::Relaxed))
-    }
-}
-
-/// Whether a rank waits for a thread that works for it. The thread's own waits count against the timeout only while the rank
-/// waits: what was started early may well take long.
-#[derive(Debug)]
-struct Waiting {
-    origin: Instant,
-    /// Microseconds after `origin`; [`Waiting::IDLE`] while the rank does not wait.
-    since: AtomicU64,
-    /// The thread must end.
-    closed: AtomicBool,
-}
-impl Waiting {
-    const IDLE: u64 = u64::MAX;
-
-    fn new() -> Waiting {
-        Waiting { origin: Instant::now(), since: AtomicU64::new(Waiting::IDLE), closed: AtomicBool::new(false) }
-    }
-    fn begin(&self) {
-        self.since.store(self.origin.elapsed().as_micros() as u64, Ordering::Relaxed);
-    }
-    fn end(&self) {
-        self.since.store(Waiting::IDLE, Ordering::Relaxed);
-    }
-    fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-    }
-    fn is_late(&self, timeout: Duration) -> bool {
-        let since = self.since.load(Ordering::Relaxed);
-        let waited = || self.origin.elapsed().saturating_sub(Duration::from_micros(since));
-        self.closed.load(Ordering::Relaxed) || since != Waiting::IDLE && waited() >= timeout
-    }
-}
-
-/// One rank's membership in the world: where its groups come from, and how ranks learn that one of them failed.
-pub trait Member: Send + Sync {
-    fn rank(&self) -> usize;
-    fn size(&self) -> usize;
-    /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
-    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>>;
-    /// From now on a call may block so long before it fails: longer while ranks start than in a step.
-    fn set_timeout(&self, timeout: Duration);
-    /// This rank failed: calls of the others into any group end with "rank N failed".
-    fn abort(&self);
-    /// The first rank that aborted, as far as this one knows.
-    fn failed(&self) -> Option<usize>;
-}
-impl<M: Member + ?Sized> Member for Box<M> {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
-    fn size(&self) -> usize {
-        (**self).size()
-    }
-    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
-        (**self).group(axis, ranks)
-    }
-    fn set_timeout(&self, timeout: Duration) {
-        (**self).set_timeout(timeout);
-    }
-    fn abort(&self) {
-        (**self).abort();
-    }
-    fn failed(&self) -> Option<usize> {
-        (**self).failed()
-    }
-}
-
-/// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before anything moves.
-pub trait Collective: Send + Sync {
-    fn rank(&self) -> usize;
-    fn size(&self) -> usize;
-    fn axis(&self) -> Axis;
-    fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf>;
-    /// `full[r * shard.len()..] = shard of rank r`; `full.len() == size * shard.len()`.
-    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket>;
-    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. `full` f32, bf16 or f16, which is what
-    /// travels; `shard` the same or f32. Summed in f32 and rounded once (NCCL rounds at every hop).
-    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket>;
-    /// In place, in rank order: the same bits on every rank. f32 or f64; bf16 or f16, summed in f32 and rounded once (but
-    /// for NCCL, as above).
-    fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket>;
-    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket>;
-    /// Sends to `to` while receiving from `from`; lengths may differ between pairs, not within one.
-    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket>;
-    fn barrier(&self, tag: Tag) -> Result<()>;
-    fn wait(&self, ticket: Ticket) -> Result<()>;
-    /// After an all-gather: this rank reads the gathered buffer no more.
-    fn release(&self, ticket: Ticket) -> Result<()>;
-    /// After a reduce-scatter or send: the input may be overwritten.
-    fn wait_sent(&self, ticket: Ticket) -> Result<()>;
-    fn stats(&self) -> CommStats;
-    fn times(&self, _: Ticket) -> Times {
-        Times::default()
-    }
-}
+use patience::{Patience, Waiting};

@@ -1,11 +1,11 @@
-//! What operands of a collective must agree on, checked before anything moves: for groups whose engine would read or write
-//! past a buffer that is too short. Never moves anything.
+//! What operands of a collective must agree on, checked before anything moves: for groups whose engine would read or
+//! write past a buffer that is too short. Never moves anything.
 use super::{Reduce, Tag};
 use crate::base::{DType, Error, Result};
 
 /// The call, for its errors.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct CollectiveCall<'a> {
     /// World rank.
     pub rank: usize,
     pub op: &'static str,
@@ -16,7 +16,7 @@ pub struct Call<'a> {
     pub tag: Tag,
 }
 
-impl Call<'_> {
+impl CollectiveCall<'_> {
     pub fn error(&self, what: impl Into<String>) -> Error {
         let (rank, op, group) = (self.rank, self.op, self.group.to_string());
         Error::Comm { rank, op, group, unit: self.tag.to_string(), what: what.into() }
@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_both_sizes() {
-        let call = Call { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
+        let call =
+            CollectiveCall { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
         call.shards(5, 20).unwrap();
         let text = call.shards(5, 21).unwrap_err().to_string();
         assert_eq!(text, "rank 3: all_gather on fsdp of 4 (gather 7): full has 21 elements, 4 shards of 5 are 20");
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_gather_may_be_in_place_and_nowhere_else() {
-        let call = Call { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
+        let call = CollectiveCall { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
         call.overlap(100..200, 1000..1200, 1).unwrap(); // apart
         call.overlap(1100..1200, 1000..1200, 1).unwrap(); // its own place
         assert!(call.overlap(1000..1100, 1000..1200, 1).is_err()); // rank 0's place

@@ -1,15 +1,16 @@
-//! How the ranks of a job find rank 0 over TCP, whatever they then tell it. Never knows what they say: NCCL's ranks learn the id
-//! of their world (`nccl::rendezvous`), CPU ranks where all of them are (`hosts::tcp`).
+//! How the ranks of a job find rank 0 over TCP, whatever they then tell it. Never knows what they say: NCCL's ranks
+//! learn the id of their world (`nccl::rendezvous`), CPU ranks where all of them are (`hosts::tcp`).
 //!
 //! [Note: which port] torchrun's agent holds MASTER_PORT itself, so that number cannot be listened on. Rank 0 takes the
-//! first free one of the [`PORTS`] numbers above it, and the others knock at each of them in turn until one greets as rank 0 of
-//! this job does (`comm::handshake`): a stranger's server, or another job's rank 0, cannot. Our own launcher gives no port
-//! (0); then the numbers follow from the launcher's process. One mechanism serves one host and many, whoever launched.
+//! first free one of the [`PORTS`] numbers above it, and the others knock at each of them in turn until one greets as
+//! rank 0 of this job does (`comm::handshake`): a stranger's server, or another job's rank 0, cannot. Our own launcher
+//! gives no port (0); then the numbers follow from the launcher's process. One mechanism serves one host and many,
+//! whoever launched.
 //!
-//! [Note: interfaces] Ranks listen where they are meant to be reached and nowhere else: rank 0 at the addresses of MASTER_ADDR, every
-//! other rank at its end of the connection to rank 0. Where that is no address of an interface (MASTER_ADDR is a service's, or is
-//! translated on the way), or leads back to this host only though ranks are on others (a host's own name in its /etc/hosts), they
-//! listen on all interfaces.
+//! [Note: interfaces] Ranks listen where they are meant to be reached and nowhere else: rank 0 at the addresses of
+//! MASTER_ADDR, every other rank at its end of the connection to rank 0. Where that is no address of an interface
+//! (MASTER_ADDR is a service's, or is translated on the way), or leads back to this host only though ranks are on
+//! others (a host's own name in its /etc/hosts), they listen on all interfaces.
 use super::door::{Arrival, Door};
 use super::env::RankEnv;
 use super::handshake::By;
@@ -73,8 +74,9 @@ fn everywhere(port: u16) -> std::io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// Rank 0: admits every other rank; `with` answers it, in the order in which they come. One that `with` fails for may come again.
-/// Returns when all were there. `what` is for messages: "NCCL rendezvous". `record`: bytes that each rank brings.
+/// Rank 0: admits every other rank; `with` answers it, in the order in which they come. One that `with` fails for may
+/// come again. Returns when all were there. `what` is for messages: "NCCL rendezvous". `record`: bytes that each rank
+/// brings.
 pub fn serve(
     env: &RankEnv,
     deadline: Instant,
@@ -122,8 +124,8 @@ pub fn serve(
     Ok(())
 }
 
-/// Any other rank: knocks until `greets` succeeds, which is to greet rank 0 by the time that it is given, and returns what it made
-/// of the stream.
+/// Any other rank: knocks until `greets` succeeds, which is to greet rank 0 by the time that it is given, and returns
+/// what it made of the stream.
 pub fn ask<T>(
     env: &RankEnv,
     deadline: Instant,

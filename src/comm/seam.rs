@@ -1,5 +1,5 @@
-//! The calls of a `Collective`, as values, and a group that tells a hook of each: what the recorder and the delays are made
-//! of. Never changes what a call does.
+//! The calls of a `Collective`, as values, and a group that tells a hook of each: what the recorder and the delays are
+//! made of. Never changes what a call does.
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
@@ -48,8 +48,8 @@ impl Seam {
     }
 }
 
-/// What an operation is called with: its tag, and the bytes of the full buffer (gather, reduce-scatter), of the buffer, or
-/// sent.
+/// What an operation is called with: its tag, and the bytes of the full buffer (gather, reduce-scatter), of the buffer,
+/// or sent.
 #[derive(Clone, Copy)]
 pub struct Started {
     pub tag: Tag,

@@ -1,9 +1,9 @@
-//! Groups whose operations are written on a timeline: when each was in flight, and for how long the compute stream was held up
-//! by it. Never changes what a call does, and never allocates while it records.
+//! Groups whose operations are written on a timeline: when each was in flight, and for how long the compute stream was
+//! held up by it. Never changes what a call does, and never allocates while it records.
 //!
-//! An operation is in flight from the start of the call that starts it until its group sees that it is over: on shared memory
-//! in a later call of this rank, since nobody makes progress for it in between ([Note: progress] in `shm::group`). So the time
-//! in flight is an upper bound there, and the time in calls is exact.
+//! An operation is in flight from the start of the call that starts it until its group sees that it is over: on shared
+//! memory in a later call of this rank, since nobody makes progress for it in between ([Note: progress] in
+//! `shm::group`). So the time in flight is an upper bound there, and the time in calls is exact.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Collective, Mesh, Tag, Ticket, Times};
 use crate::base::timeline::{Flow, Lane, Mark, Span, Timeline};
@@ -15,7 +15,7 @@ const KEPT: usize = 256;
 /// Every group of the mesh, on `timeline`.
 pub fn watch(mesh: Mesh, timeline: &Timeline) -> Mesh {
     mesh.wrap(|group| {
-        let state = State { entered: Mark::now(), ops: Vec::with_capacity(KEPT), next: 0 };
+        let state = TimedState { entered: Mark::now(), ops: Vec::with_capacity(KEPT), next: 0 };
         let hook = Timing { group: group.clone(), timeline: timeline.clone(), state: Mutex::new(state) };
         Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
     })
@@ -24,19 +24,19 @@ pub fn watch(mesh: Mesh, timeline: &Timeline) -> Mesh {
 struct Timing {
     group: Arc<dyn Collective>,
     timeline: Timeline,
-    state: Mutex<State>,
+    state: Mutex<TimedState>,
 }
 
-struct State {
+struct TimedState {
     /// When the call at hand began: a group is called by one thread at a time.
     entered: Mark,
     /// A ring: `next` is where the next one goes.
-    ops: Vec<Op>,
+    ops: Vec<TimedOp>,
     next: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Op {
+struct TimedOp {
     ticket: Ticket,
     lane: Lane,
     tag: Tag,
@@ -58,7 +58,7 @@ fn lane(seam: Seam) -> Option<Lane> {
 }
 
 impl Timing {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TimedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn enter(&self) {
@@ -66,14 +66,14 @@ impl Timing {
             self.lock().entered = Mark::now();
         }
     }
-    fn span(&self, op: &Op, call: Option<&'static str>, start: Mark, end: Mark) {
+    fn span(&self, op: &TimedOp, call: Option<&'static str>, start: Mark, end: Mark) {
         let flow = Some(Flow { call, ..op.flow });
         let (lane, what, number) = (op.lane, op.tag.what, Some(op.tag.unit as u64));
         self.timeline.record(Span { lane, what, number, start, end, flow });
     }
-    /// The compute stream in a call of `op`: as long as the host was in it, where work is done in calls; where it is enqueued,
-    /// as long as the stream stood.
-    fn held(&self, op: &Op, call: &'static str, host: (Mark, Mark), times: &Times) {
+    /// The compute stream in a call of `op`: as long as the host was in it, where work is done in calls; where it is
+    /// enqueued, as long as the stream stood.
+    fn held(&self, op: &TimedOp, call: &'static str, host: (Mark, Mark), times: &Times) {
         match (times.begun, times.stood) {
             (None, _) => self.span(op, Some(call), host.0, host.1),
             (Some(_), Some((from, to))) if call == Seam::Wait.name() => self.span(op, Some(call), from, to),
@@ -95,7 +95,7 @@ impl Hook for Timing {
         let flow = Flow { id: self.timeline.flow(), axis, bytes: started.bytes, call: None };
         // A barrier has no ticket: it is over.
         let mut op =
-            Op { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, told: false };
+            TimedOp { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, told: false };
         let times = ticket.map(|ticket| self.group.times(ticket)).unwrap_or_default();
         self.held(&op, seam.name(), (start, end), &times);
         if ticket.is_none() {

@@ -1,5 +1,5 @@
-//! The elements of a JSON array, cut out of a file one by one, and what a `.json` file is. Never parses an element that it hands
-//! on, and never holds more than one.
+//! The elements of a JSON array, cut out of a file one by one, and what a `.json` file is. Never parses an element that
+//! it hands on, and never holds more than one.
 use super::shapes;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -43,8 +43,8 @@ impl<R: BufRead> Elements<R> {
         Elements { file, first: true }
     }
 
-    /// The next element's bytes in place of `out`; false behind the last. `Ok(None)`: it has more than `most` bytes and was
-    /// passed over.
+    /// The next element's bytes in place of `out`; false behind the last. `Ok(None)`: it has more than `most` bytes and
+    /// was passed over.
     pub fn next(&mut self, most: u64, out: &mut Vec<u8>) -> Result<Option<bool>, Broken> {
         out.clear();
         let first = std::mem::replace(&mut self.first, false);

@@ -1,10 +1,11 @@
 //! Token files: a corpus as numbers, written once and mapped from then on. Never interprets tokens.
 //!
-//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 where every id fits, else u32, in this machine's byte order),
-//! then for rows their ends (u64, in words). A row is its ids, then as many labels. The file is written as `KEY.partial`,
-//! synced and renamed, so it is complete or absent. Who builds it has that file locked, so that ranks and jobs that want the same
-//! one build it once; the lock goes with its holder. Who reads a token file has it locked for sharing, so [`super::sweep`]
-//! sees which ones are in use. Without a directory that can be written, a token file has no name, and goes with its process.
+//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 where every id fits, else u32, in this machine's byte
+//! order), then for rows their ends (u64, in words). A row is its ids, then as many labels. The file is written as
+//! `KEY.partial`, synced and renamed, so it is complete or absent. Who builds it has that file locked, so that ranks
+//! and jobs that want the same one build it once; the lock goes with its holder. Who reads a token file has it locked
+//! for sharing, so [`super::sweep`] sees which ones are in use. Without a directory that can be written, a token file
+//! has no name, and goes with its process.
 use super::sweep;
 use super::words::Words;
 use crate::base::{Error, Result};
@@ -22,8 +23,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 pub const VERSION: u64 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
 const HEADER: usize = 4096;
-/// A body of up to this many bytes is hashed when it is opened (some 10 ms for 100 MiB); of a larger one, header and length
-/// are checked.
+/// A body of up to this many bytes is hashed when it is opened (some 10 ms for 100 MiB); of a larger one, header and
+/// length are checked.
 const HASHED: u64 = 256 << 20;
 /// Between looks at what another one builds.
 const LOOK: Duration = Duration::from_millis(20);
@@ -189,7 +190,8 @@ fn content(file: &mut File) -> std::io::Result<u64> {
     }
 }
 
-/// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the end.
+/// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the
+/// end.
 pub struct Writer {
     /// For messages; files beside it can be made.
     path: PathBuf,
@@ -320,8 +322,9 @@ enum Failure {
     Source(Error),
 }
 
-/// The token file of `key`. Where it is missing or not whole, one caller of all threads and processes runs `build`, while
-/// the others wait for it; where nothing can be kept, each caller does. `bound`: ids that are written are below it.
+/// The token file of `key`. Where it is missing or not whole, one caller of all threads and processes runs `build`,
+/// while the others wait for it; where nothing can be kept, each caller does. `bound`: ids that are written are below
+/// it.
 pub fn open(cache: &Cache, key: u64, bound: usize, mut build: impl FnMut(&mut Writer) -> Result<()>) -> Result<Opened> {
     let mut unkept = None;
     if let Some(dir) = &cache.dir {

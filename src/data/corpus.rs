@@ -1,4 +1,5 @@
-//! Which files to train on, and what they are. Names, sizes and times say it; never reads more than the beginning of a `.json` file.
+//! Which files to train on, and what they are. Names, sizes and times say it; never reads more than the beginning of a
+//! `.json` file.
 use super::array::{self, Holds};
 use crate::base::{Error, Result};
 use std::collections::BTreeSet;
@@ -31,8 +32,8 @@ impl Kind {
             _ => Some(Kind::Text),
         }
     }
-    /// Of each file. Objects that a directory has besides text are text too, as in a directory of sources, unless they are
-    /// clearly rows: then somebody is to say which is meant.
+    /// Of each file. Objects that a directory has besides text are text too, as in a directory of sources, unless they
+    /// are clearly rows: then somebody is to say which is meant.
     fn of(files: &[Source]) -> Result<Vec<Kind>> {
         let text = files.iter().any(|file| Kind::by_name(&file.path) == Some(Kind::Text));
         let kind = |file: &Source| {
@@ -90,8 +91,8 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The paths of `--dataset`: files as named, directories with all that is under them, sorted by path. Hidden names are
-    /// left out, links to directories are not followed.
+    /// The paths of `--dataset`: files as named, directories with all that is under them, sorted by path. Hidden names
+    /// are left out, links to directories are not followed.
     pub fn find(paths: &[PathBuf]) -> Result<Corpus> {
         let mut files = Vec::new();
         for path in paths {
@@ -130,13 +131,14 @@ impl Corpus {
         Ok(Corpus { kind, files, what })
     }
 
-    /// What to train on when nobody says: the Rust sources of the crates that this program was built from, as cargo fetched
-    /// them; where there are none, other text that machines have: this project's own sources, Python's library, licences
-    /// and documentation.
+    /// What to train on when nobody says: the Rust sources of the crates that this program was built from, as cargo
+    /// fetched them; where there are none, other text that machines have: this project's own sources, Python's library,
+    /// licences and documentation.
     ///
-    /// Files come in the order of a hash of their name: then the cap keeps a fair sample, neighbours come from different
-    /// crates, and the held-out end is of the same kind as the rest. No crate gives more than [`PER_CRATE`], or the
-    /// bindings of every Linux target would be a quarter of it all and the held-out text a near copy of the rest.
+    /// Files come in the order of a hash of their name: then the cap keeps a fair sample, neighbours come from
+    /// different crates, and the held-out end is of the same kind as the rest. No crate gives more than [`PER_CRATE`],
+    /// or the bindings of every Linux target would be a quarter of it all and the held-out text a near copy of the
+    /// rest.
     pub fn default(cargo_home: Option<&Path>) -> Result<Corpus> {
         let mut found = Corpus { kind: Kind::Text, files: Vec::new(), what: String::new() };
         let crates = cargo_home.map(crates).unwrap_or_default();

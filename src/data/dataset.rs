@@ -1,4 +1,5 @@
-//! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are asked for.
+//! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are
+//! asked for.
 use super::cache::{self, Cache, Opened, TokenFile};
 use super::corpus::{Corpus, Kind};
 use super::format::Format;
@@ -108,8 +109,8 @@ pub struct Dataset {
 impl Dataset {
     /// Finds the files, and builds their token file unless the cache has it. Ranks may all call this at once.
     ///
-    /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an id
-    /// that the model does not have.
+    /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an
+    /// id that the model does not have.
     pub fn open(options: &DataOptions) -> Result<Dataset> {
         let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache, cargo_home } = options;
         format.check()?;
@@ -233,7 +234,8 @@ impl Dataset {
             Source::Stream(_) | Source::Synthetic(_) => self.max_len,
         }
     }
-    /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t predicts.
+    /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t
+    /// predicts.
     pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
         let max = self.max_len;
         match &self.source {

@@ -50,22 +50,24 @@ impl StepData {
 
 /// Fills micro-batches with the rows of one rank.
 ///
-/// [Note: which row goes where] Sample n is row n of the endless sequence epoch 0, epoch 1, ... where an epoch has every row
-/// once, in order or permuted by (seed, epoch). An optimizer step consumes the next G = batch_size * grad_accum * dp samples:
-/// sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a step's rows are the same set
-/// however G is split; a step that crosses the end of an epoch goes on in the next. With `by_length` (and shuffle, and rows
-/// that differ in length) the samples of a step are dealt by [`packing::deal`]: the same set, in other places.
+/// [Note: which row goes where] Sample n is row n of the endless sequence epoch 0, epoch 1, ... where an epoch has
+/// every row once, in order or permuted by (seed, epoch). An optimizer step consumes the next G = batch_size *
+/// grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a
+/// step's rows are the same set however G is split; a step that crosses the end of an epoch goes on in the next. With
+/// `by_length` (and shuffle, and rows that differ in length) the samples of a step are dealt by [`packing::deal`]: the
+/// same set, in other places.
 ///
-/// [Note: packing] Samples are packed in windows of [`WINDOW`] (or of an epoch, where that is less): window w is samples
-/// `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as [`Window::pack`] makes and orders them from
-/// (seed, w). A step takes the next G sequences, and places them as it places rows without packing. So which samples share a
-/// sequence, and which are in a step, do not depend on how G is split, and the samples consumed still say where the run
-/// stands: those of whole windows, then of whole sequences in the window's order.
+/// [Note: packing] Samples are packed in windows of [`WINDOW`] (or of an epoch, where that is less): window w is
+/// samples `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as [`Window::pack`] makes and
+/// orders them from (seed, w). A step takes the next G sequences, and places them as it places rows without packing. So
+/// which samples share a sequence, and which are in a step, do not depend on how G is split, and the samples consumed
+/// still say where the run stands: those of whole windows, then of whole sequences in the window's order.
 ///
-/// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at least 8
-/// and at most 256. None where that would be more than a tenth of the dataset, and none of the rows of a JSONL file without
-/// shuffle: who lists rows in order means each of them. Batch and mesh have no part in it, and checkpoints keep the number, so
-/// that a run that goes on differently neither trains on what it held out nor changes the order of an epoch.
+/// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at
+/// least 8 and at most 256. None where that would be more than a tenth of the dataset, and none of the rows of a JSONL
+/// file without shuffle: who lists rows in order means each of them. Batch and mesh have no part in it, and checkpoints
+/// keep the number, so that a run that goes on differently neither trains on what it held out nor changes the order of
+/// an epoch.
 pub struct Loader {
     source: Arc<Dataset>,
     options: LoaderOptions,
@@ -163,8 +165,8 @@ impl Loader {
     }
     /// Any number: a run may go on with another batch or on another number of ranks.
     ///
-    /// With packing, a position between sequences is kept; one within a sequence, which only a run with another --max-len
-    /// or seed can have left, goes on behind that sequence.
+    /// With packing, a position between sequences is kept; one within a sequence, which only a run with another
+    /// --max-len or seed can have left, goes on behind that sequence.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         if self.options.packing {
@@ -202,7 +204,8 @@ impl Loader {
         self.first + self.order.1.at(i)
     }
 
-    /// This rank's next step into `out`, whose buffers grow to their size the first time; all ranks' positions advance alike.
+    /// This rank's next step into `out`, whose buffers grow to their size the first time; all ranks' positions advance
+    /// alike.
     pub fn next(&mut self, out: &mut StepData) {
         match self.options.packing {
             true => self.take_packed(),
@@ -327,7 +330,8 @@ pub fn held_out(source: &Dataset, shuffle: bool) -> u64 {
     if held > source.rows() / 10 || in_order(source, shuffle) { 0 } else { held }
 }
 
-/// What runs held out that began with an earlier version of this program, in steps of `global` sequences: 1 % in whole steps.
+/// What runs held out that began with an earlier version of this program, in steps of `global` sequences: 1 % in whole
+/// steps.
 pub fn held_out_by_steps(source: &Dataset, shuffle: bool, global: u64) -> u64 {
     let batches = (source.rows() / 100).min(256) / global.max(1);
     let held = batches.max(1) * global;

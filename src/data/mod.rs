@@ -1,8 +1,9 @@
 //! Floor 5: from files to micro-batches. Never knows strategies, ranks beyond two numbers, or checkpoints' layout.
 //!
-//! One way through: [`corpus`] finds files, `reader` turns them into tokens once, [`cache`] keeps those as a mapped file,
-//! [`Dataset`] cuts them into numbered rows of `max_len` tokens, and [`Loader`] hands each rank its rows. A row's number
-//! decides everything about it and a sample's number decides its row, so the whole state of a run's data is one number.
+//! One way through: [`corpus`] finds files, `reader` turns them into tokens once, [`cache`] keeps those as a mapped
+//! file, [`Dataset`] cuts them into numbered rows of `max_len` tokens, and [`Loader`] hands each rank its rows. A row's
+//! number decides everything about it and a sample's number decides its row, so the whole state of a run's data is one
+//! number.
 mod array;
 pub mod cache;
 pub mod corpus;
@@ -38,8 +39,8 @@ pub use tokenizer::Tokenizer;
 
 use crate::device::IGNORE;
 
-/// What one data-parallel rank trains on at once: `batch_size` sequences of at most `max_len` tokens one after the other (N in
-/// all). A sequence is a row, or with packing several; there is no padding.
+/// What one data-parallel rank trains on at once: `batch_size` sequences of at most `max_len` tokens one after the
+/// other (N in all). A sequence is a row, or with packing several; there is no padding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
     /// (N)
@@ -48,8 +49,8 @@ pub struct MicroBatch {
     pub targets: Vec<i32>,
     /// (N) counted from the start of the document.
     pub positions: Vec<u32>,
-    /// (S + 1) where documents start, then N. A row is a document, which sees no other: S is `batch_size`, or with packing as
-    /// many as there are rows.
+    /// (S + 1) where documents start, then N. A row is a document, which sees no other: S is `batch_size`, or with
+    /// packing as many as there are rows.
     pub cu_seqlens: Vec<u32>,
 }
 
@@ -58,8 +59,8 @@ impl MicroBatch {
     pub fn loss_tokens(&self) -> u64 {
         self.targets.iter().filter(|&&t| t != IGNORE).count() as u64
     }
-    /// Adds documents without loss, of at most `longest` tokens, up to `most` tokens, and empty ones up to `most` documents: whatever was
-    /// packed, the shape is the same.
+    /// Adds documents without loss, of at most `longest` tokens, up to `most` tokens, and empty ones up to `most`
+    /// documents: whatever was packed, the shape is the same.
     pub fn fill_up(&mut self, most: usize, longest: usize) {
         let mut at = self.tokens.len();
         while at < most {

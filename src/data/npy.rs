@@ -1,5 +1,5 @@
-//! The header of a NumPy array file (NEP 1, versions 1 to 3) and its integers as token ids. Never reads anything but 1-D
-//! little-endian integers.
+//! The header of a NumPy array file (NEP 1, versions 1 to 3) and its integers as token ids. Never reads anything but
+//! 1-D little-endian integers.
 use super::reader::Place;
 use crate::base::{Error, Result, open};
 use std::fs::File;

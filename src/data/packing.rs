@@ -24,9 +24,10 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// First fit, the longest sample first (Johnson 1974: never more than 11/9 of the sequences needed, and 4): a sample goes
-    /// into the first sequence with room for all of it. Every length is at most `capacity`. Then the sequences are put in an
-    /// order by `shuffle`, or in that of their first samples: as packed, long samples would all come before short ones.
+    /// First fit, the longest sample first (Johnson 1974: never more than 11/9 of the sequences needed, and 4): a
+    /// sample goes into the first sequence with room for all of it. Every length is at most `capacity`. Then the
+    /// sequences are put in an order by `shuffle`, or in that of their first samples: as packed, long samples would all
+    /// come before short ones.
     pub fn pack(&mut self, number: u64, lengths: &[u32], capacity: u32, shuffle: Option<Rng>) {
         let n = lengths.len();
         self.number = Some(number);
@@ -95,11 +96,12 @@ impl Window {
     }
 }
 
-/// Deals samples to micro-batches of `batch` samples, `ranks` of which run at once, so that those are of like lengths: `order`
-/// is samples by falling length, and becomes the samples of micro-batch 0 of rank 0, of rank 1, and so on.
+/// Deals samples to micro-batches of `batch` samples, `ranks` of which run at once, so that those are of like lengths:
+/// `order` is samples by falling length, and becomes the samples of micro-batch 0 of rank 0, of rank 1, and so on.
 ///
 /// Ranks wait for each other in every micro-batch, so that what counts is the longest at a time: each takes samples of
-/// neighbouring lengths, and among its ranks the next sample goes to the one that has the fewest tokens and a free place.
+/// neighbouring lengths, and among its ranks the next sample goes to the one that has the fewest tokens and a free
+/// place.
 pub(super) fn deal(order: &mut [u64], lengths: impl Fn(u64) -> usize, batch: usize, ranks: usize) {
     let mut dealt = vec![0; batch * ranks];
     let mut hands = vec![(0usize, 0usize); ranks]; // (tokens, samples)

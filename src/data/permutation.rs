@@ -3,8 +3,8 @@
 use crate::base::rng::Rng;
 
 /// A bijection of `0..n`: a balanced Feistel network over the next power of four, and cycle walking (Black & Rogaway,
-/// "Ciphers with arbitrary finite domains", 2002): a value that falls outside is enciphered again until it falls inside.
-/// The domain is less than 4n, so that takes under 4 rounds on average.
+/// "Ciphers with arbitrary finite domains", 2002): a value that falls outside is enciphered again until it falls
+/// inside. The domain is less than 4n, so that takes under 4 rounds on average.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     n: u64,

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 /// Steps that are filled ahead of the one in use.
 const AHEAD: usize = 2;
 
-/// Buffers go round: the thread fills an empty one, the loop swaps it for the one that it has used. Neither side allocates
-/// once all are at their size.
+/// Buffers go round: the thread fills an empty one, the loop swaps it for the one that it has used. Neither side
+/// allocates once all are at their size.
 pub struct Prefetch {
     /// None once the thread is to end.
     empty: Option<SyncSender<StepData>>,

@@ -1,4 +1,5 @@
-//! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the cache is.
+//! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the
+//! cache is.
 use super::cache::Writer;
 use super::corpus::{Corpus, Kind};
 use super::npy;

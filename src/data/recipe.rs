@@ -1,11 +1,12 @@
-//! From a row of a data set to tokens with labels, as OpenRLHF's SFT does it. Never reads files: a row comes as the bytes of
-//! a JSON object, or as the object.
+//! From a row of a data set to tokens with labels, as OpenRLHF's SFT does it. Never reads files: a row comes as the
+//! bytes of a JSON object, or as the object.
 //!
 //! [Note: prompts and responses] A row is a prompt and a response, or a conversation whose last message (or, with
-//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text, without the newlines at its
-//! end and with the tokenizer's end of text behind it (after a space, where it is not there already), and tokenized whole.
-//! Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens or more is
-//! dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token is the end of text.
+//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text, without the newlines at
+//! its end and with the tokenizer's end of text behind it (after a space, where it is not there already), and tokenized
+//! whole. Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens
+//! or more is dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token
+//! is the end of text.
 use super::format::Format;
 use super::shapes;
 use super::tokenizer::Tokenizer;
@@ -242,8 +243,8 @@ impl Recipe {
     }
 }
 
-/// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`: templates
-/// of thinking models leave out the thoughts of earlier answers, which come first.
+/// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`:
+/// templates of thinking models leave out the thoughts of earlier answers, which come first.
 fn told<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
     let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
     starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())

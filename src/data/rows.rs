@@ -1,5 +1,5 @@
-//! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more than
-//! a piece of a file.
+//! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more
+//! than a piece of a file.
 use super::array::{self, BOM, Broken, Elements};
 use super::cache::Writer;
 use super::reader::Place;
@@ -139,8 +139,8 @@ impl<'a> Rows<'a> {
         self.put(&mut piece, &make, &place)
     }
 
-    /// The schema without the columns that no row needs; all of it where the recipe's are not there, so that the message
-    /// can name those that are.
+    /// The schema without the columns that no row needs; all of it where the recipe's are not there, so that the
+    /// message can name those that are.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
         let named: Vec<&str> = match &format.input_key {

@@ -1,12 +1,12 @@
-//! Rows that say by their keys what they are: conversations as OpenAI and ShareGPT write them, and Alpaca's instructions. Never
-//! renders and never tokenizes.
+//! Rows that say by their keys what they are: conversations as OpenAI and ShareGPT write them, and Alpaca's
+//! instructions. Never renders and never tokenizes.
 //!
-//! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user are the user, gpt and assistant
-//! the assistant, observation and tool a tool; function_call is the assistant's own text, as it stands. A `system` beside it
-//! comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the input on a line of its own
-//! where it is not empty, and the assistant the output; `system` comes first, and the pairs of `history` before the
-//! instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words of Stanford Alpaca
-//! ([`alpaca_prompt`]), which have no place for the two.
+//! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user are the user, gpt and
+//! assistant the assistant, observation and tool a tool; function_call is the assistant's own text, as it stands. A
+//! `system` beside it comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the
+//! input on a line of its own where it is not empty, and the assistant the output; `system` comes first, and the pairs
+//! of `history` before the instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words
+//! of Stanford Alpaca ([`alpaca_prompt`]), which have no place for the two.
 use super::recipe::{Fault, array, field, kind, string};
 use serde_json::{Map, Value, json};
 
@@ -115,8 +115,8 @@ pub(super) fn alpaca_prompt(row: &Row) -> Result<String, Fault> {
     })
 }
 
-/// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation, and of
-/// the response; where neither is given the row's own keys say what it is.
+/// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation,
+/// and of the response; where neither is given the row's own keys say what it is.
 pub(super) fn turns(row: &Row, (input, output): (Option<&str>, Option<&str>)) -> Result<Vec<Value>, Fault> {
     let mut turns = match input {
         None => conversation(row)?,

@@ -1,5 +1,5 @@
-//! Keeps the directory of token files within its limit, and clears what killed builders left. Never removes a file that a
-//! process has locked, which is one that it reads or writes, and never one whose name is not of ours.
+//! Keeps the directory of token files within its limit, and clears what killed builders left. Never removes a file that
+//! a process has locked, which is one that it reads or writes, and never one whose name is not of ours.
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};

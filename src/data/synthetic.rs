@@ -34,7 +34,8 @@ impl Synthetic {
         let next = (0..states as u64).map(|s| after.at(s) as u32).collect();
         Ok(Synthetic { states, next, rows: Rng::named(seed, "synthetic rows") })
     }
-    /// The tokens of `row`: the first is uniform, each other follows from the one before it. Returns the one after the last.
+    /// The tokens of `row`: the first is uniform, each other follows from the one before it. Returns the one after the
+    /// last.
     pub fn fill(&self, row: u64, tokens: &mut [u32]) -> u32 {
         let rng = Rng::new(self.rows.key(), row);
         let mut state = rng.words(u64::MAX)[0] % self.states;

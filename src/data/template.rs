@@ -1,8 +1,8 @@
 //! Chat templates: Jinja as transformers runs it. Never tokenizes, never reads files.
 //!
-//! minijinja is the interpreter; what a template may use beyond Jinja proper is listed in [`ChatTemplate::new`]: the Python
-//! methods of strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and
-//! `{% generation %}` blocks, which render as if their tags were not there.
+//! minijinja is the interpreter; what a template may use beyond Jinja proper is listed in [`ChatTemplate::new`]: the
+//! Python methods of strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop
+//! controls, and `{% generation %}` blocks, which render as if their tags were not there.
 mod bounds;
 
 use crate::base::quote;
@@ -26,7 +26,8 @@ pub struct ChatTemplate {
 const NAME: &str = "chat template";
 
 impl ChatTemplate {
-    /// From a Jinja text and the spellings of the tokenizer's special tokens. An error says what is wrong, and in which line.
+    /// From a Jinja text and the spellings of the tokenizer's special tokens. An error says what is wrong, and in which
+    /// line.
     pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
         let mut env = Environment::new();
         bounds::install(&mut env);
@@ -86,8 +87,8 @@ fn what(e: &Error) -> (String, String) {
     (format!("{line}the {NAME}"), quote(detail).to_string())
 }
 
-/// `{% generation %}` and its end, whatever their whitespace controls, as a condition that always holds: whitespace around
-/// them is treated as around any block, and lines keep their numbers.
+/// `{% generation %}` and its end, whatever their whitespace controls, as a condition that always holds: whitespace
+/// around them is treated as around any block, and lines keep their numbers.
 fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

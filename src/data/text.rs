@@ -1,4 +1,5 @@
-//! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of pieces.
+//! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of
+//! pieces.
 use super::cache::Writer;
 use super::corpus::Source;
 use super::tokenizer::Tokenizer;
@@ -19,9 +20,9 @@ const PIECES: usize = 256;
 
 /// Reads text files one after the other into a token file.
 ///
-/// A file is a document: see [`Tokenizer::around`], then an end-of-text token. A piece of a long one is tokenized behind the end
-/// of the piece before it, so that a cut changes no token: it falls behind a line where the next begins with a letter or digit,
-/// and words know nothing of the line before.
+/// A file is a document: see [`Tokenizer::around`], then an end-of-text token. A piece of a long one is tokenized
+/// behind the end of the piece before it, so that a cut changes no token: it falls behind a line where the next begins
+/// with a letter or digit, and words know nothing of the line before.
 pub(super) struct Texts<'a> {
     tokenizer: &'a Tokenizer,
     out: &'a mut Writer,

@@ -1,4 +1,5 @@
-//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands beside it. Never reads text files.
+//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands beside it. Never reads text
+//! files.
 mod growth;
 
 use crate::base::{Error, Result, open, quote};

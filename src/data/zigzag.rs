@@ -1,11 +1,11 @@
 //! Which rows of a micro-batch each rank of a ring works on. Never touches a device.
 //!
-//! [Note: zigzag] Under a causal mask the last token of a document sees all of it and the first one itself only. So each
-//! document is cut in 2R chunks, R the ranks, and rank r takes chunks r and 2R - 1 - r: one with few keys, one with many, the
-//! same number of both together on every rank. No length needs to divide: chunks of a document differ by one row at most, and
-//! the rows left over go round the ranks, on from document to document, so that ranks differ by one row at most. Of what is
-//! then left, the batch is *padded*: fewer than R rows at its end, a document of its own that nobody else sees and that has no
-//! loss. So every rank has as many rows as the others.
+//! [Note: zigzag] Under a causal mask the last token of a document sees all of it and the first one itself only. So
+//! each document is cut in 2R chunks, R the ranks, and rank r takes chunks r and 2R - 1 - r: one with few keys, one
+//! with many, the same number of both together on every rank. No length needs to divide: chunks of a document differ by
+//! one row at most, and the rows left over go round the ranks, on from document to document, so that ranks differ by
+//! one row at most. Of what is then left, the batch is *padded*: fewer than R rows at its end, a document of its own
+//! that nobody else sees and that has no loss. So every rank has as many rows as the others.
 use super::MicroBatch;
 use crate::device::IGNORE;
 
@@ -60,8 +60,8 @@ impl Cut {
 /// Assigns `rows` (ranks, N): see [Note: zigzag]. The documents of `cu_seqlens` hold ranks * N rows.
 fn deal(cu_seqlens: &[u32], ranks: usize, rows: &mut [u32]) {
     let n = rows.len() / ranks;
-    // Rank r has as many rows of earlier documents as their whole chunks give each, `dealt`, and of the rows left over, of
-    // which the next one goes to rank `turn`, `extra` as all before it.
+    // Rank r has as many rows of earlier documents as their whole chunks give each, `dealt`, and of the rows left over,
+    // of which the next one goes to rank `turn`, `extra` as all before it.
     let (mut dealt, mut left) = (0, 0);
     for document in cu_seqlens.windows(2) {
         let (start, len) = (document[0], (document[1] - document[0]) as usize);
@@ -153,8 +153,8 @@ mod tests {
         }
     }
 
-    /// A row more or less at the end of a document is at most its length in pairs, so ranks differ by less than that and the
-    /// chunk's own difference for each document; long documents, which are most of the work, balance best.
+    /// A row more or less at the end of a document is at most its length in pairs, so ranks differ by less than that
+    /// and the chunk's own difference for each document; long documents, which are most of the work, balance best.
     #[test]
     fn packed_samples_of_any_length_balance() {
         let lengths = [1237, 501, 63, 8, 911, 29, 1, 777, 350, 219];

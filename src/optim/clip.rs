@@ -1,10 +1,10 @@
 //! The true global norm of the step's gradient, and the factor that clips by it. Never touches the gradient: the factor
 //! goes into the optimizer's pass.
 //!
-//! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the pieces nor on
-//! where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same bits. Each
-//! element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has whole is the first
-//! one's.
+//! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the pieces nor
+//! on where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same
+//! bits. Each element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has
+//! whole is the first one's.
 use crate::base::{Category, DType, Meter, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::cpu::CpuDevice;
@@ -23,8 +23,8 @@ pub struct GradNorm {
     acc: Buf,
     /// f32 (2): clip factor, norm.
     out: Buf,
-    /// Where gradients are offloaded, who sums their squares, and what into: the host reads its memory faster than a device
-    /// does through a bus, and adds to the same bits.
+    /// Where gradients are offloaded, who sums their squares, and what into: the host reads its memory faster than a
+    /// device does through a bus, and adds to the same bits.
     host: Option<(CpuDevice, Buf)>,
 }
 
@@ -45,8 +45,8 @@ impl GradNorm {
         [(Category::Other, acc + 2 * DType::F32.size()), (Category::Host, host)]
     }
 
-    /// Has the device find the norm of `unscale` f32 (1) times the whole reduced gradient, before clipping: the same bits on every
-    /// rank. Not finite where any element of the gradient is not.
+    /// Has the device find the norm of `unscale` f32 (1) times the whole reduced gradient, before clipping: the same
+    /// bits on every rank. Not finite where any element of the gradient is not.
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store, unscale: View) -> Result<()> {
         let first = self.tp.rank() == 0;
         match &mut self.host {
@@ -69,7 +69,8 @@ impl GradNorm {
     pub fn norm(&self) -> View<'_> {
         self.out.view().slice(1..2)
     }
-    /// The factor that belongs to it, `unscale` in it: f32 (1), where the optimizer reads it. Not finite where the norm is not.
+    /// The factor that belongs to it, `unscale` in it: f32 (1), where the optimizer reads it. Not finite where the norm
+    /// is not.
     pub fn scale(&self) -> View<'_> {
         self.out.view().slice(0..1)
     }

@@ -139,8 +139,8 @@ impl Optimizer {
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// The state of the trainable piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints write
-    /// and read.
+    /// The state of the trainable piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints
+    /// write and read.
     pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
         self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
     }
@@ -167,9 +167,9 @@ impl Optimizer {
         &self.constants
     }
 
-    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants` that lie
-    /// on the device; also writes the copy in the compute dtype. Where the scale is not finite, nothing changes: whoever learns
-    /// it says so by [`Optimizer::count`].
+    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants`
+    /// that lie on the device; also writes the copy in the compute dtype. Where the scale is not finite, nothing
+    /// changes: whoever learns it says so by [`Optimizer::count`].
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
         let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
         store.for_each_piece(&mut |mut piece| {

@@ -1,13 +1,13 @@
-//! The loss scale of f16: the gradient of a scaled loss keeps what f16 would round to zero. Never touches a gradient: the
-//! scale multiplies the loss's factor, its inverse goes into the clip factor, and the exact norm, which is the same on every
-//! rank, says whether anything overflowed. So all ranks skip the same steps and hold the same scale.
+//! The loss scale of f16: the gradient of a scaled loss keeps what f16 would round to zero. Never touches a gradient:
+//! the scale multiplies the loss's factor, its inverse goes into the clip factor, and the exact norm, which is the same
+//! on every rank, says whether anything overflowed. So all ranks skip the same steps and hold the same scale.
 //!
-//! The rule is that of PyTorch's `GradScaler` (defaults: 65536, times 2 after 2000 good steps in a row, halved after a bad
-//! one), with what DeepSpeed adds: `hysteresis` bad steps before the scale falls, counted since it last rose (or, with
-//! `consecutive_hysteresis`, since the last good step), and a floor.
+//! The rule is that of PyTorch's `GradScaler` (defaults: 65536, times 2 after 2000 good steps in a row, halved after a
+//! bad one), with what DeepSpeed adds: `hysteresis` bad steps before the scale falls, counted since it last rose (or,
+//! with `consecutive_hysteresis`, since the last good step), and a floor.
 //!
-//! As a power of two the scale changes the exponents of the gradient only: where nothing over- or underflows, the update has
-//! the same bits as without it.
+//! As a power of two the scale changes the exponents of the gradient only: where nothing over- or underflows, the
+//! update has the same bits as without it.
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

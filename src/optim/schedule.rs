@@ -7,8 +7,8 @@
 //! after    s >  w    lr * f(p),  p = (s - 1 - w) / (total - w), held at 1 past the end
 //! ```
 //!
-//! So with linear warmup the first step already learns, lr is reached at s = w, and the last step is one notch above the
-//! final value (the form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
+//! So with linear warmup the first step already learns, lr is reached at s = w, and the last step is one notch above
+//! the final value (the form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
 //! Logarithmic warmup is DeepSpeed's function of its own counter, which starts at s = 1 here.
 use std::f64::consts::PI;
 

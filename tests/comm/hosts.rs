@@ -54,7 +54,7 @@ fn groups_of_a_host_and_of_several_do_not_wait_for_each_other() {
 #[test]
 fn one_gathered_buffer_a_host_and_each_byte_crosses_once() {
     let meters = meters(4);
-    let options = shm::Options { timeout: Duration::from_secs(60) };
+    let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let crossed = run(several::threads(FOUR, 2, &meters, &options).unwrap(), |mesh| {
         let g = &*mesh.fsdp;
         let mut full = g.alloc(DType::F32, 40_000, CommUse::Gathered, Category::Slots).unwrap();
@@ -196,7 +196,7 @@ fn an_abort_reaches_every_host_at_once() {
 
 #[test]
 fn a_panicking_rank_ends_the_others_on_every_host() {
-    let options = shm::Options { timeout: Duration::from_secs(600) };
+    let options = shm::ShmOptions { timeout: Duration::from_secs(600) };
     let meshes = several::threads(FOUR, 2, &meters(4), &options).unwrap();
     let results = in_time(|| one_panics(meshes));
     assert!(results[1].is_err());
@@ -232,7 +232,7 @@ fn misuse_is_refused_before_anything_starts() {
 #[test]
 fn a_group_that_lies_unevenly_is_refused() {
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 3, sp: 1, tp: 2 };
-    let options = shm::Options { timeout: Duration::from_secs(60) };
+    let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let text = several::threads(sizes, 3, &meters(6), &options).err().unwrap().to_string();
     assert!(text.contains("has not equally many of them on each host"), "{text}");
     assert_eq!(sizes.group(Axis::DpShard, 0), [0, 2, 4]);

@@ -41,12 +41,12 @@ pub fn world<R: Send>(n: usize, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
 }
 /// `per_host` ranks on each pretended host, over TCP.
 pub fn spread<R: Send>(sizes: MeshSizes, per_host: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
-    let options = shm::Options { timeout: scaled(ms) };
+    let options = shm::ShmOptions { timeout: scaled(ms) };
     run(several::threads(sizes, per_host, &meters(sizes.world()), &options).unwrap(), f)
 }
 /// A world whose blocked calls fail after `ms` milliseconds, or more on a busy machine.
 pub fn impatient<R: Send>(n: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
-    let options = shm::Options { timeout: scaled(ms) };
+    let options = shm::ShmOptions { timeout: scaled(ms) };
     run(shm::threads_with(MeshSizes::sharded(n), &meters(n), &options).unwrap(), f)
 }
 

@@ -1,7 +1,7 @@
 //! What buffers of a group cost, what the meter says of it, and that the memory goes back.
 use super::*;
 use crate::round::Round;
-use flatshard::comm::shm::{Arena, Options, World};
+use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};
 use flatshard::comm::{Axis, Reduce};
 use std::os::unix::fs::MetadataExt;
 
@@ -44,7 +44,7 @@ fn memory_goes_back_when_the_last_rank_drops_a_buffer() {
         let meta = std::fs::metadata(format!("/proc/self/fd/{}", arena.fd())).unwrap();
         meta.blocks() as usize * 512
     };
-    let worlds = [0, 1].map(|r| World::new(arena.clone(), r, Meter::default(), &Options::default()).unwrap());
+    let worlds = [0, 1].map(|r| ShmWorld::new(arena.clone(), r, Meter::default(), &ShmOptions::default()).unwrap());
     let groups = worlds.each_ref().map(|w| w.group(Axis::World, vec![0, 1]).unwrap());
     // One of each use; the second stays.
     let alloc = |usage, len| {

@@ -3,7 +3,7 @@ use super::agent::Agent;
 use super::*;
 use flatshard::comm::Reduce;
 use flatshard::comm::env::{ARENA_FD, RankEnv};
-use flatshard::comm::shm::{Arena, Options, World};
+use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};
 use std::process::{Child, Command, Stdio};
 
 /// Which part a started process plays.
@@ -17,8 +17,8 @@ fn rank_process() {
         return;
     };
     let env = RankEnv::from_env().unwrap().unwrap();
-    let options = Options { timeout: Duration::from_secs(600) };
-    let member = match World::join(&env, Meter::default(), &options) {
+    let options = ShmOptions { timeout: Duration::from_secs(600) };
+    let member = match ShmWorld::join(&env, Meter::default(), &options) {
         Ok(member) => member,
         Err(e) => {
             println!("JOIN {e}");
@@ -154,7 +154,7 @@ fn several_hosts_are_refused_with_the_reason() {
     let vars = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
     let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
     let env = RankEnv::read(&get).unwrap().unwrap();
-    let e = World::join(&env, Meter::default(), &Options::default()).map(|_| ()).unwrap_err();
+    let e = ShmWorld::join(&env, Meter::default(), &ShmOptions::default()).map(|_| ()).unwrap_err();
     assert_eq!(e.exit_status(), 2);
     assert!(e.to_string().contains("2 of 4 ranks are on this host"), "{e}");
 }

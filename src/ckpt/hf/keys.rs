@@ -4,9 +4,9 @@ use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Keys of `config.json` that change nothing of what a training step computes: where the file came from, token ids, how to
-/// generate, outputs that we never return, and dropout and initialisation, which are the run's own affair. Names that
-/// start with an underscore are transformers' own notes.
+/// Keys of `config.json` that change nothing of what a training step computes: where the file came from, token ids, how
+/// to generate, outputs that we never return, and dropout and initialisation, which are the run's own affair. Names
+/// that start with an underscore are transformers' own notes.
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",

@@ -1,5 +1,5 @@
-//! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's class
-//! there. Never reads a file.
+//! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's
+//! class there. Never reads a file.
 use super::keys::Keys;
 use crate::base::{Error, Result, quote};
 use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};

@@ -1,4 +1,5 @@
-//! Every family survives its own config; both generations of transformers' files read alike; what is not supported is named.
+//! Every family survives its own config; both generations of transformers' files read alike; what is not supported is
+//! named.
 use super::*;
 use crate::nn::Activation;
 

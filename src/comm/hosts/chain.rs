@@ -1,16 +1,17 @@
-//! Sums over several hosts with the bits of one: strictly in rank order, `((g0 + g1) + g2) + ...`, in f32 (f64 for f64), rounded
-//! once. Never changes the order for speed.
+//! Sums over several hosts with the bits of one: strictly in rank order, `((g0 + g1) + g2) + ...`, in f32 (f64 for
+//! f64), rounded once. Never changes the order for speed.
 //!
-//! [Note: chain] Ranks lie host by host, so the sum of a shard is a chain of hosts: a rank of the first one adds its host's pieces,
-//! read in place, and sends the partial sum to its column on the next, which goes on adding; the last host sends the whole to
-//! the owner. Every column does that for the shards of its own ranks. It is cut into *tasks* (a chunk of one owner's shard), so that
-//! all hosts work at the same time: in iteration i, host h sums task i and at the same time sends task i - 1 and receives task i,
-//! and task i - r whole, if it is the owner of that. r = H - h: the last of H hosts begins H - 1 - h iterations after h and sends
-//! what it summed one later. So in every iteration all that a rank waits for is sent by iterations that do not wait for it.
+//! [Note: chain] Ranks lie host by host, so the sum of a shard is a chain of hosts: a rank of the first one adds its
+//! host's pieces, read in place, and sends the partial sum to its column on the next, which goes on adding; the last
+//! host sends the whole to the owner. Every column does that for the shards of its own ranks. It is cut into *tasks* (a
+//! chunk of one owner's shard), so that all hosts work at the same time: in iteration i, host h sums task i and at the
+//! same time sends task i - 1 and receives task i, and task i - r whole, if it is the owner of that. r = H - h: the
+//! last of H hosts begins H - 1 - h iterations after h and sends what it summed one later. So in every iteration all
+//! that a rank waits for is sent by iterations that do not wait for it.
 //!
-//! For two hosts that is twice a shard forward and once a shard back, all of it at the same time. Rings that add in another order
-//! would send a shard less; but then two hosts would train other weights than one.
-use super::job::Job;
+//! For two hosts that is twice a shard forward and once a shard back, all of it at the same time. Rings that add in
+//! another order would send a shard less; but then two hosts would train other weights than one.
+use super::job::HostsJob;
 use super::post::Post;
 use super::steps::copy;
 use super::wire::Move;
@@ -23,12 +24,12 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// Elements of a task.
 const CHUNK: usize = 64 << 10;
 
-/// Where partial sums are: one that is received and added to, one that is sent, one that is whole. Allocated by the first
-/// reduction of a group.
+/// Where partial sums are: one that is received and added to, one that is sent, one that is whole. Allocated by the
+/// first reduction of a group.
 #[derive(Default)]
-pub(super) struct Scratch([Vec<u64>; 3]);
+pub(super) struct ChainScratch([Vec<u64>; 3]);
 
-impl Scratch {
+impl ChainScratch {
     /// Each with room for a chunk of f64.
     fn parts(&mut self) -> [*mut u8; 3] {
         self.0.each_mut().map(|part| {
@@ -39,7 +40,7 @@ impl Scratch {
 }
 
 /// What is summed where: the shards of this column's ranks, one a host.
-struct Shards<'a> {
+struct ColumnShards<'a> {
     /// The operands of this host's ranks.
     sources: Sources,
     /// Elements of the operands that are the shard of the rank on host `d`.
@@ -48,13 +49,13 @@ struct Shards<'a> {
     dst: *mut u8,
 }
 
-fn fold(job: &Job, from: DType, into: DType, accumulate: bool) -> Fold {
+fn fold(job: &HostsJob, from: DType, into: DType, accumulate: bool) -> Fold {
     Fold { level: Level::best(), from, into, op: job.reduce, accumulate }
 }
 
-/// # Safety
-/// Operands and `dst` are valid and lent; nobody writes to the operands' shards meanwhile, but this rank to its own `dst`.
-unsafe fn chain(post: &mut Post, job: &Job, scratch: &mut Scratch, shards: Shards) -> Result<()> {
+/// # Safety Operands and `dst` are valid and lent; nobody writes to the operands' shards meanwhile, but this rank to
+/// its own `dst`.
+unsafe fn chain(post: &mut Post, job: &HostsJob, scratch: &mut ChainScratch, shards: ColumnShards) -> Result<()> {
     let (hosts, here, columns) = (post.places.hosts, post.places.host(), post.places.columns);
     let wide = if job.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let last = here + 1 == hosts;
@@ -119,8 +120,8 @@ unsafe fn chain(post: &mut Post, job: &Job, scratch: &mut Scratch, shards: Shard
 /// `complete` is called when this rank has its shard; peers may still be reading its input.
 pub(super) fn reduce_scatter(
     post: &mut Post,
-    job: &Job,
-    scratch: &mut Scratch,
+    job: &HostsJob,
+    scratch: &mut ChainScratch,
     complete: &mut dyn FnMut(&Post),
 ) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
@@ -132,7 +133,7 @@ pub(super) fn reduce_scatter(
     if let Some(sources) = job.there {
         let range = |host| shard(host, job.len);
         // SAFETY: all ranks are here, so their inputs are; they stay until the meeting below.
-        unsafe { chain(post, job, scratch, Shards { sources, range: &range, dst: job.dst }) }?;
+        unsafe { chain(post, job, scratch, ColumnShards { sources, range: &range, dst: job.dst }) }?;
         complete(post);
         return post.meet(job.kind, job.tag, &job.desc);
     }
@@ -150,7 +151,7 @@ pub(super) fn reduce_scatter(
             }
             post.meet(job.kind, job.tag, &job.desc)?;
             let dst = job.dst.add(at * job.into.size());
-            chain(post, job, scratch, Shards { sources: stages, range: &range, dst })?;
+            chain(post, job, scratch, ColumnShards { sources: stages, range: &range, dst })?;
         }
         post.meet(job.kind, job.tag, &job.desc)?;
     }
@@ -159,7 +160,7 @@ pub(super) fn reduce_scatter(
 }
 
 /// A reduce-scatter of the column's slice of the buffer, gathered again between hosts and then inside them.
-pub(super) fn all_reduce(post: &mut Post, job: &Job, scratch: &mut Scratch) -> Result<()> {
+pub(super) fn all_reduce(post: &mut Post, job: &HostsJob, scratch: &mut ChainScratch) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let size = job.dtype.size();
     if let Some(sources) = job.there {
@@ -184,8 +185,8 @@ pub(super) fn all_reduce(post: &mut Post, job: &Job, scratch: &mut Scratch) -> R
 /// As for [`chain`]; `sources` are where the reduced slices are put, too, and `out` where all of them go in the end.
 unsafe fn all_reduce_in(
     post: &mut Post,
-    job: &Job,
-    scratch: &mut Scratch,
+    job: &HostsJob,
+    scratch: &mut ChainScratch,
     sources: Sources,
     out: *mut u8,
     len: usize,
@@ -195,11 +196,11 @@ unsafe fn all_reduce_in(
     let slice = |column| part(0..len, column, columns, size);
     let range = |host| part(slice(column), host, hosts, size);
     let mine = sources.of(column).cast_mut();
-    // SAFETY: ranges are within the buffers; each rank writes its own buffer's slice, which no other rank reads before the
-    // meeting, and `out`, which nobody else has.
+    // SAFETY: ranges are within the buffers; each rank writes its own buffer's slice, which no other rank reads before
+    // the meeting, and `out`, which nobody else has.
     unsafe {
         let dst = mine.add(range(here).start * size);
-        chain(post, job, scratch, Shards { sources, range: &range, dst })?;
+        chain(post, job, scratch, ColumnShards { sources, range: &range, dst })?;
         for (to, from) in post.places.rounds() {
             let theirs = from_raw_parts_mut(mine.add(range(from).start * size), range(from).len() * size);
             let done = from_raw_parts(mine.add(range(here).start * size), range(here).len() * size);

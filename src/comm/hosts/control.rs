@@ -1,6 +1,6 @@
-//! One connection from each rank to rank 0, on which nothing is said but who is lost and who leaves. Rank 0 passes word of a loss
-//! on. A connection that closes without a farewell is a loss: so a rank that is killed is named at once, whatever the others
-//! are doing. Never carries data.
+//! One connection from each rank to rank 0, on which nothing is said but who is lost and who leaves. Rank 0 passes word
+//! of a loss on. A connection that closes without a farewell is a loss: so a rank that is killed is named at once,
+//! whatever the others are doing. Never carries data.
 use super::messages::{self, FAREWELL, LOSS};
 use super::wire::Lost;
 use crate::comm::frame::{Header, Inbox};
@@ -17,11 +17,11 @@ const PROBES: (Duration, u32) = (Duration::from_secs(5), 3);
 
 pub(super) struct Control {
     /// Rank 0: all others. Any other rank: rank 0.
-    lines: Vec<Line>,
+    lines: Vec<ControlLine>,
     /// Ranks of the world.
     world: usize,
 }
-struct Line {
+struct ControlLine {
     rank: usize,
     stream: TcpStream,
     heard: Mutex<Heard>,
@@ -34,7 +34,7 @@ struct Heard {
     /// No more will come.
     closed: bool,
 }
-enum Said {
+enum LineEvent {
     Nothing,
     Loss(Lost),
     Silence(Lost),
@@ -49,13 +49,13 @@ impl Control {
             sockopt::set_tcp_keepidle(&stream, SILENCE)?;
             sockopt::set_tcp_keepintvl(&stream, PROBES.0)?;
             sockopt::set_tcp_keepcnt(&stream, PROBES.1)?;
-            Ok(Line { rank, stream, heard: Mutex::default(), said: Mutex::default() })
+            Ok(ControlLine { rank, stream, heard: Mutex::default(), said: Mutex::default() })
         };
         Ok(Control { lines: streams.into_iter().map(line).collect::<std::io::Result<_>>()?, world })
     }
     /// The open connections, to be polled.
     pub fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let open = |line: &&Line| !line.heard.lock().unwrap_or_else(PoisonError::into_inner).closed;
+        let open = |line: &&ControlLine| !line.heard.lock().unwrap_or_else(PoisonError::into_inner).closed;
         self.lines.iter().filter(open).map(|line| PollFd::new(&line.stream, PollFlags::IN))
     }
     /// To all that are connected here.
@@ -72,12 +72,12 @@ impl Control {
         let mut silent = None;
         for line in &self.lines {
             match line.hear(self.world) {
-                Said::Nothing => {}
-                Said::Loss(lost) => {
+                LineEvent::Nothing => {}
+                LineEvent::Loss(lost) => {
                     self.pass_on(&lost, Some(line.rank));
                     return Some(lost);
                 }
-                Said::Silence(lost) => silent = silent.or(Some(lost)),
+                LineEvent::Silence(lost) => silent = silent.or(Some(lost)),
             }
         }
         if let Some(lost) = &silent {
@@ -92,7 +92,7 @@ impl Drop for Control {
     }
 }
 
-impl Line {
+impl ControlLine {
     /// As far as the peer can be reached: one that is gone needs no word.
     fn say(&self, kind: u32, body: &[u8]) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,25 +100,25 @@ impl Line {
         let _ = (&self.stream).write_all(&header.with(body));
         *said += 1;
     }
-    fn hear(&self, world: usize) -> Said {
+    fn hear(&self, world: usize) -> LineEvent {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if heard.closed {
-            return Said::Nothing;
+            return LineEvent::Nothing;
         }
         let malformed = || ErrorKind::InvalidData.into();
         let said = match heard.inbox.read(&mut &self.stream, &messages::words) {
-            Ok(None) => return Said::Nothing,
-            Ok(Some((LOSS, body))) => messages::lost(&body, world).map(Said::Loss).ok_or_else(malformed),
-            Ok(Some(_)) => Ok(Said::Nothing), // a farewell
+            Ok(None) => return LineEvent::Nothing,
+            Ok(Some((LOSS, body))) => messages::lost(&body, world).map(LineEvent::Loss).ok_or_else(malformed),
+            Ok(Some(_)) => Ok(LineEvent::Nothing), // a farewell
             Err(e) => Err(e),
         };
-        heard.closed = !matches!(said, Ok(Said::Loss(_)));
+        heard.closed = !matches!(said, Ok(LineEvent::Loss(_)));
         said.unwrap_or_else(|e| {
             let why = match e.kind() {
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "connection closed".to_string(),
                 _ => e.to_string(),
             };
-            Said::Silence(Lost { rank: self.rank, why })
+            LineEvent::Silence(Lost { rank: self.rank, why })
         })
     }
 }

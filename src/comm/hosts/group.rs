@@ -1,12 +1,12 @@
 //! A group over several hosts: checks the operands, hands them to the worker, waits. Never moves a byte itself.
-use super::Watch;
-use super::job::Job;
+use super::job::HostsJob;
 use super::link::Link;
 use super::post::{self, Places, Post};
-use super::worker::{self, Content, Desk, RING, State};
+use super::watch::HostsWatch;
+use super::worker::{self, Desk, DeskState, HostsGathered, RING};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::operands::Call;
-use crate::comm::shm::{self, Kind, Sources};
+use crate::comm::operands::CollectiveCall;
+use crate::comm::shm::{self, CollectiveKind, Sources};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Waiting};
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-pub struct Group {
+pub struct HostsGroup {
     places: Places,
     link: Arc<Link>,
-    local: Arc<shm::Group>,
+    local: Arc<shm::ShmGroup>,
     desk: Arc<Desk>,
     crossed: Arc<AtomicU64>,
     worker: Mutex<Worker>,
-    _watch: Arc<Watch>,
+    _watch: Arc<HostsWatch>,
 }
 
 enum Worker {
@@ -35,30 +35,30 @@ const TICKET_SEQ: u32 = 48;
 /// Above the ids of a host's own groups.
 const ID: u64 = 0x8000;
 
-impl Group {
-    pub(super) fn new(link: Arc<Link>, watch: Arc<Watch>, axis: Axis, ranks: Vec<usize>) -> Result<Group> {
+impl HostsGroup {
+    pub(super) fn new(link: Arc<Link>, watch: Arc<HostsWatch>, axis: Axis, ranks: Vec<usize>) -> Result<HostsGroup> {
         let places = Places::new(axis, ranks, link.rank, |rank| link.wire.roster().host(rank))?;
         let desk = Arc::new(Desk::new());
         let post = Post::new(link.clone(), places.clone(), desk.waiting.clone())?;
         let (local, crossed) = (post.local.clone(), post.crossed.clone());
         let worker = Mutex::new(Worker::Idle(Box::new(post)));
-        Ok(Group { places, link, local, desk, crossed, worker, _watch: watch })
+        Ok(HostsGroup { places, link, local, desk, crossed, worker, _watch: watch })
     }
-    fn check(&self, kind: Kind, tag: Tag) -> Call<'static> {
+    fn check(&self, kind: CollectiveKind, tag: Tag) -> CollectiveCall<'static> {
         post::call(&self.places, kind.name(), tag)
     }
     fn id(&self) -> u64 {
         ID | self.places.axis as u64
     }
-    fn check_host(&self, kind: Kind, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
+    fn check_host(&self, kind: CollectiveKind, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
         match places.iter().all(|&place| place != device::buf::Place::Device) {
             true => Ok(()),
             false => Err(self.check(kind, tag).error("a group of CPU ranks cannot reach memory of the GPU")),
         }
     }
-    /// Where an operand is that the host's other ranks read or write, too, if it is in a buffer of the group for that use. Memory
-    /// that all ranks share is refused unless it is to be gathered into: ranks would overwrite each other.
-    fn place(&self, job: &mut Job, view: &mut ViewMut, usage: CommUse) -> Result<()> {
+    /// Where an operand is that the host's other ranks read or write, too, if it is in a buffer of the group for that
+    /// use. Memory that all ranks share is refused unless it is to be gathered into: ranks would overwrite each other.
+    fn place(&self, job: &mut HostsJob, view: &mut ViewMut, usage: CommUse) -> Result<()> {
         let start = view.as_mut_ptr().cast_const();
         let alone = (self.places.columns == 1).then(|| Sources::new(start, 0));
         job.there = alone;
@@ -88,7 +88,7 @@ impl Group {
         self.desk.lock().stats.exposed_s += start.elapsed().as_secs_f64();
         result
     }
-    fn check_alive(&self, state: &State, op: &'static str, tag: Tag) -> Result<()> {
+    fn check_alive(&self, state: &DeskState, op: &'static str, tag: Tag) -> Result<()> {
         if let Some((op, tag, what)) = &state.failed {
             return Err(post::call(&self.places, op, *tag).error(what.clone()));
         }
@@ -97,9 +97,9 @@ impl Group {
             None => Ok(()),
         }
     }
-    /// Blocks until it is so, or the worker has failed. Meanwhile the rank's groups on this host are moved on: a peer may be
-    /// waiting for those.
-    fn until(&self, is_so: impl Fn(&State) -> bool) -> Result<()> {
+    /// Blocks until it is so, or the worker has failed. Meanwhile the rank's groups on this host are moved on: a peer
+    /// may be waiting for those.
+    fn until(&self, is_so: impl Fn(&DeskState) -> bool) -> Result<()> {
         if is_so(&self.desk.lock()) {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Group {
     }
 
     /// `bytes`: received from peers, by the algorithm's count.
-    fn start(&self, mut job: Job, bytes: usize) -> Result<Ticket> {
+    fn start(&self, mut job: HostsJob, bytes: usize) -> Result<Ticket> {
         let (op, tag) = (job.kind.name(), job.tag);
         self.timed(|| {
             self.check_alive(&self.desk.lock(), op, tag)?;
@@ -130,7 +130,7 @@ impl Group {
                 }
                 *content = buffer.begin();
                 let (buffer, content) = (buffer.clone(), *content);
-                state.contents.push(Content { seq, tag, buffer, content, released: false });
+                state.contents.push(HostsGathered { seq, tag, buffer, content, released: false });
             }
             state.stats.bytes += bytes as u64;
             state.stats.ops += 1;
@@ -183,7 +183,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-impl Drop for Group {
+impl Drop for HostsGroup {
     fn drop(&mut self) {
         self.desk.close();
         let worker = std::mem::replace(&mut *self.worker.lock().unwrap_or_else(PoisonError::into_inner), Worker::Gone);
@@ -193,7 +193,7 @@ impl Drop for Group {
     }
 }
 
-impl Collective for Group {
+impl Collective for HostsGroup {
     fn rank(&self) -> usize {
         self.places.me
     }
@@ -207,7 +207,7 @@ impl Collective for Group {
     /// One gathered buffer a host; of any other, one a rank.
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
         self.timed(|| {
-            self.check_alive(&self.desk.lock(), Kind::Alloc.name(), Tag::new("buffer", 0))?;
+            self.check_alive(&self.desk.lock(), CollectiveKind::Alloc.name(), Tag::new("buffer", 0))?;
             // The worker starts operations in the host's group, too: all ranks must start them in the same order.
             self.until(|state| state.sent == state.next)?;
             self.local.alloc(dtype, len, usage, category)
@@ -215,22 +215,22 @@ impl Collective for Group {
     }
 
     fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
-        let (kind, bytes) = (Kind::AllGather, shard.bytes());
+        let (kind, bytes) = (CollectiveKind::AllGather, shard.bytes());
         self.check_host(kind, tag, &[shard.place(), full.place()])?;
         self.check(kind, tag).same(shard.dtype(), full.dtype())?;
         self.check(kind, tag).shards(shard.len(), full.len())?;
-        let mut job = Job::new(kind, tag, shard.dtype(), shard.len());
+        let mut job = HostsJob::new(kind, tag, shard.dtype(), shard.len());
         self.place(&mut job, &mut full, CommUse::Gathered)?;
         (job.src, job.dst, job.keep) = (shard.as_ptr(), full.as_mut_ptr(), [Some(shard.keep()), Some(full.keep())]);
         self.start(job, bytes * (self.size() - 1))
     }
 
     fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        let (kind, bytes) = (Kind::ReduceScatter, full.bytes() / self.size());
+        let (kind, bytes) = (CollectiveKind::ReduceScatter, full.bytes() / self.size());
         self.check_host(kind, tag, &[full.place(), shard.place()])?;
         self.check(kind, tag).scattered(full.dtype(), shard.dtype())?;
         self.check(kind, tag).shards(shard.len(), full.len())?;
-        let mut job = Job::new(kind, tag, full.dtype(), shard.len());
+        let mut job = HostsJob::new(kind, tag, full.dtype(), shard.len());
         self.place(&mut job, &mut shard, CommUse::Reduced)?;
         (job.desc, job.there) = (shm::Desc::new(kind, tag, full.dtype(), shard.len()), None);
         self.place(&mut job, &mut full, CommUse::Reduced)?;
@@ -240,10 +240,10 @@ impl Collective for Group {
     }
 
     fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
-        let kind = Kind::AllReduce;
+        let kind = CollectiveKind::AllReduce;
         self.check_host(kind, tag, &[buf.place()])?;
         self.check(kind, tag).reducible(buf.dtype(), reduce)?;
-        let mut job = Job::new(kind, tag, buf.dtype(), buf.len());
+        let mut job = HostsJob::new(kind, tag, buf.dtype(), buf.len());
         self.place(&mut job, &mut buf, CommUse::Reduced)?;
         (job.desc.arg, job.reduce) = (reduce as u8, reduce);
         (job.src, job.dst, job.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
@@ -251,10 +251,10 @@ impl Collective for Group {
     }
 
     fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
-        let kind = Kind::Broadcast;
+        let kind = CollectiveKind::Broadcast;
         self.check_host(kind, tag, &[buf.place()])?;
         self.check(kind, tag).rank(root)?;
-        let mut job = Job::new(kind, tag, buf.dtype(), buf.len());
+        let mut job = HostsJob::new(kind, tag, buf.dtype(), buf.len());
         self.place(&mut job, &mut buf, CommUse::Reduced)?;
         // Wherever it is: ranks copy it from the root alone.
         (job.desc.place, job.desc.to) = (shm::Desc::STAGED, root as u32);
@@ -263,7 +263,7 @@ impl Collective for Group {
     }
 
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
-        let kind = Kind::SendRecv;
+        let kind = CollectiveKind::SendRecv;
         let call = self.check(kind, tag);
         self.check_host(kind, tag, &[send.place(), recv.place()])?;
         call.rank(to)?;
@@ -272,7 +272,7 @@ impl Collective for Group {
         if to == self.rank() && from == to && send.len() != recv.len() {
             return Err(call.error(format!("{} elements into {}", send.len(), recv.len())));
         }
-        let mut job = Job::new(kind, tag, send.dtype(), send.len());
+        let mut job = HostsJob::new(kind, tag, send.dtype(), send.len());
         self.place(&mut job, &mut recv, CommUse::Reduced)?;
         job.desc.place = shm::Desc::STAGED;
         (job.desc.to, job.desc.from, job.desc.recv_len) = (to as u32, from as u32, recv.len() as u64);
@@ -281,7 +281,7 @@ impl Collective for Group {
     }
 
     fn barrier(&self, tag: Tag) -> Result<()> {
-        let ticket = self.start(Job::new(Kind::Barrier, tag, DType::U8, 0), 0)?;
+        let ticket = self.start(HostsJob::new(CollectiveKind::Barrier, tag, DType::U8, 0), 0)?;
         self.wait(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<()> {

@@ -1,12 +1,12 @@
 //! One operation as the worker runs it: raw operands, checked before. Never runs anything.
 use crate::base::DType;
-use crate::comm::shm::{Desc, Kind, Shared, Sources};
+use crate::comm::shm::{CollectiveKind, Desc, ShmBuffer, Sources};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 
 /// Pointers are valid as long as `keep`; the caller leaves the memory alone until its waits say so (Note in `comm`).
-pub(super) struct Job {
-    pub kind: Kind,
+pub(super) struct HostsJob {
+    pub kind: CollectiveKind,
     pub tag: Tag,
     /// What all ranks must agree on; ranks in it are the group's.
     pub desc: Desc,
@@ -22,16 +22,16 @@ pub(super) struct Job {
     /// Where all ranks of the host reach the buffer that is gathered into, reduced or sent; `None`: staged.
     pub there: Option<Sources>,
     /// What is gathered into, and as its how manieth content.
-    pub content: Option<(Arc<Shared>, u64)>,
+    pub content: Option<(Arc<ShmBuffer>, u64)>,
     pub keep: [Option<Arc<dyn Send + Sync>>; 2],
 }
 
 // SAFETY: the pointers stand for buffers kept alive by `keep`, lent to the operation until its waits are done.
-unsafe impl Send for Job {}
+unsafe impl Send for HostsJob {}
 
-impl Job {
-    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize) -> Job {
-        Job {
+impl HostsJob {
+    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize) -> HostsJob {
+        HostsJob {
             kind,
             tag,
             desc: Desc::new(kind, tag, dtype, len),

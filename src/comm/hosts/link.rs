@@ -1,4 +1,5 @@
-//! What a rank's groups share: its place in its host's memory, its wire, and what is known of a rank that failed. Never moves data.
+//! What a rank's groups share: its place in its host's memory, its wire, and what is known of a rank that failed. Never
+//! moves data.
 use super::wire::{Lost, Wire};
 use crate::comm::shm;
 use std::sync::{Mutex, PoisonError};
@@ -8,12 +9,12 @@ pub(super) struct Link {
     pub rank: usize,
     pub wire: Box<dyn Wire>,
     /// Its ranks are local ranks.
-    pub local: shm::World,
+    pub local: shm::ShmWorld,
     lost: Mutex<Option<Lost>>,
 }
 
 impl Link {
-    pub fn new(rank: usize, wire: Box<dyn Wire>, local: shm::World) -> Link {
+    pub fn new(rank: usize, wire: Box<dyn Wire>, local: shm::ShmWorld) -> Link {
         Link { rank, wire, local, lost: Mutex::default() }
     }
     /// The local rank of a rank of this host.

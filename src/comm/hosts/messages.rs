@@ -1,6 +1,6 @@
-//! What ranks of several hosts say to each other over TCP, as values: who is where, why there is no world, who is lost. Parsing takes
-//! any bytes. Never communicates.
-use super::roster::{PLACE, Place};
+//! What ranks of several hosts say to each other over TCP, as values: who is where, why there is no world, who is lost.
+//! Parsing takes any bytes. Never communicates.
+use super::roster::{PLACE, RankPlace};
 use super::wire::Lost;
 use crate::base::printable;
 use std::net::{IpAddr, Ipv6Addr};
@@ -23,8 +23,8 @@ const WHY: usize = 250;
 
 /// A rank as rank 0 tells of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    pub place: Place,
+pub struct TableEntry {
+    pub place: RankPlace,
     /// Where it listens.
     pub port: u16,
     /// As rank 0 sees it; `None`: rank 0.
@@ -32,7 +32,7 @@ pub struct Entry {
 }
 
 /// What a rank tells rank 0.
-pub fn record(place: &Place, port: u16) -> [u8; RECORD] {
+pub fn record(place: &RankPlace, port: u16) -> [u8; RECORD] {
     let mut record = [0; RECORD];
     record[..PLACE].copy_from_slice(&place.to_bytes());
     record[PLACE..].copy_from_slice(&port.to_le_bytes());
@@ -49,14 +49,14 @@ pub fn entry(record: &[u8], ip: Option<IpAddr>) -> Vec<u8> {
 }
 
 /// A table of `world` ranks.
-pub fn table(bytes: &[u8], world: usize) -> Option<Vec<Entry>> {
+pub fn table(bytes: &[u8], world: usize) -> Option<Vec<TableEntry>> {
     let (entries, rest) = bytes.as_chunks::<ENTRY>();
     let one = |bytes: &[u8; ENTRY]| {
         let (place, rest) = bytes.split_first_chunk::<PLACE>()?;
         let (port, ip) = rest.split_first_chunk()?;
         let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
-        Some(Entry {
-            place: Place::from_bytes(place),
+        Some(TableEntry {
+            place: RankPlace::from_bytes(place),
             port: u16::from_le_bytes(*port),
             ip: Some(ip).filter(|ip| !ip.is_unspecified()),
         })
@@ -102,11 +102,11 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard() {
-        let place = Place { host: "node7".into(), local_rank: 1, local_world: 4 };
+        let place = RankPlace { host: "node7".into(), local_rank: 1, local_world: 4 };
         let ips = [None, Some("10.0.0.7".parse().unwrap()), Some("fd00::7".parse().unwrap())];
         let bytes = ips.map(|ip| entry(&record(&place, 4711), ip)).concat();
         let told = table(&bytes, 3).unwrap();
-        assert_eq!(told, ips.map(|ip| Entry { place: place.clone(), port: 4711, ip }));
+        assert_eq!(told, ips.map(|ip| TableEntry { place: place.clone(), port: 4711, ip }));
         assert!(table(&bytes, 2).is_none() && table(&bytes[1..], 3).is_none() && table(&[], 3).is_none());
         let gone = Lost { rank: 2, why: "connection closed".into() };
         assert_eq!(lost(&loss(&gone), 3), Some(gone.clone()));
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_peers_words_do_not_reach_a_terminal_as_they_are() {
         let wild = "\x1b]0;title\x07\x1b[2J\rerror: rank 0";
-        let place = Place { host: wild.into(), local_rank: 0, local_world: 1 };
+        let place = RankPlace { host: wild.into(), local_rank: 0, local_world: 1 };
         let heard = table(&entry(&record(&place, 1), None), 1).unwrap().remove(0).place.host;
         let why = lost(&loss(&Lost { rank: 0, why: wild.repeat(20) }), 1).unwrap().why;
         for text in [heard, why, refusal(wild.as_bytes())] {

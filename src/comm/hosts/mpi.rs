@@ -1,14 +1,15 @@
-//! The MPI wire (cargo feature `mpi`), for ranks that mpirun or srun started: whatever network the cluster's MPI was built for.
-//! Never uses MPI's collectives after the start, nor MPI between ranks of one host.
+//! The MPI wire (cargo feature `mpi`), for ranks that mpirun or srun started: whatever network the cluster's MPI was
+//! built for. Never uses MPI's collectives after the start, nor MPI between ranks of one host.
 //!
-//! [Note: who calls MPI] One thread at a time, under a mutex (MPI_THREAD_SERIALIZED), and only calls that do not block: posts,
-//! tests, cancels. A caller that waits tests again and again and sleeps in between. Messages move only inside such calls, so
-//! once nobody may make one any more ([`Library::close`]), no buffer is touched any more either. That is how a rank gives up: what
-//! it posted is cancelled, or, where MPI cannot, the library is closed for good and the process ends without MPI_Finalize, which
-//! the launcher reports as a failure and answers by ending the others.
+//! [Note: who calls MPI] One thread at a time, under a mutex (MPI_THREAD_SERIALIZED), and only calls that do not block:
+//! posts, tests, cancels. A caller that waits tests again and again and sleeps in between. Messages move only inside
+//! such calls, so once nobody may make one any more ([`Library::close`]), no buffer is touched any more either. That is
+//! how a rank gives up: what it posted is cancelled, or, where MPI cannot, the library is closed for good and the
+//! process ends without MPI_Finalize, which the launcher reports as a failure and answers by ending the others.
 //!
-//! MPI's own way of handling errors is to end the process. Here they are returned, and become [`Lost`] with MPI's words.
-use super::roster::{PLACE, Place, Roster};
+//! MPI's own way of handling errors is to end the process. Here they are returned, and become [`Lost`] with MPI's
+//! words.
+use super::roster::{PLACE, RankPlace, Roster};
 use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
 use crate::base::{Error, Result, printable};
 use crate::comm::env::RankEnv;
@@ -32,8 +33,8 @@ const LOST: c_int = 1000;
 const WORD: usize = 256;
 /// Between two looks for such a message.
 const IDLE: Duration = Duration::from_millis(5);
-/// Tests of an exchange before it sleeps in between, and how long then: some 0.1 ms with the kernel's slack, in which a socket's
-/// buffer does not run empty below 10 Gbit/s.
+/// Tests of an exchange before it sleeps in between, and how long then: some 0.1 ms with the kernel's slack, in which a
+/// socket's buffer does not run empty below 10 Gbit/s.
 const EAGER: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
 /// For what can only be quick: a farewell, a cancellation.
@@ -62,9 +63,9 @@ struct Posted {
 unsafe impl Send for Posted {}
 
 /// MPI's words for an error.
-type Said = std::result::Result<(), String>;
+type MpiResult = std::result::Result<(), String>;
 
-fn said(code: c_int) -> Said {
+fn mpi_result(code: c_int) -> MpiResult {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
@@ -76,8 +77,8 @@ fn said(code: c_int) -> Said {
 }
 
 impl Open {
-    /// # Safety
-    /// `at` points to `len` bytes that stay there as [`Posted`] says, and that nobody else touches if they are received.
+    /// # Safety `at` points to `len` bytes that stay there as [`Posted`] says, and that nobody else touches if they are
+    /// received.
     unsafe fn post(
         &self,
         at: *mut c_void,
@@ -91,7 +92,7 @@ impl Open {
         // SAFETY: by the caller; `request` is written by a call that succeeds.
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
-            said(match receives {
+            mpi_result(match receives {
                 true => ffi::MPI_Irecv(at, count, byte, peer, tag, world, request.as_mut_ptr()),
                 false => ffi::MPI_Isend(at, count, byte, peer, tag, world, request.as_mut_ptr()),
             })?;
@@ -102,7 +103,7 @@ impl Open {
     fn test(&self, posted: &mut Posted) -> std::result::Result<bool, String> {
         let mut done: c_int = 0;
         // SAFETY: the request is one that was posted and not found done before.
-        said(unsafe { ffi::MPI_Test(&mut posted.request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
+        mpi_result(unsafe { ffi::MPI_Test(&mut posted.request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
         Ok(done != 0)
     }
     /// Tests until all are done, for a moment. Receives that nobody has begun to send are cancelled first.
@@ -164,9 +165,9 @@ impl MpiWire {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
         // SAFETY: MPI is initialised, by this thread, and no other thread knows of it yet.
         let asked = unsafe {
-            said(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN))
-                .and_then(|()| said(ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank)))
-                .and_then(|()| said(ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size)))
+            mpi_result(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN))
+                .and_then(|()| mpi_result(ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank)))
+                .and_then(|()| mpi_result(ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size)))
         };
         asked.map_err(|e| failed(&e))?;
         if (rank as usize, size as usize) != (env.rank, env.world) {
@@ -183,7 +184,7 @@ impl MpiWire {
         }
         // SAFETY: as above; every rank duplicates the world here.
         let world = unsafe {
-            said(ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, world.as_mut_ptr())).map_err(|e| failed(&e))?;
+            mpi_result(ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, world.as_mut_ptr())).map_err(|e| failed(&e))?;
             world.assume_init()
         };
         let open = Open { universe, world };
@@ -195,15 +196,15 @@ impl MpiWire {
 }
 
 /// What every rank says of itself.
-fn gather(mpi: &Open, env: &RankEnv, timeout: Duration) -> std::result::Result<Vec<Place>, String> {
-    let mine = Place::of(env).to_bytes();
+fn gather(mpi: &Open, env: &RankEnv, timeout: Duration) -> std::result::Result<Vec<RankPlace>, String> {
+    let mine = RankPlace::of(env).to_bytes();
     let mut all = vec![[0; PLACE]; env.world];
     let mut request = MaybeUninit::uninit();
     let len = PLACE as c_int;
     // SAFETY: `all` has room for one place of each rank; both stay until the request is done, or this process gives up.
     let mut posted = unsafe {
         let (from, to, byte) = (mine.as_ptr().cast(), all.as_mut_ptr().cast(), ffi::RSMPI_UINT8_T);
-        said(ffi::MPI_Iallgather(from, len, byte, to, len, byte, mpi.world, request.as_mut_ptr()))?;
+        mpi_result(ffi::MPI_Iallgather(from, len, byte, to, len, byte, mpi.world, request.as_mut_ptr()))?;
         Posted { request: request.assume_init(), receives: false }
     };
     let since = Instant::now();
@@ -214,7 +215,7 @@ fn gather(mpi: &Open, env: &RankEnv, timeout: Duration) -> std::result::Result<V
         }
         std::thread::sleep(NAP);
     }
-    Ok(all.iter().map(Place::from_bytes).collect())
+    Ok(all.iter().map(RankPlace::from_bytes).collect())
 }
 
 impl Wire for MpiWire {
@@ -270,7 +271,8 @@ impl MpiWire {
         let mpi = open.as_ref()?;
         if ear.posted.is_none() {
             let word = ear.word.as_mut_ptr();
-            // SAFETY: the word is on the heap and read only when it is done; dropping the wire cancels, or closes the library.
+            // SAFETY: the word is on the heap and read only when it is done; dropping the wire cancels, or closes the
+            // library.
             ear.posted = unsafe { mpi.post(word.cast(), WORD, true, ffi::RSMPI_ANY_SOURCE, LOST) }.ok();
         }
         if !mpi.test(ear.posted.as_mut()?).ok()? {
@@ -309,13 +311,13 @@ struct MpiChannel {
 
 /// How far the moves of an exchange are.
 #[derive(Default)]
-struct Flight {
+struct MpiExchange {
     posted: [Option<Posted>; MOVES],
     /// Bytes that were posted, of each move.
     begun: [usize; MOVES],
 }
 
-impl Flight {
+impl MpiExchange {
     /// Posts what can be posted and tests what was. Whether all is done; or the peer whose message failed, and how.
     fn advance(&mut self, mpi: &Open, tag: c_int, moves: &mut [Move]) -> std::result::Result<bool, Lost> {
         for i in 0..moves.len() {
@@ -334,7 +336,8 @@ impl Flight {
                         Bytes::Send(bytes) => (bytes[from..].as_ptr().cast_mut(), false),
                         Bytes::Recv(bytes) => (bytes[from..].as_mut_ptr(), true),
                     };
-                    // SAFETY: the bytes are borrowed until the exchange returns, which it does when nothing is under way.
+                    // SAFETY: the bytes are borrowed until the exchange returns, which it does when nothing is under
+                    // way.
                     let posted = unsafe { mpi.post(at.cast(), piece, receives, peer as c_int, tag) };
                     self.posted[i] = Some(posted.map_err(lost)?);
                     self.begun[i] += piece;
@@ -354,7 +357,7 @@ impl Flight {
 
 impl Channel for MpiChannel {
     fn exchange(&mut self, moves: &mut [Move], go_on: &dyn Fn() -> bool) -> Exchanged {
-        let mut flight = Flight::default();
+        let mut flight = MpiExchange::default();
         let (mut tests, mut asked) = (0, Instant::now());
         let fault = loop {
             let advanced = match &*self.library.lock() {

@@ -1,14 +1,14 @@
-//! One rank's post in a group over several hosts, as its worker thread uses it: who is where, messages to the same column of other
-//! hosts, meetings with the ranks of this one. Never reads or writes an operand.
+//! One rank's post in a group over several hosts, as its worker thread uses it: who is where, messages to the same
+//! column of other hosts, meetings with the ranks of this one. Never reads or writes an operand.
 //!
-//! [Note: columns] The group's ranks lie host by host, n on each: rank `h * n + c` is in *column* c of host h. Between hosts a
-//! rank talks to its own column only (but for `send_recv`), so every rank of a host carries its part of what crosses, and each
-//! byte crosses once a host.
+//! [Note: columns] The group's ranks lie host by host, n on each: rank `h * n + c` is in *column* c of host h. Between
+//! hosts a rank talks to its own column only (but for `send_recv`), so every rank of a host carries its part of what
+//! crosses, and each byte crosses once a host.
 use super::link::Link;
 use super::wire::{Channel, Fault, Move};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::operands::Call;
-use crate::comm::shm::{self, Desc, Kind, Sources};
+use crate::comm::operands::CollectiveCall;
+use crate::comm::shm::{self, CollectiveKind, Desc, Sources};
 use crate::comm::{Axis, Collective, CommUse, Tag, Waiting};
 use crate::device::Buf;
 use std::sync::Arc;
@@ -77,8 +77,9 @@ impl Places {
 
 pub(super) struct Post {
     pub places: Places,
-    /// This host's ranks of the group, in the order of their columns. Used by the worker only, or while it has nothing to do.
-    pub local: Arc<shm::Group>,
+    /// This host's ranks of the group, in the order of their columns. Used by the worker only, or while it has nothing
+    /// to do.
+    pub local: Arc<shm::ShmGroup>,
     /// None where this rank is its host's only one.
     stage: Option<Buf>,
     channel: Box<dyn Channel>,
@@ -101,7 +102,7 @@ impl Post {
         };
         Ok(Post { places, local, stage, channel, link, waiting, crossed: Arc::default(), count: 0 })
     }
-    pub fn call(&self, op: &'static str, tag: Tag) -> Call<'_> {
+    pub fn call(&self, op: &'static str, tag: Tag) -> CollectiveCall<'_> {
         call(&self.places, op, tag)
     }
     /// The stages of all ranks of the host, and how many bytes each has.
@@ -112,7 +113,7 @@ impl Post {
     }
 
     /// See [`Channel::exchange`]; peers are group ranks.
-    pub fn exchange<const N: usize>(&mut self, kind: Kind, tag: Tag, mut moves: [Move; N]) -> Result<()> {
+    pub fn exchange<const N: usize>(&mut self, kind: CollectiveKind, tag: Tag, mut moves: [Move; N]) -> Result<()> {
         for m in &mut moves {
             m.peer = self.places.ranks[m.peer];
             if let super::wire::Bytes::Send(bytes) = &m.bytes {
@@ -144,7 +145,7 @@ impl Post {
     }
 
     /// Returns when all ranks of the group have come to this operation; an error where they have not called the same.
-    pub fn agree(&mut self, kind: Kind, tag: Tag, desc: &Desc) -> Result<()> {
+    pub fn agree(&mut self, kind: CollectiveKind, tag: Tag, desc: &Desc) -> Result<()> {
         for (to, from) in self.places.rounds() {
             let mut theirs = *desc;
             let (to, from) = (self.places.across(to), self.places.across(from));
@@ -156,7 +157,7 @@ impl Post {
         self.meet(kind, tag, desc)
     }
     /// Whether a rank of another host called the same.
-    pub fn compare(&self, kind: Kind, tag: Tag, mine: &Desc, theirs: &Desc, peer: usize) -> Result<()> {
+    pub fn compare(&self, kind: CollectiveKind, tag: Tag, mine: &Desc, theirs: &Desc, peer: usize) -> Result<()> {
         match Desc::agrees(mine, self.places.me, theirs, peer) {
             true => Ok(()),
             false => {
@@ -168,11 +169,11 @@ impl Post {
         }
     }
     /// Returns when all ranks of this host are here.
-    pub fn meet(&self, kind: Kind, tag: Tag, desc: &Desc) -> Result<()> {
-        self.told(self.local.meet(kind, tag, *desc))
+    pub fn meet(&self, kind: CollectiveKind, tag: Tag, desc: &Desc) -> Result<()> {
+        self.explain(self.local.meet(kind, tag, *desc))
     }
     /// The error of a local step, with what is known of a rank that failed.
-    pub fn told<T>(&self, result: Result<T>) -> Result<T> {
+    pub fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|e| match (e, self.link.local.failed()) {
             (Error::Comm { rank, op, group, unit, .. }, Some(failed)) => {
                 Error::Comm { rank, op, group, unit, what: self.link.describe(failed) }
@@ -183,8 +184,8 @@ impl Post {
 }
 
 /// The call, for its errors.
-pub(super) fn call(places: &Places, op: &'static str, tag: Tag) -> Call<'static> {
-    Call { rank: places.ranks[places.me], op, group: places.axis.name(), size: places.size(), tag }
+pub(super) fn call(places: &Places, op: &'static str, tag: Tag) -> CollectiveCall<'static> {
+    CollectiveCall { rank: places.ranks[places.me], op, group: places.axis.name(), size: places.size(), tag }
 }
 
 #[cfg(test)]

@@ -1,23 +1,23 @@
-//! Which rank is on which host. Never communicates: wires exchange [`Place`]s and make the roster of them.
+//! Which rank is on which host. Never communicates: wires exchange [`RankPlace`]s and make the roster of them.
 use crate::base::{Error, Result, printable};
 use crate::comm::env::RankEnv;
 
-/// Bytes of a [`Place`] on the wire.
+/// Bytes of a [`RankPlace`] on the wire.
 pub const PLACE: usize = 72;
 const NAME: usize = 64;
 
 /// What a rank says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct RankPlace {
     /// The host's name, fit for messages.
     pub host: String,
     pub local_rank: usize,
     pub local_world: usize,
 }
 
-impl Place {
-    pub fn of(env: &RankEnv) -> Place {
-        Place { host: env.host.clone(), local_rank: env.local_rank, local_world: env.local_world }
+impl RankPlace {
+    pub fn of(env: &RankEnv) -> RankPlace {
+        RankPlace { host: env.host.clone(), local_rank: env.local_rank, local_world: env.local_world }
     }
     /// A longer name loses its end.
     pub fn to_bytes(&self) -> [u8; PLACE] {
@@ -28,11 +28,11 @@ impl Place {
         bytes[NAME + 4..].copy_from_slice(&(self.local_world as u32).to_le_bytes());
         bytes
     }
-    pub fn from_bytes(bytes: &[u8; PLACE]) -> Place {
+    pub fn from_bytes(bytes: &[u8; PLACE]) -> RankPlace {
         let name = bytes[..NAME].split(|&b| b == 0).next().unwrap_or_default();
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize;
         let host = printable(&String::from_utf8_lossy(name), NAME);
-        Place { host, local_rank: number(NAME), local_world: number(NAME + 4) }
+        RankPlace { host, local_rank: number(NAME), local_world: number(NAME + 4) }
     }
 }
 
@@ -45,7 +45,7 @@ pub struct Roster {
 
 impl Roster {
     /// An input error where ranks do not lie host by host.
-    pub fn new(places: &[Place]) -> Result<Roster> {
+    pub fn new(places: &[RankPlace]) -> Result<Roster> {
         let per_host = places.first().map_or(1, |place| place.local_world).max(1);
         for (rank, place) in places.iter().enumerate() {
             if place.local_world != per_host {
@@ -94,8 +94,10 @@ impl Roster {
 mod tests {
     use super::*;
 
-    fn places(of: &[(&str, usize, usize)]) -> Vec<Place> {
-        of.iter().map(|&(host, local_rank, local_world)| Place { host: host.into(), local_rank, local_world }).collect()
+    fn places(of: &[(&str, usize, usize)]) -> Vec<RankPlace> {
+        of.iter()
+            .map(|&(host, local_rank, local_world)| RankPlace { host: host.into(), local_rank, local_world })
+            .collect()
     }
 
     #[test]
@@ -115,9 +117,9 @@ mod tests {
 
     #[test]
     fn a_place_survives_the_wire() {
-        let place = Place { host: "node-7.cluster".into(), local_rank: 3, local_world: 8 };
-        assert_eq!(Place::from_bytes(&place.to_bytes()), place);
-        let long = Place { host: "x".repeat(100), ..place };
-        assert_eq!(Place::from_bytes(&long.to_bytes()).host.len(), NAME);
+        let place = RankPlace { host: "node-7.cluster".into(), local_rank: 3, local_world: 8 };
+        assert_eq!(RankPlace::from_bytes(&place.to_bytes()), place);
+        let long = RankPlace { host: "x".repeat(100), ..place };
+        assert_eq!(RankPlace::from_bytes(&long.to_bytes()).host.len(), NAME);
     }
 }

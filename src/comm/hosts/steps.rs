@@ -1,8 +1,9 @@
-//! Operations over several hosts that move bytes and change none: gathers, broadcasts, what pairs send each other. Never sums.
+//! Operations over several hosts that move bytes and change none: gathers, broadcasts, what pairs send each other.
+//! Never sums.
 //!
-//! Each begins with a round in which every rank hears from its column of the other hosts, then meets its own host: after that all
-//! ranks of the group are known to be there with the same operation.
-use super::job::Job;
+//! Each begins with a round in which every rank hears from its column of the other hosts, then meets its own host:
+//! after that all ranks of the group are known to be there with the same operation.
+use super::job::HostsJob;
 use super::post::Post;
 use super::wire::Move;
 use crate::base::Result;
@@ -20,16 +21,17 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// A buffer that all ranks of the host gather into gets, from each of them, its own shard and those of its column of the other
-/// hosts. Any other buffer is filled by pieces from the first rank's stage, which is such a buffer.
-pub(super) fn all_gather(post: &mut Post, job: &Job) -> Result<()> {
+/// A buffer that all ranks of the host gather into gets, from each of them, its own shard and those of its column of
+/// the other hosts. Any other buffer is filled by pieces from the first rank's stage, which is such a buffer.
+pub(super) fn all_gather(post: &mut Post, job: &HostsJob) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let (bytes, ranks) = (job.bytes(), post.places.size());
     if job.there.is_some() {
         if let Some((buffer, content)) = &job.content {
-            post.told(post.local.vacated(job.kind, job.tag, buffer, *content))?;
+            post.explain(post.local.vacated(job.kind, job.tag, buffer, *content))?;
         }
-        // SAFETY: `dst` holds a shard of each rank. All ranks of the host have released it, and each writes its own column's.
+        // SAFETY: `dst` holds a shard of each rank. All ranks of the host have released it, and each writes its own
+        // column's.
         unsafe { gather(post, job, job.src, job.dst, bytes) }?;
         return post.meet(job.kind, job.tag, &job.desc);
     }
@@ -38,8 +40,8 @@ pub(super) fn all_gather(post: &mut Post, job: &Job) -> Result<()> {
     for at in (0..bytes).step_by(piece) {
         let n = piece.min(bytes - at);
         let stage = stages.of(0).cast_mut();
-        // SAFETY: the first rank's stage has room for a piece of each rank; all have left it (the meeting below, or that of the
-        // operation before). `src` and `dst` are lent.
+        // SAFETY: the first rank's stage has room for a piece of each rank; all have left it (the meeting below, or
+        // that of the operation before). `src` and `dst` are lent.
         unsafe { gather(post, job, job.src.add(at), stage, n) }?;
         post.meet(job.kind, job.tag, &job.desc)?;
         for rank in 0..ranks {
@@ -55,7 +57,13 @@ pub(super) fn all_gather(post: &mut Post, job: &Job) -> Result<()> {
 ///
 /// # Safety
 /// `full` is valid for as many shards as there are ranks; those of this column nobody else touches.
-pub(super) unsafe fn gather(post: &mut Post, job: &Job, shard: *const u8, full: *mut u8, bytes: usize) -> Result<()> {
+pub(super) unsafe fn gather(
+    post: &mut Post,
+    job: &HostsJob,
+    shard: *const u8,
+    full: *mut u8,
+    bytes: usize,
+) -> Result<()> {
     // SAFETY: the caller's word; shards do not overlap.
     unsafe {
         copy(shard, full.add(post.places.me * bytes), bytes);
@@ -70,7 +78,7 @@ pub(super) unsafe fn gather(post: &mut Post, job: &Job, shard: *const u8, full: 
 }
 
 /// From the root to its column, from there to each host's others.
-pub(super) fn broadcast(post: &mut Post, job: &Job) -> Result<()> {
+pub(super) fn broadcast(post: &mut Post, job: &HostsJob) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let (root, bytes) = (job.desc.to as usize, job.bytes());
     let column = root % post.places.columns;
@@ -87,11 +95,11 @@ pub(super) fn broadcast(post: &mut Post, job: &Job) -> Result<()> {
         post.exchange(job.kind, job.tag, [Move::recv(root, mine)])?;
     }
     // SAFETY: the lent buffer.
-    post.told(unsafe { post.local.spread(job.tag, job.dst, bytes, column) })
+    post.explain(unsafe { post.local.spread(job.tag, job.dst, bytes, column) })
 }
 
 /// Pairs on one host through shared memory, others over the wire, both at the same time.
-pub(super) fn send_recv(post: &mut Post, job: &mut Job) -> Result<()> {
+pub(super) fn send_recv(post: &mut Post, job: &mut HostsJob) -> Result<()> {
     let (to, from) = (job.desc.to as usize, job.desc.from as usize);
     let wanted = job.desc.recv_len as usize;
     let passed = Passed {
@@ -102,7 +110,7 @@ pub(super) fn send_recv(post: &mut Post, job: &mut Job) -> Result<()> {
     };
     let (sends, receives) = (passed.send.is_none(), passed.recv.is_none());
     let keep = passed.keep.clone();
-    let local = post.told(post.local.pass(job.tag, passed))?;
+    let local = post.explain(post.local.pass(job.tag, passed))?;
     // Nothing is sent of what is not wanted: each pair compares its calls first.
     let (mine, mut theirs) = (job.desc, job.desc);
     let said = if sends { bytemuck::bytes_of(&mine) } else { &[] };
@@ -120,12 +128,12 @@ pub(super) fn send_recv(post: &mut Post, job: &mut Job) -> Result<()> {
         ]
     };
     post.exchange(job.kind, job.tag, moves)?;
-    post.told(post.local.finish(local))?;
+    post.explain(post.local.finish(local))?;
     drop(keep);
     Ok(())
 }
 
-pub(super) fn barrier(post: &mut Post, job: &Job) -> Result<()> {
+pub(super) fn barrier(post: &mut Post, job: &HostsJob) -> Result<()> {
     let desc: &Desc = &job.desc;
     post.agree(job.kind, job.tag, desc)
 }

@@ -1,9 +1,10 @@
-//! The wire over TCP: needs nothing installed, and serves ranks that torchrun started, which cannot join an MPI world. Ranks
-//! find each other through rank 0 (`comm::rendezvous`); after that, each pair that has something to say makes one connection a
-//! channel, when it first says it. Never encrypts: hosts of a job trust their network, as with NCCL and Gloo.
+//! The wire over TCP: needs nothing installed, and serves ranks that torchrun started, which cannot join an MPI world.
+//! Ranks find each other through rank 0 (`comm::rendezvous`); after that, each pair that has something to say makes one
+//! connection a channel, when it first says it. Never encrypts: hosts of a job trust their network, as with NCCL and
+//! Gloo.
 use super::control::Control;
-use super::messages::{self, DATA, Entry, REFUSAL, TABLE, TEXT};
-use super::roster::{Place, Roster};
+use super::messages::{self, DATA, REFUSAL, TABLE, TEXT, TableEntry};
+use super::roster::{RankPlace, Roster};
 use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
 use crate::base::{Error, Result};
 use crate::comm::door::Door;
@@ -29,13 +30,13 @@ const GREET: Duration = Duration::from_secs(5);
 const ARRIVED: usize = 16;
 
 pub struct Tcp {
-    shared: Arc<Shared>,
+    shared: Arc<TcpPeers>,
     control: Control,
     /// Used by the one thread that listens.
     door: Mutex<Door>,
 }
 
-struct Shared {
+struct TcpPeers {
     env: RankEnv,
     roster: Roster,
     /// Where each rank listens.
@@ -54,16 +55,16 @@ impl Tcp {
             0 => gather(env, deadline)?,
             _ => learn(env, deadline)?,
         };
-        // Rank 0, and ranks on its host, may have met over an address that is good there only: others reach them where they
-        // have reached rank 0.
+        // Rank 0, and ranks on its host, may have met over an address that is good there only: others reach them where
+        // they have reached rank 0.
         let master = match env.rank {
             0 => IpAddr::V4(Ipv4Addr::LOCALHOST),
             _ => streams[0].1.peer_addr().map_err(failed)?.ip(),
         };
         let roster = Roster::new(&entries.iter().map(|entry| entry.place.clone()).collect::<Vec<_>>())?;
         let good = |ip: &IpAddr| master.is_loopback() || !ip.is_loopback();
-        let address = |entry: &Entry| SocketAddr::new(entry.ip.filter(good).unwrap_or(master), entry.port);
-        let shared = Shared {
+        let address = |entry: &TableEntry| SocketAddr::new(entry.ip.filter(good).unwrap_or(master), entry.port);
+        let shared = TcpPeers {
             env: env.clone(),
             roster,
             addresses: entries.iter().map(address).collect(),
@@ -107,7 +108,7 @@ impl Wire for Tcp {
 struct Met {
     /// Rank 0: all others. Any other rank: rank 0.
     streams: Vec<(usize, TcpStream)>,
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     /// Where this rank's peers connect.
     listeners: Vec<TcpListener>,
 }
@@ -184,10 +185,10 @@ fn learn(env: &RankEnv, deadline: Instant) -> Result<Met> {
 /// What this rank says of itself.
 fn record(env: &RankEnv, listeners: &[TcpListener]) -> std::io::Result<[u8; messages::RECORD]> {
     let port = listeners.first().ok_or(ErrorKind::AddrNotAvailable)?.local_addr()?.port();
-    Ok(messages::record(&Place::of(env), port))
+    Ok(messages::record(&RankPlace::of(env), port))
 }
 
-impl Shared {
+impl TcpPeers {
     /// Lets ranks in that have proven who they are, for the channel that they name.
     fn welcome(&self, door: &mut Door) {
         for arrival in door.answer(&self.env) {
@@ -215,7 +216,7 @@ impl Shared {
 
 struct TcpChannel {
     number: u16,
-    shared: Arc<Shared>,
+    shared: Arc<TcpPeers>,
     peers: Vec<Peer>,
 }
 
@@ -309,7 +310,8 @@ impl TcpChannel {
         self.peers.push(Peer { rank: peer, stream, sent: Way::default(), received: Way::default() });
         Ok(())
     }
-    /// A greeting that is cut off is begun again: strangers may have crowded it out. A peer that is gone listens no more.
+    /// A greeting that is cut off is begun again: strangers may have crowded it out. A peer that is gone listens no
+    /// more.
     fn call(&self, peer: usize, go_on: &dyn Fn() -> bool) -> std::result::Result<TcpStream, Fault> {
         let (at, shared) = (self.shared.addresses[peer], &self.shared);
         loop {

@@ -1,9 +1,9 @@
-//! What carries bytes between ranks of different hosts, as traits: TCP (`tcp`) or MPI. Never knows what the bytes mean, and
-//! never used between ranks of one host.
+//! What carries bytes between ranks of different hosts, as traits: TCP (`tcp`) or MPI. Never knows what the bytes mean,
+//! and never used between ranks of one host.
 //!
-//! A rank's [`Wire`] is made once, when it joins. Each group opens a [`Channel`] of it and is then the only one to use that; its
-//! worker thread does, so channels of one rank work at the same time in several threads. Nothing here allocates once every pair
-//! has exchanged a message.
+//! A rank's [`Wire`] is made once, when it joins. Each group opens a [`Channel`] of it and is then the only one to use
+//! that; its worker thread does, so channels of one rank work at the same time in several threads. Nothing here
+//! allocates once every pair has exchanged a message.
 use super::roster::Roster;
 use crate::base::Result;
 use std::time::Duration;
@@ -16,23 +16,24 @@ pub trait Wire: Send + Sync {
     fn roster(&self) -> &Roster;
     /// "tcp", "mpi".
     fn name(&self) -> &'static str;
-    /// Channel `number` (below 1000), which every rank that will use it opens once. What is sent on one is received on the same.
-    /// Does not wait for the peers.
+    /// Channel `number` (below 1000), which every rank that will use it opens once. What is sent on one is received on
+    /// the same. Does not wait for the peers.
     fn channel(&self, number: u16) -> Result<Box<dyn Channel>>;
-    /// Tells the ranks of all other hosts that a rank is lost, as far as they can be reached. Takes no longer than a moment,
-    /// also where a peer does not listen, and does not fail.
+    /// Tells the ranks of all other hosts that a rank is lost, as far as they can be reached. Takes no longer than a
+    /// moment, also where a peer does not listen, and does not fail.
     fn tell(&self, lost: &Lost);
-    /// Waits, at most so long, for word of a lost rank: told by a peer, or seen here (a connection that closed without a
-    /// farewell). Called by one thread of the rank, again and again until it brings one. A wire that is dropped says farewell.
+    /// Waits, at most so long, for word of a lost rank: told by a peer, or seen here (a connection that closed without
+    /// a farewell). Called by one thread of the rank, again and again until it brings one. A wire that is dropped says
+    /// farewell.
     fn listen(&self, at_most: Duration) -> Option<Lost>;
 }
 
 /// One group's messages. Between two ranks they arrive in the order in which they were sent.
 pub trait Channel: Send {
-    /// Does all of `moves` at the same time and returns when all are done: what is sent may then be overwritten, what is
-    /// received is there. Sends and receives do not wait for each other, so ranks that send round a ring cannot block it. Those
-    /// to one peer, and those from one peer, happen in the order of `moves`. Both sides state the same lengths; zero bytes are
-    /// no message. There are at most [`MOVES`].
+    /// Does all of `moves` at the same time and returns when all are done: what is sent may then be overwritten, what
+    /// is received is there. Sends and receives do not wait for each other, so ranks that send round a ring cannot
+    /// block it. Those to one peer, and those from one peer, happen in the order of `moves`. Both sides state the same
+    /// lengths; zero bytes are no message. There are at most [`MOVES`].
     ///
     /// While it blocks it asks `go_on` every [`LOOK`] or more often, and gives up when that says no.
     fn exchange(&mut self, moves: &mut [Move], go_on: &dyn Fn() -> bool) -> Exchanged;

@@ -1,14 +1,15 @@
-//! The thread that runs a group's operations, in the order in which the rank started them. Never decides anything: the rank's own
-//! thread has checked the operands.
+//! The thread that runs a group's operations, in the order in which the rank started them. Never decides anything: the
+//! rank's own thread has checked the operands.
 //!
-//! [Note: a thread] Inside a host there is no communication thread, since a rank's cores belong to its compute and peers are reached
-//! in place. Between hosts somebody must be there when bytes come and go, while the rank computes; the kernel moves them, and this
-//! thread sleeps in `poll` or on the host's bell for most of the time. One a group, so that groups do not wait for each other.
-use super::job::Job;
+//! [Note: a thread] Inside a host there is no communication thread, since a rank's cores belong to its compute and
+//! peers are reached in place. Between hosts somebody must be there when bytes come and go, while the rank computes;
+//! the kernel moves them, and this thread sleeps in `poll` or on the host's bell for most of the time. One a group, so
+//! that groups do not wait for each other.
+use super::job::HostsJob;
 use super::post::{self, Post};
 use super::{chain, steps};
 use crate::base::{Error, Result};
-use crate::comm::shm::{Kind, Shared};
+use crate::comm::shm::{CollectiveKind, ShmBuffer};
 use crate::comm::{CommStats, Tag, Waiting};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,22 +20,22 @@ use std::time::Instant;
 pub(super) const RING: usize = 1024;
 
 /// What this rank has gathered and not released.
-pub(super) struct Content {
+pub(super) struct HostsGathered {
     pub seq: u64,
     pub tag: Tag,
-    pub buffer: Arc<Shared>,
+    pub buffer: Arc<ShmBuffer>,
     pub content: u64,
     /// Before it was there.
     pub released: bool,
 }
 
-pub(super) struct State {
-    pub queue: VecDeque<Job>,
+pub(super) struct DeskState {
+    pub queue: VecDeque<HostsJob>,
     /// Operations started, those whose result is there, those whose input is the caller's again. They are run in order.
     pub next: u64,
     pub complete: u64,
     pub sent: u64,
-    pub contents: Vec<Content>,
+    pub contents: Vec<HostsGathered>,
     /// Since when there is an operation that is not complete.
     pub since: Instant,
     pub stats: CommStats,
@@ -45,14 +46,14 @@ pub(super) struct State {
 
 /// Where the rank leaves its operations and sees what came of them.
 pub(super) struct Desk {
-    state: Mutex<State>,
+    state: Mutex<DeskState>,
     called: Condvar,
     pub waiting: Arc<Waiting>,
 }
 
 impl Desk {
     pub fn new() -> Desk {
-        let state = State {
+        let state = DeskState {
             queue: VecDeque::with_capacity(RING),
             next: 0,
             complete: 0,
@@ -65,7 +66,7 @@ impl Desk {
         };
         Desk { state: Mutex::new(state), called: Condvar::new(), waiting: Arc::new(Waiting::new()) }
     }
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, DeskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// There is something in the queue.
@@ -78,7 +79,7 @@ impl Desk {
         self.waiting.close();
         self.called.notify_one();
     }
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<HostsJob> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -124,7 +125,7 @@ impl Desk {
 
 /// Runs what comes, until the desk is closed or an operation fails.
 pub(super) fn run(desk: &Desk, mut post: Post) {
-    let mut scratch = chain::Scratch::default();
+    let mut scratch = chain::ChainScratch::default();
     while let Some(mut job) = desk.next() {
         let (kind, tag) = (job.kind, job.tag);
         let ran = catch_unwind(AssertUnwindSafe(|| one(desk, &mut post, &mut job, &mut scratch)));
@@ -143,14 +144,14 @@ pub(super) fn run(desk: &Desk, mut post: Post) {
     }
 }
 
-fn one(desk: &Desk, post: &mut Post, job: &mut Job, scratch: &mut chain::Scratch) -> Result<()> {
+fn one(desk: &Desk, post: &mut Post, job: &mut HostsJob, scratch: &mut chain::ChainScratch) -> Result<()> {
     match job.kind {
-        Kind::AllGather => steps::all_gather(post, job),
-        Kind::ReduceScatter => chain::reduce_scatter(post, job, scratch, &mut |post| desk.complete(post)),
-        Kind::AllReduce => chain::all_reduce(post, job, scratch),
-        Kind::Broadcast => steps::broadcast(post, job),
-        Kind::SendRecv => steps::send_recv(post, job),
-        Kind::Barrier => steps::barrier(post, job),
-        Kind::Alloc => Err(post::call(&post.places, "alloc", job.tag).error("is no operation of the worker")),
+        CollectiveKind::AllGather => steps::all_gather(post, job),
+        CollectiveKind::ReduceScatter => chain::reduce_scatter(post, job, scratch, &mut |post| desk.complete(post)),
+        CollectiveKind::AllReduce => chain::all_reduce(post, job, scratch),
+        CollectiveKind::Broadcast => steps::broadcast(post, job),
+        CollectiveKind::SendRecv => steps::send_recv(post, job),
+        CollectiveKind::Barrier => steps::barrier(post, job),
+        CollectiveKind::Alloc => Err(post::call(&post.places, "alloc", job.tag).error("is no operation of the worker")),
     }
 }

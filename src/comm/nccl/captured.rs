@@ -1,34 +1,24 @@
-//! A group's operations as part of a graph: taken down with compute's, replayed with them, and watched. `order` has those that are given
-//! to the streams one by one. The host waits nowhere.
+//! A group's operations as part of a graph: taken down with compute's, replayed with them, and watched. `order` has
+//! those that are given to the streams one by one. The host waits nowhere.
 //!
-//! [Note: captured] Where calls are kept back ([`Graphs::guest`](crate::device::gpu::graphs::Graphs::guest)), an operation is *asked*
-//! for before it is *given* to the streams, and may be given as part of a graph. Then the same events order it within the capture, where
-//! only the graph knows them. What the host is to see of it later it leaves behind as nodes of the graph: the times, and a word in
-//! pinned memory that says how far the replay has come, twice the operations that are over, and one more while one is under way.
-//! Before a graph is launched compute joins the group, and a graph joins it at its end: so a wait for an operation of an earlier piece
-//! has nothing left to wait for.
-use super::group::Group;
-use super::order::{Events, Late, Ring};
+//! [Note: captured] Where calls are kept back ([`Graphs::guest`](crate::device::gpu::graphs::Graphs::guest)), an
+//! operation is *asked* for before it is *given* to the streams, and may be given as part of a graph. Then the same
+//! events order it within the capture, where only the graph knows them. What the host is to see of it later it leaves
+//! as nodes of the graph: the times, and a word in pinned memory that says how far the replay has come, twice the
+//! operations that are over, and one more while one is under way. Before a graph is launched compute joins the group,
+//! and a graph joins it at its end: so a wait for an operation of an earlier piece has nothing left to wait for.
+use super::group::NcclGroup;
+use super::ring::{CapturedOp, Events, Late, OpRing};
 use super::work::Work;
 use crate::base::Result;
-use crate::comm::Tag;
 use crate::device::gpu::Arg;
-use crate::device::gpu::guest::{Asked, Guest, Taken};
-use cudarc::driver::{CudaEvent, DriverError};
+use cudarc::driver::DriverError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// An operation as a graph has it.
-pub(super) struct Captured {
-    pub events: Events,
-    /// Within the capture: it is over.
-    landed: CudaEvent,
-    pub waited: AtomicBool,
-}
-
-impl Group {
-    pub(super) fn start_captured(&self, ring: &mut Ring, work: Work, operands: &mut [Arg]) -> Result<()> {
+impl NcclGroup {
+    pub(super) fn start_captured(&self, ring: &mut OpRing, work: Work, operands: &mut [Arg]) -> Result<()> {
         self.fork(ring)?;
         let failed = |e: DriverError| self.failed(e);
         let stream = &self.channel.stream;
@@ -36,7 +26,7 @@ impl Group {
         let word = ring.progress.as_ref().map(|word| word.view());
         let tell = |word_is: u32| word.map_or(Ok(()), |word| self.cuda.tell(stream, word, word_is));
         let (waited, landed) = (AtomicBool::new(false), self.cuda.event(false)?);
-        let captured = Captured { events: Events::new(&self.cuda)?, landed, waited };
+        let captured = CapturedOp { events: Events::new(&self.cuda)?, landed, waited };
         tell(2 * at as u32 + 1)?;
         self.cuda.record_in_graph(&captured.events.begin, stream)?;
         let asked_as = ring.op(ring.given + at as u64);
@@ -49,7 +39,7 @@ impl Group {
         }
         Ok(())
     }
-    pub(super) fn wait_captured(&self, ring: &mut Ring, back: u32) -> Result<()> {
+    pub(super) fn wait_captured(&self, ring: &mut OpRing, back: u32) -> Result<()> {
         let taken = ring.taken.as_deref().unwrap_or_default();
         // One from before the capture: compute has joined it.
         let Some(of) = taken.len().checked_sub(back as usize).map(|at| &taken[at]) else { return Ok(()) };
@@ -64,7 +54,7 @@ impl Group {
 }
 
 /// An operation of a replay. While replays are launched, one that stands at the same place is another one.
-pub(super) fn late_captured(ring: &mut Ring, timeout: Duration) -> Option<Late> {
+pub(super) fn late_captured(ring: &mut OpRing, timeout: Duration) -> Option<Late> {
     let word = ring.progress.as_ref()?.view().address() as *mut u32;
     // SAFETY: pinned memory of this ring, aligned, which the GPU writes a word at a time.
     let (word, given) = (unsafe { AtomicU32::from_ptr(word) }.load(Relaxed), ring.given);
@@ -79,35 +69,4 @@ pub(super) fn late_captured(ring: &mut Ring, timeout: Duration) -> Option<Late> 
     let first = ring.remembered().find(|&seq| ring.op(seq).within.as_ref().is_some_and(|(of, _)| *of == graph))?;
     let op = ring.op(first + u64::from(word / 2));
     Some(Late { name: op.name, tag: op.tag, graph: Some(graph) })
-}
-
-impl Guest for Group {
-    fn enqueue(&self, asked: Asked, operands: &mut [Arg]) -> Result<()> {
-        self.give(Work::of(asked)?, operands)
-    }
-    fn join(&self) -> Result<()> {
-        if let Some(why) = self.channel.comm.failure() {
-            return Err(self.call("collective", Tag::new("in flight", 0)).error(why));
-        }
-        if !self.channel.ahead.swap(false, Relaxed) {
-            return Ok(());
-        }
-        let ring = self.lock();
-        let joined = ring.here.record(&self.channel.stream).and_then(|()| self.cuda.compute().wait(&ring.here));
-        joined.map_err(|e| self.failed(e))
-    }
-    fn begin(&self) {
-        self.lock().taken = Some(Vec::new());
-    }
-    fn end(&self) -> Taken {
-        Box::new(self.lock().taken.take().unwrap_or_default())
-    }
-    fn replayed(&self, taken: &Taken, graph: u64) {
-        let mut ring = self.lock();
-        for captured in taken.downcast_ref::<Vec<Arc<Captured>>>().into_iter().flatten() {
-            let seq = ring.given;
-            ring.op_mut(seq).within = Some((graph, captured.clone()));
-            ring.given += 1;
-        }
-    }
 }

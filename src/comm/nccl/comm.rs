@@ -1,12 +1,12 @@
-//! One NCCL communicator: made, asked to enqueue, polled, aborted. Never blocks inside NCCL: communicators are non-blocking, so
-//! every wait is a loop of ours, with a deadline.
+//! One NCCL communicator: made, asked to enqueue, polled, aborted. Never blocks inside NCCL: communicators are
+//! non-blocking, so every wait is a loop of ours, with a deadline.
 //!
-//! [Note: abort] The handle stands in a lock and is gone once aborted. A call holds the lock only while NCCL has it, not while
-//! it waits for NCCL to come along; so the watching thread can abort at any time, and the call in progress then ends with
-//! the reason. Kernels in flight leave the GPU when their communicator is aborted. NCCL comes back from that, and from a communicator's
-//! orderly end, when the last graph is gone that has captured it: so nobody else waits for it then, and whoever gives up, or ends a
-//! world, lets go of the graphs first.
-use super::library::{Config, Handle, IN_PROGRESS, Nccl, SUCCESS, UniqueId};
+//! [Note: abort] The handle stands in a lock and is gone once aborted. A call holds the lock only while NCCL has it,
+//! not while it waits for NCCL to come along; so the watching thread can abort at any time, and the call in progress
+//! then ends with the reason. Kernels in flight leave the GPU when their communicator is aborted. NCCL comes back from
+//! that, and from a communicator's orderly end, when the last graph is gone that has captured it: so nobody else waits
+//! for it then, and whoever gives up, or ends a world, lets go of the graphs first.
+use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, UniqueId};
 use super::rendezvous::ID;
 use crate::base::{Error, Result};
 use std::ffi::c_int;
@@ -19,13 +19,13 @@ const REST: Duration = Duration::from_micros(100);
 /// How long the orderly end may take.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-struct Raw(Handle);
+struct RawComm(Handle);
 // SAFETY: NCCL takes a communicator from any thread, one at a time: it is only used under the lock.
-unsafe impl Send for Raw {}
+unsafe impl Send for RawComm {}
 
 pub(super) struct Comm {
     pub nccl: Arc<Nccl>,
-    handle: Mutex<Option<Raw>>,
+    handle: Mutex<Option<RawComm>>,
     failed: OnceLock<String>,
     timeout: Duration,
 }
@@ -71,7 +71,7 @@ impl Comm {
         timeout: Duration,
         stop: &dyn Fn() -> Option<String>,
     ) -> Result<Comm> {
-        let (mut handle, mut config) = (std::ptr::null_mut(), Config::non_blocking());
+        let (mut handle, mut config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
         let version = nccl.version_text()?;
         let failed = |what: String| {
             Error::Run(format!("rank {rank}: NCCL {version}, {size} ranks: {what}; NCCL_DEBUG=INFO says more"))
@@ -89,12 +89,12 @@ impl Comm {
         Ok(comm)
     }
     fn new(nccl: Arc<Nccl>, handle: Handle, timeout: Duration) -> Comm {
-        Comm { nccl, handle: Mutex::new(Some(Raw(handle))), failed: OnceLock::new(), timeout }
+        Comm { nccl, handle: Mutex::new(Some(RawComm(handle))), failed: OnceLock::new(), timeout }
     }
 
     /// The communicator of those ranks that give the same colour, ordered by key. Every rank of this one calls.
     pub(super) fn split(&self, color: usize, key: usize, stop: &dyn Fn() -> Option<String>) -> Result<Comm> {
-        let mut config = Config::non_blocking();
+        let mut config = NcclConfig::non_blocking();
         // Written by a thread of NCCL's when the new communicator is there: it must not move.
         let mut slot: Box<Handle> = Box::new(std::ptr::null_mut());
         let new: *mut Handle = &mut *slot;
@@ -126,7 +126,7 @@ impl Comm {
         Ok(comm)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Raw>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RawComm>> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn gone(&self) -> String {
@@ -135,7 +135,7 @@ impl Comm {
     /// What NCCL says of the work so far.
     fn state(&self) -> std::result::Result<c_int, String> {
         let guard = self.lock();
-        let Some(Raw(handle)) = &*guard else { return Err(self.gone()) };
+        let Some(RawComm(handle)) = &*guard else { return Err(self.gone()) };
         let mut state = SUCCESS;
         // SAFETY: a live communicator; writes one int.
         match unsafe { (self.nccl.async_error)(*handle, &mut state) } {
@@ -161,7 +161,7 @@ impl Comm {
         call: impl FnOnce(Handle, &Nccl) -> c_int,
     ) -> std::result::Result<(), String> {
         let code = match &*self.lock() {
-            Some(Raw(handle)) => call(*handle, &self.nccl),
+            Some(RawComm(handle)) => call(*handle, &self.nccl),
             None => return Err(self.gone()),
         };
         match code {
@@ -172,7 +172,7 @@ impl Comm {
     }
     /// With the handle, for registration: `None` once aborted.
     pub(super) fn with<T>(&self, call: impl FnOnce(Handle, &Nccl) -> T) -> Option<T> {
-        self.lock().as_ref().map(|Raw(handle)| call(*handle, &self.nccl))
+        self.lock().as_ref().map(|RawComm(handle)| call(*handle, &self.nccl))
     }
     /// An error that arose while nobody called.
     pub(super) fn trouble(&self) -> Option<String> {
@@ -186,7 +186,7 @@ impl Comm {
     pub(super) fn abort(&self, why: &str) {
         let _ = self.failed.set(why.to_string());
         let taken = self.lock().take();
-        if let Some(Raw(handle)) = taken {
+        if let Some(RawComm(handle)) = taken {
             // SAFETY: taken out of the lock: no other call has it, and none will.
             let _ = unsafe { (self.nccl.abort)(handle) };
         }
@@ -201,12 +201,12 @@ impl Drop for Comm {
     fn drop(&mut self) {
         let finished = match &*self.lock() {
             // SAFETY: a live communicator.
-            Some(Raw(handle)) => unsafe { (self.nccl.finalize)(*handle) },
+            Some(RawComm(handle)) => unsafe { (self.nccl.finalize)(*handle) },
             None => return,
         };
         let finished =
             matches!(finished, SUCCESS | IN_PROGRESS) && settle(&self.nccl, FAREWELL, || self.state()).is_ok();
-        if let Some(Raw(handle)) = self.lock().take() {
+        if let Some(RawComm(handle)) = self.lock().take() {
             // SAFETY: taken out of the lock, ended once.
             let _ = unsafe { if finished { (self.nccl.destroy)(handle) } else { (self.nccl.abort)(handle) } };
         }

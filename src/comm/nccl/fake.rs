@@ -1,6 +1,7 @@
-//! A library in NCCL's shape for tests: communicators that come along after so many polls, fail, or never answer. Moves no data.
+//! A library in NCCL's shape for tests: communicators that come along after so many polls, fail, or never answer. Moves
+//! no data.
 use super::comm::Comm;
-use super::library::{Config, Handle, IN_PROGRESS, Nccl, SUCCESS, Stream, UniqueId};
+use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, Stream, UniqueId};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 /// What a test sets and reads of one communicator; the handle points to it.
 #[derive(Default)]
-pub struct State {
+pub struct FakeComm {
     /// Polls until what is under way is done; `i32::MAX`: never.
     pub polls: AtomicI32,
     /// What the polls then say.
@@ -17,9 +18,9 @@ pub struct State {
     pub destroyed: AtomicUsize,
 }
 
-fn state(handle: Handle) -> &'static State {
+fn state(handle: Handle) -> &'static FakeComm {
     // SAFETY: handles of this library are leaked states.
-    unsafe { &*handle.cast::<State>() }
+    unsafe { &*handle.cast::<FakeComm>() }
 }
 extern "C" fn version(out: *mut c_int) -> c_int {
     // SAFETY: the caller's int.
@@ -30,14 +31,14 @@ extern "C" fn unique_id(_: *mut UniqueId) -> c_int {
     SUCCESS
 }
 /// The id's first bytes are the state's address, its next byte the polls.
-extern "C" fn init(out: *mut Handle, _: c_int, id: UniqueId, _: c_int, _: *mut Config) -> c_int {
+extern "C" fn init(out: *mut Handle, _: c_int, id: UniqueId, _: c_int, _: *mut NcclConfig) -> c_int {
     let address = u64::from_le_bytes(std::array::from_fn(|i| id.0[i]));
     // SAFETY: the caller's handle.
     unsafe { *out = std::ptr::with_exposed_provenance_mut(address as usize) };
     IN_PROGRESS
 }
-extern "C" fn split(handle: Handle, _: c_int, _: c_int, out: *mut Handle, _: *mut Config) -> c_int {
-    let new: &'static State = Box::leak(Box::default());
+extern "C" fn split(handle: Handle, _: c_int, _: c_int, out: *mut Handle, _: *mut NcclConfig) -> c_int {
+    let new: &'static FakeComm = Box::leak(Box::default());
     let out = out as usize;
     // As NCCL does it: by a thread, while the call has returned.
     std::thread::spawn(move || {
@@ -122,8 +123,8 @@ pub fn comm(
     polls: i32,
     timeout: Duration,
     stop: &dyn Fn() -> Option<String>,
-) -> (crate::base::Result<Comm>, &'static State) {
-    let s: &'static State = Box::leak(Box::default());
+) -> (crate::base::Result<Comm>, &'static FakeComm) {
+    let s: &'static FakeComm = Box::leak(Box::default());
     s.polls.store(polls, SeqCst);
     let mut id = [0; 128];
     id[..8].copy_from_slice(&((&raw const *s).expose_provenance() as u64).to_le_bytes());

@@ -1,71 +1,71 @@
-//! The `Collective` over one communicator: what each call checks, keeps and asks of NCCL. `order` says when it runs. Never waits
-//! on the host but in `barrier`.
+//! A group: its communicator, its stream, and the ring of its operations. `order` says when they run, `calls` checks
+//! what is asked. Never waits on the host.
 use super::comm::Comm;
-use super::order::Ring;
-use super::slot;
+use super::ring::OpRing;
 use super::work::Work;
 use crate::base::{Category, DType, Error, Meter, Result};
-use crate::comm::operands::Call;
-use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
+use crate::comm::operands::CollectiveCall;
+use crate::comm::{Axis, Tag};
+use crate::device::Buf;
+use crate::device::gpu::Arg;
 use crate::device::gpu::cuda::Cuda;
-use crate::device::gpu::driver::{Arg, Driver};
+use crate::device::gpu::driver::Driver;
 use crate::device::gpu::graphs::Graphs;
-use crate::device::{Buf, View, ViewMut};
 use cudarc::driver::{CudaStream, DriverError};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A communicator and its stream: shared by the axes whose groups are the same ranks.
-pub(super) struct Channel {
+pub(super) struct NcclChannel {
     pub comm: Arc<Comm>,
     pub stream: Arc<CudaStream>,
-    /// World ranks.
+    /// NcclWorld ranks.
     pub ranks: Vec<usize>,
     /// Something was enqueued since compute was last joined.
     pub ahead: AtomicBool,
 }
 
-impl Channel {
-    pub(super) fn new(comm: Arc<Comm>, stream: Arc<CudaStream>, ranks: Vec<usize>) -> Channel {
-        Channel { comm, stream, ranks, ahead: AtomicBool::new(false) }
+impl NcclChannel {
+    pub(super) fn new(comm: Arc<Comm>, stream: Arc<CudaStream>, ranks: Vec<usize>) -> NcclChannel {
+        NcclChannel { comm, stream, ranks, ahead: AtomicBool::new(false) }
     }
 }
 
-pub(super) struct Group {
-    pub(super) channel: Arc<Channel>,
+pub(super) struct NcclGroup {
+    pub(super) channel: Arc<NcclChannel>,
     pub(super) cuda: Arc<Cuda>,
-    meter: Meter,
-    axis: Axis,
+    pub(super) meter: Meter,
+    pub(super) axis: Axis,
     /// "fsdp of 4".
     name: String,
-    /// World rank, and place in the group.
+    /// NcclWorld rank, and place in the group.
     pub(super) world_rank: usize,
     pub(super) index: usize,
     pub(super) id: u64,
     /// Where steps are captured: who keeps calls back.
     pub(super) graphs: Option<Arc<Graphs>>,
     /// Itself.
-    pub(super) own: Weak<Group>,
-    pub(super) ring: Mutex<Ring>,
+    pub(super) own: Weak<NcclGroup>,
+    pub(super) ring: Mutex<OpRing>,
     /// f32 (1): what a barrier takes the greatest of.
-    token: Mutex<Buf>,
+    pub(super) token: Mutex<Buf>,
 }
 
-impl Group {
+impl NcclGroup {
     pub(super) fn new(
         cuda: Arc<Cuda>,
         graphs: Option<Arc<Graphs>>,
-        channel: Arc<Channel>,
+        channel: Arc<NcclChannel>,
         axis: Axis,
         rank: usize,
         meter: Meter,
-    ) -> Result<Arc<Group>> {
+    ) -> Result<Arc<NcclGroup>> {
         let index = channel.ranks.iter().position(|&r| r == rank);
         let index = index.ok_or_else(|| Error::op("group", format!("rank {rank} is not among {:?}", channel.ranks)))?;
-        let ring = Mutex::new(Ring::new(&cuda, &meter, graphs.is_some())?);
+        let ring = Mutex::new(OpRing::new(&cuda, &meter, graphs.is_some())?);
         let lease = meter.lease(Category::Other, DType::F32.size());
         let token = cuda.alloc(DType::F32, 1, Category::Other, lease)?;
-        Ok(Arc::new_cyclic(|own| Group {
+        Ok(Arc::new_cyclic(|own| NcclGroup {
             name: format!("{} of {}", axis.name(), channel.ranks.len()),
             channel,
             cuda,
@@ -80,106 +80,40 @@ impl Group {
             token: Mutex::new(token),
         }))
     }
-    pub(super) fn call(&self, op: &'static str, tag: Tag) -> Call<'_> {
-        Call { rank: self.world_rank, op, group: &self.name, size: self.channel.ranks.len(), tag }
+    pub(super) fn call(&self, op: &'static str, tag: Tag) -> CollectiveCall<'_> {
+        CollectiveCall { rank: self.world_rank, op, group: &self.name, size: self.channel.ranks.len(), tag }
     }
     pub(super) fn failed(&self, e: DriverError) -> Error {
         self.cuda.failed(&self.name, e)
     }
 
-    fn token(&self) -> MutexGuard<'_, Buf> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    /// The greatest of all tokens; the host waits for it.
-    fn meet(&self, tag: Tag, token: &mut Buf) -> Result<()> {
-        let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
-        self.order(ticket)?;
-        self.settle(tag)
-    }
-    /// Whether it is so on all ranks of the group. The host waits.
-    fn all(&self, mine: bool) -> Result<bool> {
-        let (mut token, mut not) = (self.token(), if mine { 0f32 } else { 1.0 });
-        self.cuda.upload(bytemuck::bytes_of(&not), token.view_mut())?;
-        self.meet(Tag::new("registration", 0), &mut token)?;
-        self.cuda.download(&mut [(token.view(), bytemuck::bytes_of_mut(&mut not))])?;
-        Ok(not == 0.0)
+    pub(super) fn lock(&self) -> MutexGuard<'_, OpRing> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The group's stream goes on after all that compute was given.
+    pub(super) fn fork(&self, ring: &OpRing) -> Result<()> {
+        let forked = ring.here.record(self.cuda.compute()).and_then(|()| self.channel.stream.wait(&ring.here));
+        self.channel.ahead.store(true, Relaxed);
+        forked.map_err(|e| self.failed(e))
+    }
+    /// NCCL's part, and what it leaves to do, in the group's stream.
+    pub(super) fn enqueue_nccl(&self, call: CollectiveCall, work: Work, operands: &mut [Arg]) -> Result<()> {
+        let raw = self.channel.stream.cu_stream().cast();
+        let enqueued = self.channel.comm.run(|handle, nccl| work.enqueue(operands, self.index, nccl, handle, raw));
+        enqueued.map_err(|what| {
+            self.cuda.break_off(call.error(what.clone()).to_string());
+            call.error(what)
+        })?;
+        work.finish(operands, self.index, &self.cuda, &self.channel.stream)
+    }
+
+    /// The other ranks: "0, 2".
+    pub(super) fn peers(&self) -> String {
+        let others = self.channel.ranks.iter().filter(|&&rank| rank != self.world_rank);
+        others.map(usize::to_string).collect::<Vec<String>>().join(", ")
+    }
     pub(super) fn abort(&self, why: &str) {
         self.channel.comm.abort(why);
-    }
-}
-
-fn range(view: &View) -> std::ops::Range<usize> {
-    let start = view.as_ptr() as usize;
-    start..start + view.bytes()
-}
-
-impl Collective for Group {
-    fn rank(&self) -> usize {
-        self.index
-    }
-    fn size(&self) -> usize {
-        self.channel.ranks.len()
-    }
-    fn axis(&self) -> Axis {
-        self.axis
-    }
-    fn alloc(&self, dtype: DType, len: usize, _: CommUse, category: Category) -> Result<Buf> {
-        let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
-        slot::alloc(&self.cuda, &self.channel.comm, dtype, len, category, lease, |mine| self.all(mine))
-    }
-    fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
-        let call = self.call("all_gather", tag);
-        call.same(shard.dtype(), full.dtype())?;
-        call.shards(shard.len(), full.len())?;
-        call.overlap(range(&shard), range(&full.as_view()), self.index)?;
-        let received = full.bytes() - shard.bytes();
-        self.start(call, received, Work::Gather, &mut [Arg::In(shard), Arg::InOut(full)])
-    }
-    fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        let call = self.call("reduce_scatter", tag);
-        call.scattered(full.dtype(), shard.dtype())?;
-        call.shards(shard.len(), full.len())?;
-        let received = (self.size() - 1) * shard.len() * full.dtype().size();
-        self.start(call, received, Work::Scatter { add: accumulate }, &mut [Arg::InOut(full), Arg::InOut(shard)])
-    }
-    fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket> {
-        let (call, n) = (self.call("all_reduce", tag), self.size());
-        call.reducible(buf.dtype(), op)?;
-        self.start(call, 2 * buf.bytes() * (n - 1) / n, Work::Reduce(op), &mut [Arg::InOut(buf)])
-    }
-    fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket> {
-        let call = self.call("broadcast", tag);
-        call.rank(root)?;
-        let received = if root == self.index { 0 } else { buf.bytes() };
-        self.start(call, received, Work::Broadcast { root: root as u32 }, &mut [Arg::InOut(buf)])
-    }
-    fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket> {
-        let call = self.call("send_recv", tag);
-        call.rank(to)?;
-        call.rank(from)?;
-        call.same(send.dtype(), recv.dtype())?;
-        let (received, work) = (recv.bytes(), Work::SendRecv { to: to as u32, from: from as u32 });
-        self.start(call, received, work, &mut [Arg::In(send), Arg::InOut(recv)])
-    }
-    fn barrier(&self, tag: Tag) -> Result<()> {
-        self.meet(tag, &mut self.token())
-    }
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.order(ticket)
-    }
-    /// The next gather into the buffer waits for the compute stream by itself.
-    fn release(&self, _: Ticket) -> Result<()> {
-        Ok(())
-    }
-    fn wait_sent(&self, ticket: Ticket) -> Result<()> {
-        self.order(ticket)
-    }
-    fn stats(&self) -> CommStats {
-        self.so_far()
-    }
-    fn times(&self, ticket: Ticket) -> Times {
-        self.timed(ticket)
     }
 }

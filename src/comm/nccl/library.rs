@@ -1,7 +1,8 @@
 //! The NCCL functions that groups use, found in the library when it is first needed. Never panics on a missing symbol.
 //!
-//! Not cudarc's binding: that looks for `libnccl.so` alone, while distributions and Python wheels install `libnccl.so.2`; it
-//! panics where a function is missing; and it holds results in a Rust enum, which a newer library may leave.
+//! Not cudarc's binding: that looks for `libnccl.so` alone, while distributions and Python wheels install
+//! `libnccl.so.2`; it panics where a function is missing; and it holds results in a Rust enum, which a newer library
+//! may leave.
 //!
 //! Constants and layouts are those of nccl.h 2.18 to 2.30; the configuration is the 2.17 one, whose size tells later
 //! versions to take their own defaults for what it lacks.
@@ -29,7 +30,7 @@ pub struct UniqueId(pub [u8; 128]);
 
 /// `ncclConfig_t` as of 2.17.
 #[repr(C)]
-pub struct Config {
+pub struct NcclConfig {
     size: usize,
     magic: u32,
     version: u32,
@@ -41,11 +42,11 @@ pub struct Config {
     split_share: c_int,
 }
 const UNDEFINED: c_int = c_int::MIN;
-impl Config {
+impl NcclConfig {
     /// Calls return at once and are polled: what makes a timeout possible.
-    pub fn non_blocking() -> Config {
-        Config {
-            size: size_of::<Config>(),
+    pub fn non_blocking() -> NcclConfig {
+        NcclConfig {
+            size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
             version: 21_800,
             blocking: 0,
@@ -91,8 +92,8 @@ macro_rules! functions {
 functions! {{
     version: b"ncclGetVersion\0" (*mut c_int);
     unique_id: b"ncclGetUniqueId\0" (*mut UniqueId);
-    init: b"ncclCommInitRankConfig\0" (*mut Handle, c_int, UniqueId, c_int, *mut Config);
-    split: b"ncclCommSplit\0" (Handle, c_int, c_int, *mut Handle, *mut Config);
+    init: b"ncclCommInitRankConfig\0" (*mut Handle, c_int, UniqueId, c_int, *mut NcclConfig);
+    split: b"ncclCommSplit\0" (Handle, c_int, c_int, *mut Handle, *mut NcclConfig);
     finalize: b"ncclCommFinalize\0" (Handle);
     destroy: b"ncclCommDestroy\0" (Handle);
     abort: b"ncclCommAbort\0" (Handle);
@@ -171,14 +172,19 @@ fn dotted(version: c_int) -> String {
     }
 }
 
+/// An input error where there is no usable NCCL.
+pub fn present() -> Result<()> {
+    Nccl::load().map(|_| ())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_configuration_has_the_layout_of_nccl_2_17() {
-        assert_eq!((size_of::<Config>(), std::mem::offset_of!(Config, net_name)), (48, 32));
-        let config = Config::non_blocking();
+        assert_eq!((size_of::<NcclConfig>(), std::mem::offset_of!(NcclConfig, net_name)), (48, 32));
+        let config = NcclConfig::non_blocking();
         assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafebeef, 21800, 0));
     }
 

@@ -1,135 +1,36 @@
 //! The operations of a group in the order of its streams: started, waited for, timed, and watched. The host waits in
-//! [`Group::settle`] and where more than [`RING`] of them are under way, and nowhere else. `captured` has those that are part of a graph.
+//! [`NcclGroup::settle`] and where more than [`RING`] of them are under way, and nowhere else. `captured` has those
+//! that are part of a graph.
 //!
-//! [Note: streams] An operation runs on the group's stream, after an event that the compute stream records when it is started
-//! (all that compute was given so far), and ends with an event that the compute stream waits for in `wait`. So a slot that
-//! compute has read is never gathered into too early, and nothing but order is ever exchanged with the host.
-use super::captured::{Captured, late_captured};
-use super::group::Group;
+//! [Note: streams] An operation runs on the group's stream, after an event that the compute stream records when it is
+//! started (all that compute was given so far), and ends with an event that the compute stream waits for in `wait`. So
+//! a slot that compute has read is never gathered into too early, and nothing but order is ever exchanged with the
+//! host.
+use super::captured::late_captured;
+use super::group::NcclGroup;
+use super::ring::{CapturedOp, Late, NcclOp, OpRing, RING};
 use super::work::Work;
-use crate::base::{Category, DType, Meter, Result};
-use crate::comm::operands::Call;
+use crate::base::Result;
+use crate::comm::operands::CollectiveCall;
 use crate::comm::{CommStats, Tag, Ticket, Times};
-use crate::device::Buf;
 use crate::device::gpu::Arg;
-use crate::device::gpu::cuda::Cuda;
-use crate::device::gpu::driver::Driver;
-use crate::device::gpu::guest::Guest;
+use crate::device::gpu::guest::{Asked, Guest, Taken};
 use cudarc::driver::CudaEvent;
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Operations that are remembered.
-const RING: u64 = 256;
 /// Bits of a ticket that count operations; the rest names the group.
 const COUNT: u32 = 48;
-
-/// The operations of one group, the newest [`RING`] of them.
-pub(super) struct Ring {
-    ops: Vec<Op>,
-    /// Operations ever asked for, given to the streams, and over with their times counted.
-    asked: u64,
-    pub given: u64,
-    counted: u64,
-    stats: CommStats,
-    /// Orders one stream after another, there and then.
-    pub here: CudaEvent,
-    /// While compute is captured: what has been given since.
-    pub taken: Option<Vec<Arc<Captured>>>,
-    /// u32 (1), pinned, where steps are captured: how far a replay has come. With what was last seen of it and of `given`, and when.
-    pub progress: Option<Buf>,
-    pub seen: (u32, u64, Instant),
-}
-
-pub(super) struct Op {
-    pub tag: Tag,
-    pub name: &'static str,
-    /// Its own, for when it is not part of a graph.
-    own: Events,
-    /// Part of a graph, and of which.
-    pub within: Option<(u64, Arc<Captured>)>,
-    waited: bool,
-    /// While a run is profiled.
-    times: Times,
-    /// When the watching thread first saw it under way.
-    seen: Option<Instant>,
-    /// Buffers in flight.
-    keep: [Option<Arc<dyn Send + Sync>>; 2],
-}
-
-/// Points in time of an operation.
-pub(super) struct Events {
-    /// Around it, in the group's stream.
-    pub begin: CudaEvent,
-    pub done: CudaEvent,
-    /// Around the wait of the compute stream: how long it stood.
-    pub halted: CudaEvent,
-    pub resumed: CudaEvent,
-}
-
-impl Events {
-    pub(super) fn new(cuda: &Cuda) -> Result<Events> {
-        let event = || cuda.event(true);
-        Ok(Events { begin: event()?, done: event()?, halted: event()?, resumed: event()? })
-    }
-}
-
-impl Op {
-    fn new(cuda: &Cuda) -> Result<Op> {
-        Ok(Op {
-            tag: Tag::new("", 0),
-            name: "",
-            own: Events::new(cuda)?,
-            within: None,
-            waited: false,
-            times: Times::default(),
-            seen: None,
-            keep: [None, None],
-        })
-    }
-}
-
-impl Ring {
-    pub(super) fn new(cuda: &Cuda, meter: &Meter, captured: bool) -> Result<Ring> {
-        let progress = || cuda.alloc_host(DType::U32, 1, meter.lease(Category::Host, DType::U32.size()));
-        Ok(Ring {
-            ops: (0..RING).map(|_| Op::new(cuda)).collect::<Result<_>>()?,
-            asked: 0,
-            given: 0,
-            counted: 0,
-            stats: CommStats::default(),
-            here: cuda.event(false)?,
-            taken: None,
-            progress: captured.then(progress).transpose()?,
-            seen: (0, 0, Instant::now()),
-        })
-    }
-    pub(super) fn op(&self, seq: u64) -> &Op {
-        &self.ops[(seq % RING) as usize]
-    }
-    pub(super) fn op_mut(&mut self, seq: u64) -> &mut Op {
-        &mut self.ops[(seq % RING) as usize]
-    }
-    /// Those that were given, as far back as any are remembered.
-    pub(super) fn remembered(&self) -> Range<u64> {
-        self.asked.saturating_sub(RING)..self.given
-    }
-}
 
 /// Which of its group's operations.
 fn number(ticket: Ticket) -> u64 {
     ticket.0 & ((1 << COUNT) - 1)
 }
 
-impl Group {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl NcclGroup {
     /// Asks for an operation: it is kept back with the device's calls where these are, or given to the streams at once.
-    pub(super) fn start(&self, call: Call, bytes: usize, work: Work, operands: &mut [Arg]) -> Result<Ticket> {
+    pub(super) fn start(&self, call: CollectiveCall, bytes: usize, work: Work, operands: &mut [Arg]) -> Result<Ticket> {
         let seq = {
             let mut ring = self.room(&call)?;
             let seq = ring.asked;
@@ -166,9 +67,9 @@ impl Group {
         self.give(work, operands)
     }
 
-    /// The ring with a free place. While there is none, the lock is open for the watching thread. Where a piece ends for lack of room
-    /// depends on what was asked for alone: on all ranks alike.
-    fn room(&self, call: &Call) -> Result<MutexGuard<'_, Ring>> {
+    /// The ring with a free place. While there is none, the lock is open for the watching thread. Where a piece ends
+    /// for lack of room depends on what was asked for alone: on all ranks alike.
+    fn room(&self, call: &CollectiveCall) -> Result<MutexGuard<'_, OpRing>> {
         let kept_back = {
             let ring = self.lock();
             ring.asked - ring.given
@@ -192,7 +93,7 @@ impl Group {
         }
     }
 
-    pub(super) fn give(&self, work: Work, operands: &mut [Arg]) -> Result<()> {
+    fn give(&self, work: Work, operands: &mut [Arg]) -> Result<()> {
         let mut ring = self.lock();
         let captures = ring.taken.is_some();
         match (work, captures) {
@@ -202,24 +103,7 @@ impl Group {
             (_, true) => self.start_captured(&mut ring, work, operands),
         }
     }
-    /// The group's stream goes on after all that compute was given.
-    pub(super) fn fork(&self, ring: &Ring) -> Result<()> {
-        let forked = ring.here.record(self.cuda.compute()).and_then(|()| self.channel.stream.wait(&ring.here));
-        self.channel.ahead.store(true, Relaxed);
-        forked.map_err(|e| self.failed(e))
-    }
-    /// NCCL's part, and what it leaves to do, in the group's stream.
-    pub(super) fn enqueue_nccl(&self, call: Call, work: Work, operands: &mut [Arg]) -> Result<()> {
-        let raw = self.channel.stream.cu_stream().cast();
-        let enqueued = self.channel.comm.run(|handle, nccl| self.call_nccl(work, operands, nccl, handle, raw));
-        enqueued.map_err(|what| {
-            self.cuda.break_off(call.error(what.clone()).to_string());
-            call.error(what)
-        })?;
-        self.after_nccl(work, operands)
-    }
-
-    fn start_given(&self, ring: &mut Ring, work: Work, operands: &mut [Arg]) -> Result<()> {
+    fn start_given(&self, ring: &mut OpRing, work: Work, operands: &mut [Arg]) -> Result<()> {
         self.fork(ring)?;
         let (seq, stream) = (ring.given, &self.channel.stream);
         let op = ring.op_mut(seq);
@@ -231,7 +115,7 @@ impl Group {
         ring.given += 1;
         Ok(())
     }
-    fn wait_given(&self, ring: &mut Ring, back: u32) -> Result<()> {
+    fn wait_given(&self, ring: &mut OpRing, back: u32) -> Result<()> {
         let seq = ring.given.saturating_sub(u64::from(back));
         if seq < ring.counted || ring.op_mut(seq).within.is_some() {
             return Ok(()); // over, as the host has seen, or joined with its graph
@@ -255,7 +139,7 @@ impl Group {
     }
 
     /// Adds up the times of what is over, in order, and lets go of its buffers.
-    fn count(&self, ring: &mut Ring) -> Result<()> {
+    fn count(&self, ring: &mut OpRing) -> Result<()> {
         while ring.counted < ring.given {
             let op = &mut ring.ops[(ring.counted % RING) as usize];
             match &op.within {
@@ -289,7 +173,8 @@ impl Group {
         if let Some(graphs) = &self.graphs {
             graphs.cut();
         }
-        // Compute waits for the operation. Without the lock: the watching thread looks at the ring while this one waits.
+        // Compute waits for the operation. Without the lock: the watching thread looks at the ring while this one
+        // waits.
         self.cuda.compute().synchronize().map_err(|e| self.failed(e))?;
         if let Some(why) = self.channel.comm.failure() {
             return Err(self.call("barrier", tag).error(why));
@@ -308,7 +193,7 @@ impl Group {
     pub(super) fn timed(&self, ticket: Ticket) -> Times {
         let (ring, seq) = (self.lock(), number(ticket));
         if seq < ring.asked && ring.asked <= seq + RING {
-            let op = &ring.ops[(seq % RING) as usize];
+            let op = ring.op(seq);
             Times { graph: op.within.as_ref().map(|(graph, _)| *graph), ..op.times }
         } else {
             Times::default()
@@ -332,22 +217,11 @@ impl Group {
         let what = format!("{}, among ranks {}", self.channel.comm.trouble()?, self.peers());
         Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string())
     }
-    fn peers(&self) -> String {
-        let others = self.channel.ranks.iter().filter(|&&rank| rank != self.world_rank);
-        others.map(usize::to_string).collect::<Vec<String>>().join(", ")
-    }
 }
 
-/// An operation that is under way for too long.
-pub(super) struct Late {
-    pub name: &'static str,
-    pub tag: Tag,
-    pub graph: Option<u64>,
-}
-
-fn late_given(ring: &mut Ring, timeout: Duration) -> Option<Late> {
-    let under_way = |op: &Op| op.within.is_none() && !op.own.done.is_complete();
-    let flying = (ring.counted..ring.given).find(|seq| under_way(&ring.ops[(seq % RING) as usize]))?;
+fn late_given(ring: &mut OpRing, timeout: Duration) -> Option<Late> {
+    let under_way = |op: &NcclOp| op.within.is_none() && !op.own.done.is_complete();
+    let flying = (ring.counted..ring.given).find(|&seq| under_way(ring.op(seq)))?;
     let op = ring.op_mut(flying);
     // Not before its turn: what it waits for may be compute.
     if !op.own.begin.is_complete() {
@@ -356,11 +230,43 @@ fn late_given(ring: &mut Ring, timeout: Duration) -> Option<Late> {
     let since = *op.seen.get_or_insert_with(Instant::now);
     (since.elapsed() > timeout).then_some(Late { name: op.name, tag: op.tag, graph: None })
 }
+
 /// What holds an operand's memory.
 fn keep(arg: &Arg) -> Option<Arc<dyn Send + Sync>> {
     match arg {
         Arg::In(view) => Some(view.keep()),
         Arg::InOut(view) | Arg::Out(view) => Some(view.as_view().keep()),
         _ => None,
+    }
+}
+
+impl Guest for NcclGroup {
+    fn enqueue(&self, asked: Asked, operands: &mut [Arg]) -> Result<()> {
+        self.give(Work::of(asked)?, operands)
+    }
+    fn join(&self) -> Result<()> {
+        if let Some(why) = self.channel.comm.failure() {
+            return Err(self.call("collective", Tag::new("in flight", 0)).error(why));
+        }
+        if !self.channel.ahead.swap(false, Relaxed) {
+            return Ok(());
+        }
+        let ring = self.lock();
+        let joined = ring.here.record(&self.channel.stream).and_then(|()| self.cuda.compute().wait(&ring.here));
+        joined.map_err(|e| self.failed(e))
+    }
+    fn begin(&self) {
+        self.lock().taken = Some(Vec::new());
+    }
+    fn end(&self) -> Taken {
+        Box::new(self.lock().taken.take().unwrap_or_default())
+    }
+    fn replayed(&self, taken: &Taken, graph: u64) {
+        let mut ring = self.lock();
+        for captured in taken.downcast_ref::<Vec<Arc<CapturedOp>>>().into_iter().flatten() {
+            let seq = ring.given;
+            ring.op_mut(seq).within = Some((graph, captured.clone()));
+            ring.given += 1;
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! How the ranks of a job learn the id of their NCCL world: rank 0 makes it and gives it to every other rank. Never touches a GPU.
+//! How the ranks of a job learn the id of their NCCL world: rank 0 makes it and gives it to every other rank. Never
+//! touches a GPU.
 use crate::base::Result;
 use crate::comm::env::RankEnv;
 use crate::comm::handshake::greet;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 pub const ID: usize = 128;
 const WHAT: &str = "NCCL rendezvous";
 
-/// Rank 0's id on every rank. `make` is called on rank 0 only. Returns when this rank has it and, on rank 0, when all have.
+/// Rank 0's id on every rank. `make` is called on rank 0 only. Returns when this rank has it and, on rank 0, when all
+/// have.
 pub fn exchange(env: &RankEnv, timeout: Duration, make: impl FnOnce() -> Result<[u8; ID]>) -> Result<[u8; ID]> {
     let deadline = Instant::now() + timeout;
     if env.rank > 0 {

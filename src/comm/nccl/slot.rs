@@ -1,6 +1,7 @@
-//! Memory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it moves data
-//! without staging copies. Never fails where that is refused: then it is memory like any other, on all ranks. (NCCL leaves undefined
-//! what a collective does to which some ranks give registered memory and others give none.)
+//! SlotMemory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it
+//! moves data without staging copies. Never fails where that is refused: then it is memory like any other, on all
+//! ranks. (NCCL leaves undefined what a collective does to which some ranks give registered memory and others give
+//! none.)
 use super::comm::Comm;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -15,15 +16,15 @@ use std::sync::Arc;
 /// NCCL's memory comes in pages of 2 MiB: smaller buffers are not worth one.
 const LEAST: usize = 2 << 20;
 
-/// Memory of NCCL's, or of the device's with its buffer; and its registration.
+/// SlotMemory of NCCL's, or of the device's with its buffer; and its registration.
 struct Slot {
     /// Deregistered before the memory goes.
     handle: *mut c_void,
-    memory: Memory,
+    memory: SlotMemory,
     comm: Arc<Comm>,
     cuda: Arc<Cuda>,
 }
-enum Memory {
+enum SlotMemory {
     Nccl(NonNull<u8>, #[allow(dead_code)] Lease),
     Device(#[allow(dead_code)] Buf),
 }
@@ -47,15 +48,15 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it any more
         self.deregister();
-        if let (Memory::Nccl(memory, _), Some(free), true) = (&self.memory, self.comm.nccl.mem_free, bound) {
+        if let (SlotMemory::Nccl(memory, _), Some(free), true) = (&self.memory, self.comm.nccl.mem_free, bound) {
             // SAFETY: from ncclMemAlloc, freed once; the context is current.
             let _ = unsafe { free(memory.as_ptr().cast()) };
         }
     }
 }
 
-/// Zeroed, on the GPU, registered where NCCL does that for every rank: `all` says whether something is so on all of them. Ranks of the
-/// group ask for the same buffers in the same order.
+/// Zeroed, on the GPU, registered where NCCL does that for every rank: `all` says whether something is so on all of
+/// them. Ranks of the group ask for the same buffers in the same order.
 pub(super) fn alloc(
     cuda: &Arc<Cuda>,
     comm: &Arc<Comm>,
@@ -70,12 +71,12 @@ pub(super) fn alloc(
         return cuda.alloc(dtype, len, category, lease);
     }
     let (pointer, memory) = match of_nccl(cuda, comm, bytes) {
-        Some(pointer) => (pointer, Memory::Nccl(pointer, lease)),
+        Some(pointer) => (pointer, SlotMemory::Nccl(pointer, lease)),
         None => {
             let buf = cuda.alloc(dtype, len, category, lease)?;
             let pointer = NonNull::new(buf.view().as_ptr().cast_mut());
             let pointer = pointer.ok_or_else(|| Error::op("alloc", "the driver gave no address"))?;
-            (pointer, Memory::Device(buf))
+            (pointer, SlotMemory::Device(buf))
         }
     };
     let mut slot = Slot { handle: register(comm, pointer, bytes), memory, comm: comm.clone(), cuda: cuda.clone() };

@@ -1,10 +1,9 @@
-//! A thread that looks at the operations in flight: NCCL's own errors, operations that take longer than the timeout, and ranks
-//! that failed. On any of them it aborts all communicators, which frees the GPU of kernels that wait for ever, so that the
-//! rank's own thread comes back with the reason. Never touches results.
-use super::group::Group;
-use super::{Patience, failed_rank};
+//! A thread that looks at the operations in flight: NCCL's own errors, operations that take longer than the timeout,
+//! and ranks that failed. On any of them it aborts all communicators, which frees the GPU of kernels that wait for
+//! ever, so that the rank's own thread comes back with the reason. Never touches results.
+use super::group::NcclGroup;
 use crate::base::{Error, Result};
-use crate::comm::shm;
+use crate::comm::{Patience, shm};
 use crate::device::gpu::cuda::Cuda;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,32 +12,37 @@ use std::time::Duration;
 
 const EVERY: Duration = Duration::from_millis(100);
 
-pub(super) struct Watch {
-    groups: Groups,
+pub(super) struct NcclWatch {
+    groups: WatchedGroups,
     cuda: Arc<Cuda>,
     timeout: Arc<Patience>,
     /// Dropped: the thread ends.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
-type Groups = Arc<Mutex<Vec<Weak<Group>>>>;
+type WatchedGroups = Arc<Mutex<Vec<Weak<NcclGroup>>>>;
 
-fn alive(groups: &Groups) -> Vec<Arc<Group>> {
+/// "rank 3 failed", as far as this rank knows.
+pub(super) fn failed_rank(host: Option<&shm::ShmWorld>) -> Option<String> {
+    host.and_then(shm::ShmWorld::failed).map(|rank| format!("rank {rank} failed"))
+}
+
+fn alive(groups: &WatchedGroups) -> Vec<Arc<NcclGroup>> {
     groups.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
-fn end(groups: &Groups, cuda: &Cuda, why: &str) {
+fn end(groups: &WatchedGroups, cuda: &Cuda, why: &str) {
     // First, so that whoever comes back from waiting finds the reason.
     cuda.break_off(why.to_string());
     alive(groups).iter().for_each(|group| group.abort(why));
 }
 
-impl Watch {
-    pub(super) fn start(cuda: Arc<Cuda>, host: Option<Arc<shm::World>>, timeout: Duration) -> Result<Watch> {
+impl NcclWatch {
+    pub(super) fn start(cuda: Arc<Cuda>, host: Option<Arc<shm::ShmWorld>>, timeout: Duration) -> Result<NcclWatch> {
         let timeout = Arc::new(Patience::new(timeout));
-        let groups = Groups::default();
+        let groups = WatchedGroups::default();
         let (open, closed) = channel::<()>();
         let watched = (groups.clone(), cuda.clone(), timeout.clone());
-        let look = move || {
+        let watch = move || {
             let (groups, cuda, timeout) = watched;
             if cuda.context().bind_to_thread().is_err() {
                 return; // the device is lost, and every call says so
@@ -54,11 +58,11 @@ impl Watch {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("nccl watch".into()).spawn(look);
+        let thread = std::thread::Builder::new().name("nccl watch".into()).spawn(watch);
         let thread = thread.map_err(|e| Error::Run(format!("cannot start a thread: {e}")))?;
-        Ok(Watch { groups, cuda, timeout, open: Some(open), thread: Some(thread) })
+        Ok(NcclWatch { groups, cuda, timeout, open: Some(open), thread: Some(thread) })
     }
-    pub(super) fn add(&self, group: &Arc<Group>) {
+    pub(super) fn add(&self, group: &Arc<NcclGroup>) {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(group));
     }
     /// Operations may take so long from now on.
@@ -71,7 +75,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for NcclWatch {
     fn drop(&mut self) {
         drop(self.open.take());
         if let Some(thread) = self.thread.take() {

@@ -1,12 +1,14 @@
-//! What a group asks of NCCL, as a value: so that it can be kept back, compared and captured with the device's own calls. Never
-//! checks operands: who asks has.
-use super::group::Group;
+//! What a group asks of NCCL, as a value: so that it can be kept back, compared and captured with the device's own
+//! calls. Never checks operands: who asks has.
 use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS, Stream};
 use crate::base::{DType, Error, Result};
 use crate::comm::Reduce;
 use crate::device::gpu::Arg;
+use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::guest::Asked;
+use cudarc::driver::CudaStream;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// With its operands: what is sent, or what is both; then what is received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +26,8 @@ pub(super) enum Work {
         to: u32,
         from: u32,
     },
-    /// No operands: compute waits for the operation that is the `back`th, counted from the last one that was started before.
+    /// No operands: compute waits for the operation that is the `back`th, counted from the last one that was started
+    /// before.
     Wait {
         back: u32,
     },
@@ -76,9 +79,9 @@ fn reduction(op: Reduce) -> c_int {
 }
 
 /// An operand's address, elements and type.
-type At = (*mut c_void, usize, DType);
+type Operand = (*mut c_void, usize, DType);
 
-fn at(arg: &Arg) -> At {
+fn at(arg: &Arg) -> Operand {
     match arg {
         Arg::In(view) => (view.as_ptr().cast_mut().cast(), view.len(), view.dtype()),
         Arg::InOut(view) | Arg::Out(view) => {
@@ -89,19 +92,20 @@ fn at(arg: &Arg) -> At {
     }
 }
 
-impl Group {
-    /// NCCL's calls for it, enqueued in `stream`.
-    pub(super) fn call_nccl(&self, work: Work, operands: &[Arg], nccl: &Nccl, comm: Handle, stream: Stream) -> c_int {
+impl Work {
+    /// NCCL's calls for it, enqueued in `stream`. `index`: this rank's place in the group.
+    pub fn enqueue(self, operands: &[Arg], index: usize, nccl: &Nccl, comm: Handle, stream: Stream) -> c_int {
         let (first, count, dtype) = operands.first().map_or((std::ptr::null_mut(), 0, DType::U8), at);
         let (second, count2, dtype2) = operands.get(1).map_or((first, count, dtype), at);
         let kind = data_type(dtype);
-        // SAFETY: the group's calls have checked that both operands hold what the work says, of which one rank's part is `count2` of
-        // a scatter and `count` of a gather; they are kept until it is over, by the ring or by the graph.
+        // SAFETY: the group's calls have checked that both operands hold what the work says, of which one rank's part
+        // is `count2` of a scatter and `count` of a gather; they are kept until it is over, by the ring or by the
+        // graph.
         unsafe {
-            match work {
+            match self {
                 Work::Gather => (nccl.all_gather)(first, second, count, kind, comm, stream),
                 Work::Scatter { add } => {
-                    let to = if add || dtype2 != dtype { self.part(first, count2, dtype) } else { second };
+                    let to = if add || dtype2 != dtype { part(first, index, count2, dtype) } else { second };
                     (nccl.reduce_scatter)(first, to, count2, kind, library::SUM, comm, stream)
                 }
                 Work::Reduce(op) => (nccl.all_reduce)(first, first, count, kind, reduction(op), comm, stream),
@@ -122,19 +126,20 @@ impl Group {
             }
         }
     }
-    /// Where this rank's part of a full buffer begins.
-    fn part(&self, full: *mut c_void, count: usize, dtype: DType) -> *mut c_void {
-        full.wrapping_byte_add(self.index * count * dtype.size())
-    }
     /// What NCCL does not do: the sum is in this rank's part of the input, to be added or widened.
-    pub(super) fn after_nccl(&self, work: Work, operands: &mut [Arg]) -> Result<()> {
-        let (Work::Scatter { add }, [Arg::InOut(full), Arg::InOut(shard)]) = (work, operands) else { return Ok(()) };
+    pub fn finish(self, operands: &mut [Arg], index: usize, cuda: &Cuda, stream: &Arc<CudaStream>) -> Result<()> {
+        let (Work::Scatter { add }, [Arg::InOut(full), Arg::InOut(shard)]) = (self, operands) else { return Ok(()) };
         if !add && shard.dtype() == full.dtype() {
             return Ok(());
         }
-        let own = self.index * shard.len()..(self.index + 1) * shard.len();
-        self.cuda.take_on(&self.channel.stream, full.as_view().slice(own), shard.reborrow(), add)
+        let own = index * shard.len()..(index + 1) * shard.len();
+        cuda.take_on(stream, full.as_view().slice(own), shard.reborrow(), add)
     }
+}
+
+/// Where a rank's part of a full buffer begins.
+fn part(full: *mut c_void, index: usize, count: usize, dtype: DType) -> *mut c_void {
+    full.wrapping_byte_add(index * count * dtype.size())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The memory that all ranks of a host map: a sparse memfd. Ranks map only what they use, each for itself, so threads in
-//! a test run the very code that processes run. Never interprets what is stored in it.
+//! The memory that all ranks of a host map: a sparse memfd. Ranks map only what they use, each for itself, so threads
+//! in a test run the very code that processes run. Never interprets what is stored in it.
 //!
-//! [Note: sanitizer] A thread sanitizer knows memory by its address and would see no two threads of a test share any. With cfg(tsan)
-//! (scripts/tsan_check.sh) an arena maps each part once, for all its threads.
+//! [Note: sanitizer] A thread sanitizer knows memory by its address and would see no two threads of a test share any.
+//! With cfg(tsan) (scripts/tsan_check.sh) an arena maps each part once, for all its threads.
 use crate::base::{Error, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;

@@ -1,11 +1,10 @@
 //! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): where each rank's is, who still reads what was
 //! gathered, and when the memory goes back. Never waits.
-use super::arena::{Mapping, PAGE, aligned};
-use super::record::Kind;
-use super::seat::Seat;
+use super::arena::{Arena, Mapping, PAGE, aligned};
+use super::record::{BYTE, CollectiveKind};
 use super::words::{Front, Reader};
 use crate::base::meter::Lease;
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::CommUse;
 use crate::device::buf::{Buf, Place};
 use std::ops::Range;
@@ -13,8 +12,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-pub(in crate::comm) struct Shared {
-    seat: Arc<Seat>,
+pub(in crate::comm) struct ShmBuffer {
+    arena: Arc<Arena>,
     /// The pages in front, then the buffer, or one for each rank.
     mapping: Mapping,
     file_offset: u64,
@@ -22,7 +21,7 @@ pub(in crate::comm) struct Shared {
     ranks: usize,
     me: usize,
     usage: CommUse,
-    /// The allocating group, and this as its how manieth buffer.
+    /// The allocating group, and the number of this buffer among its own.
     group: u64,
     index: u64,
     bytes: usize,
@@ -33,24 +32,21 @@ pub(in crate::comm) struct Shared {
     _lease: Lease,
 }
 
-/// A group, and one as its how manieth buffer: the same on all ranks.
+/// A group, and the number of a buffer among its own: the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Name {
+pub(super) struct BufferName {
     pub group: u64,
     pub index: u64,
 }
-impl Name {
+impl BufferName {
     /// Of the buffer that a place is in.
-    pub fn of(group: u64, place: u64) -> Name {
-        Name { group, index: place >> BYTE }
+    pub fn of(group: u64, place: u64) -> BufferName {
+        BufferName { group, index: place >> BYTE }
     }
 }
 
-/// Bits of a place that name the byte; the rest name the buffer.
-pub(super) const BYTE: u32 = 44;
-
 /// What a new buffer is to be, and where in the arena there is room for it.
-pub(super) struct Request {
+pub(super) struct BufferRequest {
     pub dtype: DType,
     pub len: usize,
     pub usage: CommUse,
@@ -61,10 +57,10 @@ pub(super) struct Request {
     pub index: u64,
 }
 
-impl Shared {
+impl ShmBuffer {
     /// The buffer in the group's region from `cursor` on, which moves behind it: alike on all ranks, since all of them
     /// allocate the same in the same order.
-    pub(super) fn alloc(seat: &Arc<Seat>, cursor: &mut u64, r: Request) -> Result<Buf> {
+    pub(super) fn new(arena: &Arc<Arena>, meter: &Meter, cursor: &mut u64, r: BufferRequest) -> Result<ShmBuffer> {
         let bytes = r.len * r.dtype.size();
         let front = (size_of::<Front>() + r.ranks * size_of::<Reader>()).next_multiple_of(PAGE);
         let stride = if r.usage == CommUse::Gathered { 0 } else { bytes.next_multiple_of(PAGE) };
@@ -72,13 +68,14 @@ impl Shared {
         let data = aligned(*cursor + front as u64, bytes);
         let total = front + bytes.next_multiple_of(PAGE) * copies;
         let file_offset = data - front as u64;
-        let lease = seat.meter.lease_of(r.category, r.dtype, r.len, r.usage.counted(bytes, r.ranks));
-        let mapping = match seat.arena.map(file_offset, total) {
+        let lease = meter.lease_of(r.category, r.dtype, r.len, r.usage.counted(bytes, r.ranks));
+        let mapping = match arena.map(file_offset, total) {
             Ok(mapping) => mapping,
             Err(e) => return Err(lease.refused(e)),
         };
-        let shared = Arc::new(Shared {
-            seat: seat.clone(),
+        *cursor = file_offset + total as u64;
+        Ok(ShmBuffer {
+            arena: arena.clone(),
             mapping,
             file_offset,
             front,
@@ -91,12 +88,15 @@ impl Shared {
             stride,
             started: AtomicU64::new(0),
             _lease: lease,
-        });
-        *cursor = file_offset + total as u64;
-        seat.hold(&shared);
-        let ptr = NonNull::new(shared.of(r.me)).ok_or_else(|| Error::op(Kind::Alloc.name(), "mapped at address 0"))?;
-        // SAFETY: page-aligned, `bytes` long, mapped as long as `shared` lives; other ranks' accesses follow the protocol.
-        Ok(unsafe { Buf::from_raw(ptr, r.dtype, r.len, Place::Host, shared) })
+        })
+    }
+    /// This rank's buffer, to compute with.
+    pub(super) fn into_buf(self: Arc<Self>, dtype: DType, len: usize) -> Result<Buf> {
+        let ptr = NonNull::new(self.of(self.me))
+            .ok_or_else(|| Error::op(CollectiveKind::Alloc.name(), "mapped at address 0"))?;
+        // SAFETY: page-aligned, `bytes` long, mapped as long as `self` lives; other ranks' accesses follow the
+        // protocol.
+        Ok(unsafe { Buf::from_raw(ptr, dtype, len, Place::Host, self) })
     }
     /// A rank's buffer.
     pub fn of(&self, rank: usize) -> *mut u8 {
@@ -116,8 +116,8 @@ impl Shared {
     pub fn stride(&self) -> usize {
         self.stride
     }
-    pub(super) fn name(&self) -> Name {
-        Name { group: self.group, index: self.index }
+    pub(super) fn name(&self) -> BufferName {
+        BufferName { group: self.group, index: self.index }
     }
     /// Names byte `at` of the buffer, alike on all ranks.
     pub fn place(&self, at: usize) -> u64 {
@@ -146,14 +146,13 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ShmBuffer {
     fn drop(&mut self) {
-        self.seat.drop_held();
         // SAFETY: atomics.
         let front: &Front = unsafe { self.mapping.shared(0) };
         // The last one gives the memory back, and only the last: peers may still read.
         if front.drop_last(self.ranks) {
-            self.seat.arena.punch(self.file_offset, self.mapping.bytes());
+            self.arena.punch(self.file_offset, self.mapping.bytes());
         }
     }
 }

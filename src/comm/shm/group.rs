@@ -2,84 +2,37 @@
 //! the others.
 //!
 //! [Note: progress] There is no communication thread: a rank's cores belong to its compute. What cannot be done when an
-//! operation starts (a peer has not released the buffer, the peers' gradients are not complete) is done by this rank's next
-//! call into the group. A rank that blocks moves on everything it has pending, in this and its other groups, until the one
-//! thing that it waits for is there. So waits can come in any order.
+//! operation starts (a peer has not released the buffer, the peers' gradients are not complete) is done by this rank's
+//! next call into the group. A rank that blocks moves on everything it has pending, in this and its other groups, until
+//! the one thing that it waits for is there. So waits can come in any order.
 use super::arena::{PAGE, REGION};
-use super::buffer::{Request, Shared};
-use super::op::{Op, Step};
-use super::record::{Desc, Kind, Lanes, Phase, RING};
+use super::buffer::{BufferRequest, ShmBuffer};
+use super::hub::Hub;
+use super::op::{OpStep, ShmOp};
+use super::record::{CollectiveKind, Desc, Lanes, Phase, RING};
 use super::seat::{Seat, lock};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket, Times, Waiting};
 use crate::device::{Buf, cpu::simd::Level};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// What the operations of a group see of it.
-pub(super) struct Hub {
-    pub lanes: Lanes,
-    /// Seats of the members.
-    pub ranks: Vec<usize>,
-    /// This rank's index among them.
-    pub me: usize,
-    pub axis: Axis,
-    /// Region of the arena: distinguishes this rank's groups.
-    pub id: u64,
-    pub level: Level,
-    pub seat: Arc<Seat>,
-    /// In a group that a thread uses for its rank.
-    pub waiting: Option<Arc<Waiting>>,
-}
-
-impl Hub {
-    pub fn size(&self) -> usize {
-        self.ranks.len()
-    }
-    /// World rank of a member.
-    pub fn name(&self, member: usize) -> usize {
-        self.seat.name(self.ranks[member])
-    }
-    pub fn publish(&self, seq: u64, phase: Phase) {
-        self.lanes.record(self.me, seq).publish(seq, phase);
-    }
-    pub fn reached(&self, rank: usize, seq: u64, phase: Phase) -> bool {
-        self.lanes.record(rank, seq).reached(seq, phase)
-    }
-    pub fn vacant(&self, buffer: &Shared, content: u64) -> bool {
-        (0..self.size()).all(|r| buffer.free_of(r, content))
-    }
-    fn all_reached(&self, seq: u64, phase: Phase) -> bool {
-        (0..self.size()).all(|r| self.reached(r, seq, phase))
-    }
-    pub fn ring(&self) {
-        for (r, &rank) in self.ranks.iter().enumerate() {
-            if r != self.me {
-                self.seat.ring(rank);
-            }
-        }
-    }
-    pub fn error(&self, op: &'static str, tag: Tag, what: String) -> Error {
-        Error::Comm { rank: self.name(self.me), op, group: self.axis.name().into(), unit: tag.to_string(), what }
-    }
-}
-
 /// What this rank has gathered and not released.
-struct Content {
+struct ShmGathered {
     seq: u64,
     tag: Tag,
-    buffer: Arc<Shared>,
+    buffer: Arc<ShmBuffer>,
     content: u64,
 }
 
 pub(super) struct Inner {
     next: u64,
     /// Slot `seq % RING`, as in the arena.
-    ring: Box<[Op]>,
+    ring: Box<[ShmOp]>,
     /// Operations with steps to take, oldest first.
     active: Vec<u64>,
-    contents: Vec<Content>,
+    contents: Vec<ShmGathered>,
     last_staged: Option<u64>,
     /// Allocations so far, and where the next one goes in the arena.
     allocs: u64,
@@ -92,9 +45,28 @@ pub(super) struct Inner {
     failed: Option<(&'static str, Tag, String)>,
 }
 
-pub struct Group {
+pub struct ShmGroup {
     pub(super) hub: Hub,
     inner: Mutex<Inner>,
+    all: Arc<RankGroups>,
+}
+
+/// The groups of one rank, which it moves on together.
+#[derive(Default)]
+pub(super) struct RankGroups(Mutex<Vec<Weak<ShmGroup>>>);
+
+impl RankGroups {
+    /// Moves on what is pending in all of them but the one that is blocked: a peer that this rank waits for may be
+    /// waiting for those.
+    pub fn progress(&self, blocked: Option<&ShmGroup>) {
+        // Two threads of one rank may block in two groups at once: whoever comes second leaves the work to the first.
+        let Ok(groups) = self.0.try_lock() else { return };
+        for group in groups.iter().filter_map(Weak::upgrade) {
+            if blocked.is_none_or(|blocked| !std::ptr::eq(&*group, blocked)) {
+                group.try_progress();
+            }
+        }
+    }
 }
 
 /// What a blocked rank waits for.
@@ -105,25 +77,27 @@ pub(super) enum Until<'a> {
     Complete(u64),
     Sent(u64),
     /// The ranks have released all contents of the buffer before this one.
-    Vacant(&'a Shared, u64),
+    Vacant(&'a ShmBuffer, u64),
 }
 
 const TICKET_SEQ: u32 = 48;
 const HOLDS: &str = "still holds the gathered buffer: ";
-/// In a group over several hosts the rank that this one waits for may itself wait for another host: it gives up first, and names
-/// who did not come.
+/// In a group over several hosts the rank that this one waits for may itself wait for another host: it gives up first,
+/// and names who did not come.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often a thread that waits for its rank looks whether the rank waits, too, and the other way round.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
-impl Group {
-    /// `ranks` are seats in group order; this rank's is among them. `waiting`: where a thread uses the group for its rank.
+impl ShmGroup {
+    /// `ranks` are seats in group order; this rank's is among them. `waiting`: where a thread uses the group for its
+    /// rank.
     pub(super) fn new(
         seat: Arc<Seat>,
+        all: Arc<RankGroups>,
         axis: Axis,
         ranks: Vec<usize>,
         waiting: Option<Arc<Waiting>>,
-    ) -> Result<Arc<Group>> {
+    ) -> Result<Arc<ShmGroup>> {
         let region = seat.arena.region(axis as usize, ranks.first().copied().unwrap_or(0));
         let me = ranks.iter().position(|&r| r == seat.rank);
         let me = me.ok_or_else(|| Error::op("group", format!("rank {} is not one of {ranks:?}", seat.rank)))?;
@@ -131,7 +105,7 @@ impl Group {
         let lanes = Lanes::new(seat.arena.map(region, bytes)?);
         let inner = Inner {
             next: 0,
-            ring: (0..RING).map(|_| Op::none()).collect(),
+            ring: (0..RING).map(|_| ShmOp::none()).collect(),
             active: Vec::with_capacity(RING as usize),
             contents: Vec::with_capacity(256),
             last_staged: None,
@@ -142,10 +116,9 @@ impl Group {
             stats: CommStats::default(),
             failed: None,
         };
-        let hub =
-            Hub { lanes, ranks, me, axis, id: region / REGION, level: Level::best(), seat: seat.clone(), waiting };
-        let group = Arc::new(Group { hub, inner: Mutex::new(inner) });
-        seat.enter(&group);
+        let hub = Hub { lanes, ranks, me, axis, id: region / REGION, level: Level::best(), seat, waiting };
+        let group = Arc::new(ShmGroup { hub, inner: Mutex::new(inner), all });
+        lock(&group.all.0).push(Arc::downgrade(&group));
         Ok(group)
     }
 
@@ -202,7 +175,7 @@ impl Group {
         Ok(moved)
     }
     /// Called by this rank when it blocks in another group. An error is kept for who uses this group next.
-    pub(super) fn try_progress(&self) {
+    fn try_progress(&self) {
         if let Ok(mut inner) = self.inner.try_lock()
             && inner.failed.is_none()
         {
@@ -231,7 +204,7 @@ impl Group {
             if self.is_so(inner, until) {
                 return Ok(());
             }
-            seat.progress_others(Some(self));
+            self.all.progress(Some(self));
             let timeout = seat.timeout.get();
             let left = match &self.hub.waiting {
                 Some(waiting) => {
@@ -253,13 +226,15 @@ impl Group {
         match until {
             Until::Room(seq) => {
                 seq < RING
-                    || inner.ring[(seq % RING) as usize].step == Step::Retired
+                    || inner.ring[(seq % RING) as usize].step == OpStep::Retired
                         && self.hub.all_reached(seq - RING, Phase::Retired)
             }
             Until::Complete(seq) => self.op(inner, seq).is_none_or(|op| op.complete),
             Until::Sent(seq) => self.op(inner, seq).is_none_or(|op| match op.kind {
-                Kind::ReduceScatter => op.step == Step::Retired || op.desc.place == Desc::STAGED && op.complete,
-                Kind::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
+                CollectiveKind::ReduceScatter => {
+                    op.step == OpStep::Retired || op.desc.place == Desc::STAGED && op.complete
+                }
+                CollectiveKind::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
                     op.complete && self.hub.reached(op.desc.to as usize, seq, Phase::Done)
                 }
                 _ => op.complete,
@@ -268,7 +243,7 @@ impl Group {
         }
     }
     /// The operation, unless its slot has passed on to a later one: then it was retired.
-    fn op<'a>(&self, inner: &'a Inner, seq: u64) -> Option<&'a Op> {
+    fn op<'a>(&self, inner: &'a Inner, seq: u64) -> Option<&'a ShmOp> {
         Some(&inner.ring[(seq % RING) as usize]).filter(|op| op.seq == seq)
     }
 
@@ -283,7 +258,7 @@ impl Group {
                 (earlier, "has not finished an earlier operation: ")
             }
             Until::Complete(seq) | Until::Sent(seq) => match self.op(inner, seq) {
-                Some(Op { step: Step::Write, into: Some((buffer, content)), .. }) => {
+                Some(ShmOp { step: OpStep::Write, into: Some((buffer, content)), .. }) => {
                     (peers(&|r| !buffer.free_of(r, *content)), HOLDS)
                 }
                 Some(op) => (peers(&|r| !hub.reached(r, seq, op.awaited())), ""),
@@ -315,14 +290,14 @@ impl Group {
     }
 
     /// `bytes`: received from peers, by the algorithm's count.
-    pub(super) fn start(&self, op: Op, bytes: usize) -> Result<Ticket> {
+    pub(super) fn start(&self, op: ShmOp, bytes: usize) -> Result<Ticket> {
         self.call(|inner| {
             inner.stats.bytes += bytes as u64;
             inner.stats.ops += 1;
             self.start_in(inner, op)
         })
     }
-    fn start_in(&self, inner: &mut Inner, mut op: Op) -> Result<Ticket> {
+    fn start_in(&self, inner: &mut Inner, mut op: ShmOp) -> Result<Ticket> {
         let (name, tag) = (op.kind.name(), op.tag);
         self.check_alive(inner, name, tag)?;
         let seq = inner.next;
@@ -337,9 +312,9 @@ impl Group {
                 return Err(self.hub.error(name, tag, what));
             }
             *content = buffer.begin();
-            inner.contents.push(Content { seq, tag, buffer: buffer.clone(), content: *content });
+            inner.contents.push(ShmGathered { seq, tag, buffer: buffer.clone(), content: *content });
         }
-        let phase = if matches!(op.step, Step::Reduce | Step::Meet) { Phase::Ready } else { Phase::Posted };
+        let phase = if matches!(op.step, OpStep::Reduce | OpStep::Meet) { Phase::Ready } else { Phase::Posted };
         self.hub.lanes.post(self.hub.me, seq, op.desc, phase);
         if inner.in_flight == 0 {
             inner.since = Instant::now();
@@ -395,15 +370,16 @@ impl Group {
         category: Category,
     ) -> Result<Buf> {
         let (hub, index) = (&self.hub, inner.allocs);
-        let mut op = Op::new(Kind::Alloc, Tag::new("buffer", index as usize), dtype, len, Step::Meet);
+        let mut op = ShmOp::new(CollectiveKind::Alloc, Tag::new("buffer", index as usize), dtype, len, OpStep::Meet);
         op.desc.arg = usage as u8;
         let _ = self.start_in(inner, op)?;
         inner.allocs += 1;
-        let request = Request { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: hub.id, index };
-        Shared::alloc(&hub.seat, &mut inner.cursor, request)
+        let request =
+            BufferRequest { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: hub.id, index };
+        hub.seat.alloc(&mut inner.cursor, request)
     }
-    /// Progress is made, and seen, in this rank's calls: an operation that the peers completed under its compute is over when
-    /// the next call looks.
+    /// Progress is made, and seen, in this rank's calls: an operation that the peers completed under its compute is
+    /// over when the next call looks.
     pub(super) fn times_of(&self, ticket: Ticket) -> Times {
         let inner = lock(&self.inner);
         let over = self.seq(&inner, "times", ticket).ok().and_then(|seq| self.op(&inner, seq)?.over);

@@ -1,51 +1,51 @@
 //! Staged operations: rounds through the ranks' mailboxes, for buffers that peers cannot reach. Never blocks.
 //!
-//! A send_recv from a buffer of the group is not staged: its receiver copies from there. As each rank may send from elsewhere,
-//! a receiver learns which it is from the sender's record.
+//! A send_recv from a buffer of the group is not staged: its receiver copies from there. As each rank may send from
+//! elsewhere, a receiver learns which it is from the sender's record.
 //!
-//! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv (pairs).
-//! The operations take the mailboxes one after the other, in the order in which they were started. A mailbox has two
-//! halves, so that a rank fills one while its peers read the other; the records count the rounds.
-use super::buffer::Name;
-use super::group::Hub;
-use super::op::Op;
-use super::record::{CHUNK, Desc, Kind, Phase};
+//! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv
+//! (pairs). The operations take the mailboxes one after the other, in the order in which they were started. A mailbox
+//! has two halves, so that a rank fills one while its peers read the other; the records count the rounds.
+use super::buffer::BufferName;
+use super::hub::Hub;
+use super::op::ShmOp;
+use super::record::{CHUNK, CollectiveKind, Desc, Phase};
 use super::sum::Sources;
 use crate::base::Result;
 
-impl Op {
+impl ShmOp {
     /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
     fn cell(&self, hub: &Hub) -> usize {
         match self.kind {
-            Kind::ReduceScatter => (CHUNK / hub.size()) & !63,
+            CollectiveKind::ReduceScatter => (CHUNK / hub.size()) & !63,
             _ => CHUNK,
         }
     }
     pub fn rounds_out(&self, hub: &Hub) -> u32 {
         match self.kind {
-            Kind::Broadcast if hub.me != self.desc.to as usize => 0,
+            CollectiveKind::Broadcast if hub.me != self.desc.to as usize => 0,
             _ if !self.is_staged() => 0,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
     }
     pub fn rounds_in(&self, hub: &Hub) -> u32 {
         match self.kind {
-            Kind::Broadcast if hub.me == self.desc.to as usize => 0,
-            Kind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
+            CollectiveKind::Broadcast if hub.me == self.desc.to as usize => 0,
+            CollectiveKind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
     }
     fn reads_me(&self, hub: &Hub, peer: usize) -> bool {
         match self.kind {
-            Kind::Broadcast => peer != hub.me,
-            Kind::SendRecv => peer == self.desc.to as usize,
+            CollectiveKind::Broadcast => peer != hub.me,
+            CollectiveKind::SendRecv => peer == self.desc.to as usize,
             _ => true,
         }
     }
     fn sends_me(&self, peer: usize) -> bool {
         match self.kind {
-            Kind::Broadcast => peer == self.desc.to as usize,
-            Kind::SendRecv => peer == self.desc.from as usize,
+            CollectiveKind::Broadcast => peer == self.desc.to as usize,
+            CollectiveKind::SendRecv => peer == self.desc.from as usize,
             _ => true,
         }
     }
@@ -75,7 +75,7 @@ impl Op {
     /// Copies what is sent from a buffer of the group; true if that is what happened.
     fn pull(&mut self, hub: &Hub) -> Result<bool> {
         let inn = self.rounds_in(hub);
-        if self.kind != Kind::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
+        if self.kind != CollectiveKind::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
             return Ok(false);
         }
         let from = self.desc.from as usize;
@@ -83,12 +83,12 @@ impl Op {
         if place == Desc::STAGED {
             return Ok(false);
         }
-        let Some(buffer) = hub.seat.named(Name::of(hub.id, place)) else {
+        let Some(buffer) = hub.seat.named(BufferName::of(hub.id, place)) else {
             return Err(self.error(hub, "is sent from a buffer of the group that this rank has dropped".into()));
         };
         let bytes = self.desc.recv_len as usize * self.dtype.size();
-        // SAFETY: the sender has posted, which it does when the content is there, and leaves it until this rank is `Done`;
-        // it has checked that the buffer, alike on all ranks, holds it; `dst` is the lent output.
+        // SAFETY: the sender has posted, which it does when the content is there, and leaves it until this rank is
+        // `Done`; it has checked that the buffer, alike on all ranks, holds it; `dst` is the lent output.
         unsafe { std::ptr::copy_nonoverlapping(buffer.at(from, place), self.dst, bytes) };
         self.read = inn;
         Ok(true)
@@ -110,10 +110,10 @@ impl Op {
         let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
         let at = self.wrote as usize * cell;
         let bytes = cell.min(self.bytes() - at);
-        let parts = if self.kind == Kind::ReduceScatter { hub.size() } else { 1 };
+        let parts = if self.kind == CollectiveKind::ReduceScatter { hub.size() } else { 1 };
         for part in 0..parts {
-            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent input
-            // (of `parts * self.bytes()` bytes).
+            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent
+            // input (of `parts * self.bytes()` bytes).
             unsafe {
                 let src = self.src.add(part * self.bytes() + at);
                 std::ptr::copy_nonoverlapping(src, mail.add(part * cell), bytes);
@@ -124,29 +124,36 @@ impl Op {
         let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
         let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
         let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
-        let total =
-            if self.kind == Kind::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
+        let total = if self.kind == CollectiveKind::SendRecv {
+            self.desc.recv_len as usize * self.dtype.size()
+        } else {
+            self.bytes()
+        };
         let (n, bytes) = (hub.size(), cell.min(total - at));
         // In elements: sums may be wider than what travels.
         let (first, len) = (at / self.dtype.size(), bytes / self.dtype.size());
         // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
         unsafe {
             match self.kind {
-                Kind::AllGather => {
+                CollectiveKind::AllGather => {
                     for r in 0..n {
                         std::ptr::copy_nonoverlapping(mail(r), self.dst.add(r * total + at), bytes);
                     }
                 }
-                Kind::ReduceScatter => {
+                CollectiveKind::ReduceScatter => {
                     let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
                     self.fold(hub).run(self.dst.add(first * self.dst_dtype.size()), sources, n, len);
                 }
-                Kind::AllReduce => {
+                CollectiveKind::AllReduce => {
                     self.fold(hub).run(self.dst.add(at), Sources::new(mail(0), stride), n, len);
                 }
-                Kind::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
-                Kind::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),
-                Kind::Alloc | Kind::Barrier => {}
+                CollectiveKind::Broadcast => {
+                    std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes)
+                }
+                CollectiveKind::SendRecv => {
+                    std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes)
+                }
+                CollectiveKind::Alloc | CollectiveKind::Barrier => {}
             }
         }
     }

@@ -1,23 +1,23 @@
-//! One operation in flight: where it reads, where it writes, and the steps it takes. A step never blocks: it does what the
-//! peers' states allow now and says whether anything moved.
+//! One operation in flight: where it reads, where it writes, and the steps it takes. A step never blocks: it does what
+//! the peers' states allow now and says whether anything moved.
 //!
-//! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own piece
-//! (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced` buffer reads
-//! the peers' buffers where they are, and what is sent from one is copied from there. Everything else is *staged*: cut into
-//! rounds of a chunk, which go through the ranks' mailboxes (`mail`).
-use super::buffer::Shared;
-use super::group::Hub;
-use super::record::{Desc, Kind, Phase};
+//! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own
+//! piece (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced`
+//! buffer reads the peers' buffers where they are, and what is sent from one is copied from there. Everything else is
+//! *staged*: cut into rounds of a chunk, which go through the ranks' mailboxes (`mail`).
+use super::buffer::ShmBuffer;
+use super::hub::Hub;
+use super::record::{CollectiveKind, Desc, Phase};
 use super::sum::{Fold, Sources};
 use crate::base::{DType, Error, Result};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) type Keep = [Option<Arc<dyn Send + Sync>>; 2];
+pub(super) type KeepAlive = [Option<Arc<dyn Send + Sync>>; 2];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum OpStep {
     /// Gather in place: write the own piece as soon as earlier contents are released.
     Write,
     /// Gather in place: wait for the peers' pieces.
@@ -35,21 +35,21 @@ pub(super) enum Step {
     Retired,
 }
 
-/// The caller's side of an operation. Pointers are valid as long as `keep`; the caller leaves the memory alone until the
-/// waits say so (Note in `comm`).
-pub(super) struct Op {
+/// The caller's side of an operation. Pointers are valid as long as `keep`; the caller leaves the memory alone until
+/// the waits say so (Note in `comm`).
+pub(super) struct ShmOp {
     pub seq: u64,
-    pub kind: Kind,
+    pub kind: CollectiveKind,
     pub tag: Tag,
     pub desc: Desc,
     pub dtype: DType,
-    pub step: Step,
+    pub step: OpStep,
     /// The result is there for the caller.
     pub complete: bool,
     /// When this rank saw that it was.
     pub over: Option<Instant>,
     /// Gather in place: the buffer, and as its how manieth content (Note in `words`).
-    pub into: Option<(Arc<Shared>, u64)>,
+    pub into: Option<(Arc<ShmBuffer>, u64)>,
     /// The caller has released that content already.
     pub released: bool,
     pub src: *const u8,
@@ -60,7 +60,7 @@ pub(super) struct Op {
     pub reduce: Reduce,
     /// Reductions in place: the ranks' inputs.
     pub sources: Sources,
-    pub keep: Keep,
+    pub keep: KeepAlive,
     /// The staged operation before this one: its mailboxes must be read empty.
     pub before: Option<u64>,
     /// Rounds that went into the own mailbox, and that were read from the senders'.
@@ -70,11 +70,11 @@ pub(super) struct Op {
 }
 
 // SAFETY: the pointers stand for buffers kept alive by `keep`, lent to the operation until its waits are done.
-unsafe impl Send for Op {}
+unsafe impl Send for ShmOp {}
 
-impl Op {
-    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize, step: Step) -> Op {
-        Op {
+impl ShmOp {
+    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize, step: OpStep) -> ShmOp {
+        ShmOp {
             seq: 0,
             kind,
             tag,
@@ -99,8 +99,8 @@ impl Op {
         }
     }
     /// A slot of the ring that was never used.
-    pub fn none() -> Op {
-        let mut op = Op::new(Kind::Barrier, Tag::new("", 0), DType::U8, 0, Step::Retired);
+    pub fn none() -> ShmOp {
+        let mut op = ShmOp::new(CollectiveKind::Barrier, Tag::new("", 0), DType::U8, 0, OpStep::Retired);
         op.complete = true;
         op
     }
@@ -109,24 +109,24 @@ impl Op {
     }
     /// Goes through this rank's mailbox.
     pub fn is_staged(&self) -> bool {
-        self.step == Step::Mail && self.desc.place == Desc::STAGED
+        self.step == OpStep::Mail && self.desc.place == Desc::STAGED
     }
     pub fn pending(&self) -> bool {
-        self.step != Step::Retired
+        self.step != OpStep::Retired
     }
     /// The phase that peers must reach for this step to end: for messages.
     pub fn awaited(&self) -> Phase {
         match self.step {
-            Step::Copy => Phase::Reduced,
-            Step::Drain => Phase::Done,
-            Step::Mail if self.matched => Phase::Done,
-            Step::Mail => Phase::Posted,
+            OpStep::Copy => Phase::Reduced,
+            OpStep::Drain => Phase::Done,
+            OpStep::Mail if self.matched => Phase::Done,
+            OpStep::Mail => Phase::Posted,
             _ => Phase::Ready,
         }
     }
     pub fn retire(&mut self, hub: &Hub) {
         hub.publish(self.seq, Phase::Retired);
-        self.step = Step::Retired;
+        self.step = OpStep::Retired;
         self.keep = [None, None];
         self.into = None;
     }
@@ -134,88 +134,6 @@ impl Op {
         let (from, into) = (self.dtype, self.dst_dtype);
         Fold { level: hub.level, from, into, op: self.reduce, accumulate: self.accumulate }
     }
-    /// All ranks have released what the gather will overwrite.
-    fn free(&self, hub: &Hub) -> bool {
-        self.into.as_ref().is_none_or(|(buffer, content)| hub.vacant(buffer, *content))
-    }
-
-    /// Goes as far as it can.
-    pub fn advance(&mut self, hub: &Hub) -> Result<bool> {
-        let before = self.step;
-        loop {
-            let step = self.step;
-            let moved = self.take_step(hub)?;
-            if self.step == step {
-                return Ok(moved || step != before);
-            }
-        }
-    }
-
-    fn take_step(&mut self, hub: &Hub) -> Result<bool> {
-        let step = self.step;
-        match step {
-            Step::Write if self.free(hub) => {
-                // SAFETY: `dst` is this rank's piece of the gathered buffer: all ranks have released it and only this one
-                // writes it; `src` is the shard, as long as the piece. They may not overlap: they are two borrows.
-                unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes()) };
-                hub.publish(self.seq, Phase::Ready);
-                self.step = Step::Collect;
-            }
-            Step::Collect if self.met(hub, Phase::Ready)? => {
-                self.complete = true;
-                if self.released
-                    && let Some((buffer, content)) = &self.into
-                {
-                    buffer.release(*content);
-                }
-                self.retire(hub);
-            }
-            Step::Reduce if self.met(hub, Phase::Ready)? => {
-                if self.kind == Kind::ReduceScatter {
-                    // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
-                    unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.desc.len as usize) };
-                    self.complete = true;
-                    hub.publish(self.seq, Phase::Done);
-                    self.step = Step::Drain;
-                } else {
-                    self.reduce_slice(hub);
-                    hub.publish(self.seq, Phase::Reduced);
-                    self.step = Step::Copy;
-                }
-            }
-            Step::Copy if self.met(hub, Phase::Reduced)? => {
-                for peer in (0..hub.size()).filter(|&r| r != hub.me) {
-                    let (at, bytes) = self.slice(hub, peer);
-                    // SAFETY: the peer is done with writing its slice, and has read this rank's copy of it (it reduced
-                    // it), so nobody else touches either until this rank is `Done`.
-                    unsafe { std::ptr::copy_nonoverlapping(self.sources.of(peer).add(at), self.dst.add(at), bytes) };
-                }
-                hub.publish(self.seq, Phase::Done);
-                self.step = Step::Drain;
-            }
-            Step::Mail => {
-                let moved = self.rounds(hub)?;
-                if self.wrote == self.rounds_out(hub) && self.read == self.rounds_in(hub) {
-                    self.complete = true;
-                    hub.publish(self.seq, Phase::Done);
-                    self.step = Step::Drain;
-                }
-                return Ok(moved);
-            }
-            Step::Drain if self.met(hub, Phase::Done)? => {
-                // An all-reduced buffer is the caller's again only now: peers were still copying from it.
-                self.complete = true;
-                self.retire(hub);
-            }
-            Step::Meet if self.met(hub, Phase::Ready)? => {
-                self.complete = true;
-                self.retire(hub);
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     /// Whether all peers have come to `phase`. Compares each peer's record as soon as it is there.
     pub fn met(&mut self, hub: &Hub, phase: Phase) -> Result<bool> {
         let (mut all, mut posted) = (true, true);
@@ -244,21 +162,5 @@ impl Op {
 
     pub fn error(&self, hub: &Hub, what: String) -> Error {
         hub.error(self.kind.name(), self.tag, what)
-    }
-
-    /// All-reduce: rank `r`'s slice as (byte offset, bytes): equal slices but for the last ones, whole cache lines each.
-    fn slice(&self, hub: &Hub, r: usize) -> (usize, usize) {
-        let per = self.bytes().div_ceil(hub.size()).next_multiple_of(64);
-        let (start, end) = ((r * per).min(self.bytes()), ((r + 1) * per).min(self.bytes()));
-        (start, end - start)
-    }
-    fn reduce_slice(&mut self, hub: &Hub) {
-        let (at, bytes) = self.slice(hub, hub.me);
-        if hub.size() > 1 {
-            // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
-            // they leave alone until they have seen that; `dst` is the lent buffer.
-            let len = bytes / self.dtype.size();
-            unsafe { self.fold(hub).run(self.dst.add(at), self.sources.offset(at), hub.size(), len) };
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! What each rank publishes about each operation: a record in a ring in the arena. Never moves data.
 //! How ranks order their accesses is in `words`.
 use super::arena::{Mapping, PAGE};
-use super::buffer::BYTE;
 use super::words;
 use crate::base::{DType, printable};
 use crate::comm::{Reduce, Tag};
@@ -13,7 +12,7 @@ pub(super) const RING: u64 = 1024;
 pub(super) const CHUNK: usize = 256 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::comm) enum Kind {
+pub(in crate::comm) enum CollectiveKind {
     Alloc = 1,
     AllGather,
     ReduceScatter,
@@ -22,16 +21,16 @@ pub(in crate::comm) enum Kind {
     SendRecv,
     Barrier,
 }
-impl Kind {
+impl CollectiveKind {
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Alloc => "alloc",
-            Kind::AllGather => "all_gather",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllReduce => "all_reduce",
-            Kind::Broadcast => "broadcast",
-            Kind::SendRecv => "send_recv",
-            Kind::Barrier => "barrier",
+            CollectiveKind::Alloc => "alloc",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::SendRecv => "send_recv",
+            CollectiveKind::Barrier => "barrier",
         }
     }
 }
@@ -52,11 +51,14 @@ pub(in crate::comm) struct Desc {
     pub recv_len: u64,
     /// Where in the arena ([`Desc::STAGED`] if not), the same for all ranks.
     pub place: u64,
-    /// Group ranks: destination, or the root of a broadcast; source. [`Desc::NOBODY`]: on another host.
+    /// ShmGroup ranks: destination, or the root of a broadcast; source. [`Desc::NOBODY`]: on another host.
     pub to: u32,
     pub from: u32,
     what: [u8; 24],
 }
+
+/// Bits of a place that name the byte; the rest name the group's buffer.
+pub(super) const BYTE: u32 = 44;
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F64, DType::U32, DType::I32, DType::U8, DType::F16];
 
@@ -65,7 +67,7 @@ impl Desc {
     pub const STAGED: u64 = u64::MAX;
     pub const NOBODY: u32 = u32::MAX;
 
-    pub fn new(kind: Kind, tag: Tag, dtype: DType, len: usize) -> Desc {
+    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize) -> Desc {
         let mut what = [0; 24];
         let n = tag.what.len().min(what.len());
         what[..n].copy_from_slice(&tag.what.as_bytes()[..n]);
@@ -85,7 +87,7 @@ impl Desc {
     }
     /// Whether `mine`, of group rank `me`, and `theirs`, of group rank `peer`, are the same operation.
     pub fn agrees(mine: &Desc, me: usize, theirs: &Desc, peer: usize) -> bool {
-        if mine.kind != Kind::SendRecv as u8 {
+        if mine.kind != CollectiveKind::SendRecv as u8 {
             return mine == theirs;
         }
         let same = |d: &Desc| (d.kind, d.dtype, d.unit, d.what);
@@ -100,14 +102,14 @@ impl Desc {
 }
 impl std::fmt::Display for Desc {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        const KINDS: [Kind; 7] = [
-            Kind::Alloc,
-            Kind::AllGather,
-            Kind::ReduceScatter,
-            Kind::AllReduce,
-            Kind::Broadcast,
-            Kind::SendRecv,
-            Kind::Barrier,
+        const KINDS: [CollectiveKind; 7] = [
+            CollectiveKind::Alloc,
+            CollectiveKind::AllGather,
+            CollectiveKind::ReduceScatter,
+            CollectiveKind::AllReduce,
+            CollectiveKind::Broadcast,
+            CollectiveKind::SendRecv,
+            CollectiveKind::Barrier,
         ];
         let Some(kind) = KINDS.into_iter().find(|&k| k as u8 == self.kind) else {
             return write!(f, "an unknown operation");
@@ -115,16 +117,16 @@ impl std::fmt::Display for Desc {
         let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]);
         let what = printable(&what, self.what.len()); // a peer's
         write!(f, "{} ({what} {})", kind.name(), self.unit)?;
-        if kind == Kind::Barrier {
+        if kind == CollectiveKind::Barrier {
             return Ok(());
         }
         write!(f, " of {} {}", self.len, DTYPES.get(self.dtype as usize).map_or("?", |d| d.name()))?;
         match kind {
-            Kind::Alloc if self.arg == 0 => write!(f, ", gathered"),
-            Kind::Alloc => write!(f, ", reduced"),
-            Kind::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
-            Kind::Broadcast => write!(f, " from {}", self.to),
-            Kind::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
+            CollectiveKind::Alloc if self.arg == 0 => write!(f, ", gathered"),
+            CollectiveKind::Alloc => write!(f, ", reduced"),
+            CollectiveKind::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
+            CollectiveKind::Broadcast => write!(f, " from {}", self.to),
+            CollectiveKind::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
             _ => Ok(()),
         }?;
         match self.place {
@@ -135,11 +137,11 @@ impl std::fmt::Display for Desc {
 }
 
 pub(super) use words::Phase;
-pub(super) type Record = words::Record<Desc>;
+pub(super) type OpRecord = words::Record<Desc>;
 
 /// A rank's part of a group's control region: how far it has come, its ring, its mailbox.
 const RING_AT: usize = 128;
-const MAIL_AT: usize = (RING_AT + RING as usize * size_of::<Record>()).next_multiple_of(PAGE);
+const MAIL_AT: usize = (RING_AT + RING as usize * size_of::<OpRecord>()).next_multiple_of(PAGE);
 const LANE: usize = MAIL_AT + 2 * CHUNK;
 
 pub(super) struct Lanes(Mapping);
@@ -156,9 +158,9 @@ impl Lanes {
         // SAFETY: an atomic.
         unsafe { self.0.shared(rank * LANE) }
     }
-    pub fn record(&self, rank: usize, seq: u64) -> &Record {
+    pub fn record(&self, rank: usize, seq: u64) -> &OpRecord {
         // SAFETY: atomics and an UnsafeCell of plain integers.
-        unsafe { self.0.shared(rank * LANE + RING_AT + (seq % RING) as usize * size_of::<Record>()) }
+        unsafe { self.0.shared(rank * LANE + RING_AT + (seq % RING) as usize * size_of::<OpRecord>()) }
     }
     pub fn post(&self, rank: usize, seq: u64, desc: Desc, phase: Phase) {
         self.record(rank, seq).post(seq, desc, phase);

@@ -1,12 +1,12 @@
-//! How ranks of a host that another launcher started find the arena: the first of them makes it and says in a small file where. Never used by
-//! our own launcher, whose ranks inherit the arena.
+//! How ranks of a host that another launcher started find the arena: the first of them makes it and says in a small
+//! file where. Never used by our own launcher, whose ranks inherit the arena.
 //!
-//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world, host); its text names
-//! the descriptor `/proc/PID/fd/N`, when that process started, and a random word that the arena holds too. A file that a
-//! dead job left behind is seen through by the process's start time, or by a process whose descriptor is no such arena.
-//! It removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
+//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world, host); its text
+//! names the descriptor `/proc/PID/fd/N`, when that process started, and a random word that the arena holds too. A file
+//! that a dead job left behind is seen through by the process's start time, or by a process whose descriptor is no such
+//! arena. It removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
+use super::arena::Arena;
 use super::seat::Seat;
-use super::{Arena, Options};
 use crate::base::{Error, Meter, Result};
 use crate::comm::env::RankEnv;
 use std::fs::{self, OpenOptions};
@@ -22,25 +22,25 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The arena of this rank's job and its seat there. Returns when all ranks are seated.
-pub(super) fn meet(env: &RankEnv, meter: Meter, options: &Options) -> Result<Seat> {
+pub(super) fn meet(env: &RankEnv, meter: Meter, timeout: Duration) -> Result<Seat> {
     let path = place(env);
-    let deadline = Instant::now() + PATIENCE.min(options.timeout);
+    let deadline = Instant::now() + PATIENCE.min(timeout);
     let (seat, published) = match env.local_rank {
         0 => {
             let arena = Arc::new(Arena::create(env.local_world)?);
             let nonce = RandomState::new().hash_one(std::process::id());
             arena.set_nonce(nonce)?;
             let published = Published::new(path, &arena, nonce)?;
-            (Seat::take(arena, 0, first(env), meter, options.timeout)?, Some(published))
+            (Seat::take(arena, 0, first(env), meter, timeout)?, Some(published))
         }
-        _ => (find(&path, env, meter, options, deadline)?, None),
+        _ => (find(&path, env, meter, timeout, deadline)?, None),
     };
     seat.assemble(deadline)?;
     drop(published);
     Ok(seat)
 }
 
-/// World rank of this host's first.
+/// ShmWorld rank of this host's first.
 fn first(env: &RankEnv) -> usize {
     env.rank - env.local_rank
 }
@@ -85,11 +85,11 @@ impl Drop for Published {
     }
 }
 
-fn find(path: &Path, env: &RankEnv, meter: Meter, options: &Options, deadline: Instant) -> Result<Seat> {
+fn find(path: &Path, env: &RankEnv, meter: Meter, timeout: Duration, deadline: Instant) -> Result<Seat> {
     loop {
         // A seat that is taken belongs to a rank of another job of the same name: look again.
         let seat = open(path, env.local_world);
-        let take = |arena| Seat::take(arena, env.local_rank, first(env), meter.clone(), options.timeout).ok();
+        let take = |arena| Seat::take(arena, env.local_rank, first(env), meter.clone(), timeout).ok();
         match seat.and_then(take) {
             Some(seat) => return Ok(seat),
             None if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),

@@ -1,10 +1,10 @@
 //! One rank's place in the world: its bell, the abort word, and what it holds in shared memory. Never moves data.
 use super::arena::{Arena, Mapping};
-use super::buffer::{Name, Shared};
-use super::group::Group;
+use super::buffer::{BufferName, BufferRequest, ShmBuffer};
 use super::words::Bell;
 use crate::base::{Error, Meter, Result};
 use crate::comm::Patience;
+use crate::device::Buf;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 /// At the start of the arena: zero, or 1 + the world rank that failed first, of this host or another.
 #[repr(C, align(128))]
-struct Header {
+struct ArenaHeader {
     failed: AtomicU32,
 }
 
 pub(super) struct Seat {
     /// Among the ranks of this host.
     pub rank: usize,
-    /// World rank of the first of them: they are numbered together.
+    /// ShmWorld rank of the first of them: they are numbered together.
     pub first: usize,
     pub arena: Arc<Arena>,
     pub meter: Meter,
@@ -30,14 +30,13 @@ pub(super) struct Seat {
     spin: AtomicU32,
     spin_max: u32,
     /// Live buffers of this rank's groups.
-    held: Mutex<Vec<Held>>,
-    groups: Mutex<Vec<Weak<Group>>>,
+    held: Mutex<Vec<HeldBuffer>>,
 }
 
-struct Held {
+struct HeldBuffer {
     range: Range<usize>,
-    name: Name,
-    buffer: Weak<Shared>,
+    name: BufferName,
+    buffer: Weak<ShmBuffer>,
 }
 
 /// A panic elsewhere leaves nothing half-done under these locks that matters more than reporting it.
@@ -57,7 +56,7 @@ impl Seat {
     }
     /// Without taking the seat: to look at the shared words only.
     pub fn view(arena: Arc<Arena>, rank: usize, meter: Meter, timeout: Duration) -> Result<Seat> {
-        let words = arena.map(0, size_of::<Header>() + arena.world() * size_of::<Bell>())?;
+        let words = arena.map(0, size_of::<ArenaHeader>() + arena.world() * size_of::<Bell>())?;
         // Spinning only pays where the peer runs at the same time.
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spin_max = if cores < arena.world() { SPIN_MIN } else { SPIN_MAX };
@@ -71,19 +70,18 @@ impl Seat {
             spin: AtomicU32::new(SPIN_MIN),
             spin_max,
             held: Mutex::default(),
-            groups: Mutex::default(),
         })
     }
-    fn header(&self) -> &Header {
+    fn header(&self) -> &ArenaHeader {
         // SAFETY: made of atomics.
         unsafe { self.words.shared(0) }
     }
     fn bell(&self, rank: usize) -> &Bell {
         // SAFETY: made of atomics.
-        unsafe { self.words.shared(size_of::<Header>() + rank * size_of::<Bell>()) }
+        unsafe { self.words.shared(size_of::<ArenaHeader>() + rank * size_of::<Bell>()) }
     }
 
-    /// World rank of a rank of this host.
+    /// ShmWorld rank of a rank of this host.
     pub fn name(&self, rank: usize) -> usize {
         self.first + rank
     }
@@ -142,42 +140,28 @@ impl Seat {
         bell.sleep(|word| _ = futex::wait(word, futex::Flags::empty(), heard, Some(&timeout)));
     }
 
-    pub fn hold(&self, buffer: &Arc<Shared>) {
-        let held = Held { range: buffer.range(), name: buffer.name(), buffer: Arc::downgrade(buffer) };
-        lock(&self.held).push(held);
-    }
-    /// A buffer was dropped: forgets those that are gone.
-    pub fn drop_held(&self) {
-        lock(&self.held).retain(|held| held.buffer.strong_count() > 0);
+    /// A buffer of one of this rank's groups, in the group's region from `cursor` on.
+    pub fn alloc(&self, cursor: &mut u64, request: BufferRequest) -> Result<Buf> {
+        let (dtype, len) = (request.dtype, request.len);
+        let buffer = Arc::new(ShmBuffer::new(&self.arena, &self.meter, cursor, request)?);
+        let mut held = lock(&self.held);
+        held.retain(|held| held.buffer.strong_count() > 0);
+        held.push(HeldBuffer { range: buffer.range(), name: buffer.name(), buffer: Arc::downgrade(&buffer) });
+        drop(held);
+        buffer.into_buf(dtype, len)
     }
     /// The live buffer, of any of this rank's groups, that holds `bytes` at `start`.
-    pub fn find(&self, start: *const u8, bytes: usize) -> Option<Arc<Shared>> {
+    pub fn find(&self, start: *const u8, bytes: usize) -> Option<Arc<ShmBuffer>> {
         let (start, end) = (start as usize, start as usize + bytes);
         self.find_held(|held| held.range.start <= start && end <= held.range.end)
     }
 
     /// The live buffer of that name.
-    pub fn named(&self, name: Name) -> Option<Arc<Shared>> {
+    pub fn named(&self, name: BufferName) -> Option<Arc<ShmBuffer>> {
         self.find_held(|held| held.name == name)
     }
-    fn find_held(&self, is: impl Fn(&Held) -> bool) -> Option<Arc<Shared>> {
-        // Upgraded after the lock: were this the last holder by now, its drop would take the lock again.
-        let found = lock(&self.held).iter().find(|held| is(held)).map(|held| held.buffer.clone());
-        found?.upgrade()
-    }
-
-    pub fn enter(&self, group: &Arc<Group>) {
-        lock(&self.groups).push(Arc::downgrade(group));
-    }
-    /// Moves on what is pending in this rank's other groups: a peer that this rank waits for may be waiting for those.
-    pub fn progress_others(&self, blocked: Option<&Group>) {
-        // Two threads of one rank may block in two groups at once: whoever comes second leaves the work to the first.
-        let Ok(groups) = self.groups.try_lock() else { return };
-        for group in groups.iter().filter_map(Weak::upgrade) {
-            if blocked.is_none_or(|blocked| !std::ptr::eq(&*group, blocked)) {
-                group.try_progress();
-            }
-        }
+    fn find_held(&self, is: impl Fn(&HeldBuffer) -> bool) -> Option<Arc<ShmBuffer>> {
+        lock(&self.held).iter().filter(|held| is(held)).find_map(|held| held.buffer.upgrade())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reductions over the ranks' buffers, in rank order: `((g0 + g1) + g2) + ...`, so every rank, every strategy and every
-//! cut of a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronises: the caller knows that the inputs are there and stay.
+//! cut of a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronises: the
+//! caller knows that the inputs are there and stay.
 use crate::base::DType;
 use crate::base::dtype::Float;
 use crate::comm::Reduce;
@@ -29,8 +30,8 @@ impl Sources {
     }
 }
 
-/// Elements taken at a time: as arrays that live in registers, the loop vectorises at any width, also where the destination
-/// is one of the sources.
+/// Elements taken at a time: as arrays that live in registers, the loop vectorises at any width, also where the
+/// destination is one of the sources.
 const BLOCK: usize = 64;
 
 /// An element of a buffer that is summed in `S`.
@@ -61,7 +62,7 @@ impl Term<f64> for f64 {
 
 /// What is summed or compared, where it goes, and how many elements.
 #[derive(Clone, Copy)]
-struct Job {
+struct SumJob {
     dst: *mut u8,
     /// What was summed before, in what sums are made in; null: nothing.
     before: *const u8,
@@ -71,7 +72,7 @@ struct Job {
     accumulate: bool,
 }
 
-impl Job {
+impl SumJob {
     /// `dst (+)= op over sources`: elements `I` in, `O` out, in between `S`.
     ///
     /// # Safety
@@ -90,7 +91,7 @@ impl Job {
     }
 
     /// # Safety
-    /// As for [`Job::fold`], of the elements `at..at + N`.
+    /// As for [`SumJob::fold`], of the elements `at..at + N`.
     #[inline(always)]
     unsafe fn block<S: Copy, I: Term<S>, O: Term<S>, const N: usize>(self, at: usize, op: impl Fn(S, S) -> S) {
         // SAFETY: valid by the caller's word; read unaligned, because a stride need not be a multiple of I's alignment.
@@ -120,7 +121,7 @@ impl Job {
     }
 
     /// # Safety
-    /// As for [`Job::fold`].
+    /// As for [`SumJob::fold`].
     #[inline(always)]
     unsafe fn run<S: Copy + PartialOrd + std::ops::Add<Output = S>, I: Term<S>, O: Term<S>>(self, op: Reduce) {
         // The larger one; NaN, which alone is not equal to itself, wins, so that it is not lost on the way.
@@ -166,7 +167,7 @@ impl Fold {
     /// # Safety
     /// As for [`Fold::run`], also for `before`, unless null.
     pub unsafe fn go_on(self, dst: *mut u8, before: *const u8, sources: Sources, n: usize, len: usize) {
-        let job = Job { dst, before, sources, n, len, accumulate: self.accumulate };
+        let job = SumJob { dst, before, sources, n, len, accumulate: self.accumulate };
         self.level.run(
             #[inline(always)]
             // SAFETY: the caller's word.

@@ -1,23 +1,25 @@
-//! The words in shared memory by which ranks order their accesses to all the rest of it: records of operations, bells, and counts of who
-//! still reads a buffer. Every memory ordering that the protocol needs stands here. Names no buffer, waits for nothing and calls no system,
-//! so that `loom/` runs this very file in every order of events.
+//! The words in shared memory by which ranks order their accesses to all the rest of it: records of operations, bells,
+//! and counts of who still reads a buffer. Every memory ordering that the protocol needs stands here. Names no buffer,
+//! waits for nothing and calls no system, so that `loom/` runs this very file in every order of events.
 //!
-//! [Note: phases] Operation `seq` of a group has one record per rank, in slot `seq % RING` of the rank's lane. Its state is
-//! `seq << 3 | phase` and only grows, so "rank r has come at least to phase p of operation s" is one comparison, which also
-//! holds after r has gone on to later operations. A rank writes only its own records. It stores the state with Release
-//! after the writes that the phase announces, and peers load it with Acquire before they read what it announces. A slot is
-//! used again when all ranks have retired its operation: none of them looks at the old record any more.
+//! [Note: phases] Operation `seq` of a group has one record per rank, in slot `seq % RING` of the rank's lane. Its
+//! state is `seq << 3 | phase` and only grows, so "rank r has come at least to phase p of operation s" is one
+//! comparison, which also holds after r has gone on to later operations. A rank writes only its own records. It stores
+//! the state with Release after the writes that the phase announces, and peers load it with Acquire before they read
+//! what it announces. A slot is used again when all ranks have retired its operation: none of them looks at the old
+//! record any more.
 //!
-//! [Note: contents] A buffer that is gathered into holds one gathered content at a time. In the page in front of it each
-//! rank counts the contents that it has released. Every rank starts the same gathers into it, so gather k (from 0) may
-//! write when all ranks have released k contents. The counts only grow: a rank stores its own with Release after its last
-//! read, and a writer loads them with Acquire before it writes.
+//! [Note: contents] A buffer that is gathered into holds one gathered content at a time. In the page in front of it
+//! each rank counts the contents that it has released. Every rank starts the same gathers into it, so gather k (from 0)
+//! may write when all ranks have released k contents. The counts only grow: a rank stores its own with Release after
+//! its last read, and a writer loads them with Acquire before it writes.
 //!
-//! [Note: bells] A blocked rank sleeps on *one* futex word, whatever it waits for, because a peer in any group may be what
-//! unblocks it. Whoever publishes a state adds 1 to the bells of the peers concerned. No wake-up is lost: the sleeper reads
-//! the bell, looks at the states, announces itself in `sleepers` and lets the kernel compare the bell again; the ringer
-//! publishes, changes the bell, then reads `sleepers`. Each has a sequentially consistent fence between its write and its read,
-//! so either the ringer sees the sleeper and wakes it, or the kernel sees the changed bell and does not sleep.
+//! [Note: bells] A blocked rank sleeps on *one* futex word, whatever it waits for, because a peer in any group may be
+//! what unblocks it. Whoever publishes a state adds 1 to the bells of the peers concerned. No wake-up is lost: the
+//! sleeper reads the bell, looks at the states, announces itself in `sleepers` and lets the kernel compare the bell
+//! again; the ringer publishes, changes the bell, then reads `sleepers`. Each has a sequentially consistent fence
+//! between its write and its read, so either the ringer sees the sleeper and wakes it, or the kernel sees the changed
+//! bell and does not sleep.
 #[cfg(loom)]
 use loom::{
     cell::UnsafeCell,
@@ -97,7 +99,8 @@ impl<D: Copy> Record<D> {
     where
         D: bytemuck::Pod,
     {
-        // SAFETY: plain integers, of which any bytes are a value; volatile, since the compiler may not think them constant.
+        // SAFETY: plain integers, of which any bytes are a value; volatile, since the compiler may not think them
+        // constant.
         self.desc.with(|desc| unsafe { desc.read_volatile() })
     }
 

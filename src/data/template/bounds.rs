@@ -1,11 +1,12 @@
-//! What a chat template may use: a hostile one ends with an error where it would take all memory or never end. Never changes
-//! what a template within the bounds renders.
+//! What a chat template may use: a hostile one ends with an error where it would take all memory or never end. Never
+//! changes what a template within the bounds renders.
 //!
 //! Fuel counts instructions, but one instruction can double a text, or read a list that refers to itself 2^60 times. So
-//! a template is compiled with instructions of ours between its own ([`bounded`]): every value is weighed before an instruction
-//! reads it deeply, everything that an instruction made is charged, and sequences that would be computed when they are read are
-//! computed at once. What multiplies its arguments is charged before it runs ([`guard`]). Altogether a render executes at most
-//! [`FUEL`] instructions, reads [`READ`], and makes [`MADE`] bytes; no value is deeper than [`DEEP`].
+//! a template is compiled with instructions of ours between its own ([`bounded`]): every value is weighed before an
+//! instruction reads it deeply, everything that an instruction made is charged, and sequences that would be computed
+//! when they are read are computed at once. What multiplies its arguments is charged before it runs ([`guard`]).
+//! Altogether a render executes at most [`FUEL`] instructions, reads [`READ`], and makes [`MADE`] bytes; no value is
+//! deeper than [`DEEP`].
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, Vm, WhitespaceConfig};
 use minijinja::machinery::{make_string_output, parse, tokenize};
 use minijinja::value::{Object, ObjectRepr, Rest, Value, ValueKind};
@@ -227,7 +228,8 @@ pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions
     }
 }
 
-/// Refuses expressions that the compiler would recurse into too deeply, and products of constants, which it would compute.
+/// Refuses expressions that the compiler would recurse into too deeply, and products of constants, which it would
+/// compute.
 fn words<'s>(tokens: impl Iterator<Item = Token<'s>>) -> Result<(), Error> {
     let mut tag: Vec<Token> = Vec::new();
     for token in tokens {

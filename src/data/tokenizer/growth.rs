@@ -1,5 +1,5 @@
-//! How much longer a `tokenizer.json` can make a text, from its parts' descriptions: a file of a few kilobytes can ask for more
-//! than all memory. Bounds from above; never runs any of it.
+//! How much longer a `tokenizer.json` can make a text, from its parts' descriptions: a file of a few kilobytes can ask
+//! for more than all memory. Bounds from above; never runs any of it.
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -27,7 +27,8 @@ pub(super) fn growth(file: &[u8]) -> Result<u64, String> {
     }
 }
 
-/// Of a component and all in it: they run one after the other. By keys as well as by type, since older files have no types.
+/// Of a component and all in it: they run one after the other. By keys as well as by type, since older files have no
+/// types.
 fn times(part: &Value) -> u64 {
     let len = |value: &Value| value.as_str().map_or(0, |text| text.len() as u64);
     let inner = match part {

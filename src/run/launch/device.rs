@@ -132,15 +132,15 @@ pub fn take(wanted: &Wanted, env: &RankEnv, meter: Meter) -> Result<Seat> {
             gpu.require(wanted.planned, 1)?;
             let (driver, graphs) = capturing(gpu.clone(), wanted.graphs);
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
-            let member = nccl::World::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
+            let member = nccl::NcclWorld::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
             return Ok(Seat { device, member: Box::new(member), gpu: Some(gpu), graphs });
         }
     };
-    let options = shm::Options { timeout };
+    let options = shm::ShmOptions { timeout };
     let member: Box<dyn Member> = match wanted.carrier {
-        Carrier::Shm | Carrier::Nccl => Box::new(shm::World::join(env, meter, &options)?),
-        Carrier::Tcp => Box::new(hosts::World::join(env, meter, &options, tcp)?),
-        Carrier::Mpi => Box::new(hosts::World::join(env, meter, &options, mpi)?),
+        Carrier::Shm | Carrier::Nccl => Box::new(shm::ShmWorld::join(env, meter, &options)?),
+        Carrier::Tcp => Box::new(hosts::HostsWorld::join(env, meter, &options, tcp)?),
+        Carrier::Mpi => Box::new(hosts::HostsWorld::join(env, meter, &options, mpi)?),
     };
     let member = match &graphs {
         Some(graphs) => Box::new(Cutting { member, graphs: graphs.clone() }),

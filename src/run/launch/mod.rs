@@ -5,7 +5,7 @@ pub mod restart;
 use crate::base::{Error, Result};
 use crate::comm::env::Restart;
 use crate::comm::secret::Secret;
-use crate::comm::shm::{Arena, Watch};
+use crate::comm::shm::{Arena, ShmWatch};
 use crate::comm::{env, nccl};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
@@ -91,7 +91,7 @@ pub fn run(launch: &Launch) -> Result<()> {
     let (nproc, mut deadline) = (launch.nproc, launch.deadline);
     let mut signals = catch(launch.signals)?;
     let arena = Arc::new(Arena::create(nproc)?);
-    let watch = Watch::new(arena.clone())?;
+    let watch = ShmWatch::new(arena.clone())?;
     let secret = Secret::make()?;
     let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
     for rank in 0..nproc {

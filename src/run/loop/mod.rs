@@ -70,7 +70,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         return Err(e);
     }
-    let mesh = tracer.watch(flight.watch(Mesh::around(world, member, plan.mesh)?));
+    let mesh = tracer.watch(flight.watch(Mesh::with_world(world, member, plan.mesh)?));
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {

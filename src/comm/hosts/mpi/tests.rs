@@ -63,8 +63,8 @@ fn bytes(from: usize, channel: u16, message: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + from * 31 + channel as usize * 17 + message * 5) as u8).collect()
 }
 
-/// Everyone to the two ranks of the other host and back, on three channels in three threads at once: nothing, a byte, pieces and
-/// a rest, two messages a peer.
+/// Everyone to the two ranks of the other host and back, on three channels in three threads at once: nothing, a byte,
+/// pieces and a rest, two messages a peer.
 #[test]
 fn bytes_arrive_in_order_on_all_channels_at_once() {
     let everyone = |wire: MpiWire| {
