@@ -1,8 +1,8 @@
 //! The calls of a `Collective`: checks the operands, finds out whether peers reach them in place, and starts. Never
 //! waits but where the call says so.
 use super::buffer::ShmBuffer;
-use super::hub::Hub;
 use super::group::{ShmGroup, Until};
+use super::hub::Hub;
 use super::op::{OpStep, ShmOp};
 use super::record::{CollectiveKind, Desc};
 use super::sum::Sources;
