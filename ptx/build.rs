@@ -1,4 +1,4 @@
-//! Finds the kernel sources: a table of the names and texts of `kernels/*.ptx`, which `src/kernels.rs` embeds.
+//! Finds the kernel sources: a table of the names and texts of `kernels/*.ptx`, which `src/kernels/variant.rs` embeds.
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 

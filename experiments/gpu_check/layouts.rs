@@ -8,14 +8,14 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, LIMBS, ViewMut};
-use flatshard_ptx::kernels::probes::{PROBES, Probe, TENSOR_WORDS};
+use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Rows of the tensor that boxes are copied from, and elements from one to the next.
 const TENSOR: ([u64; 3], [u64; 2]) = ([40, 7, 5], [48, 7 * 48]);
 
-fn run_probe(driver: &dyn Driver, probe: &Probe) -> Result<Vec<u32>> {
+fn run_probe(driver: &dyn Driver, probe: &LayoutProbe) -> Result<Vec<u32>> {
     let input = probe.inputs();
     let kernel = Kernel { variant: probe.variant, entry: probe.entry };
     words(driver, probe.words[1], |out| {

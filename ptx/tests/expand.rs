@@ -1,5 +1,5 @@
 //! The expander from outside: what each directive gives, and for every error the file and line, of the call too.
-use flatshard_ptx::expand::{Error, expand};
+use flatshard_ptx::expand::{ExpandError, expand};
 
 fn nothing(_: &str) -> Option<String> {
     None
@@ -210,7 +210,7 @@ fn every_error_names_its_line() {
 fn errors_inside_macros_name_every_call() {
     let source = ".macro IN(n) {\n  ${n / 0}\n}\n.macro OUT(n) {\n\n  IN!($n);\n}\n.for i in 5 .. 6 {\n  OUT!(i);\n}\n";
     assert_eq!(error(source), "k.ptx:2: 5 / 0 has no value\n  IN! called at k.ptx:6\n  OUT! called at k.ptx:9");
-    let e: Error = expand("k.ptx", ".macro M() {\n M!()\n}\nM!()\n", &[], &nothing).unwrap_err();
+    let e: ExpandError = expand("k.ptx", ".macro M() {\n M!()\n}\nM!()\n", &[], &nothing).unwrap_err();
     assert_eq!((e.what.as_str(), e.through.len()), ("calls nest deeper than 64", 64));
     assert_eq!(e.through.last().unwrap().2, 4, "the outermost call comes last");
 }

@@ -1,5 +1,5 @@
 //! What single instructions give, lane by lane: the table of the emulator against values worked out by hand or by Rust.
-use flatshard_ptx::emulate::{Argument, Launch, Memory, parse};
+use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, parse};
 
 /// Runs `text` in one warp with %a, %b, %c (32 bits) and %A, %B (64 bits) given, %p = a < b and %lane; stores `what`.
 fn warp(text: &str, what: &str, a: u64, b: u64, c: u64) -> Vec<u64> {
@@ -14,10 +14,10 @@ fn warp(text: &str, what: &str, a: u64, b: u64, c: u64) -> Vec<u64> {
         {what} st.global.b64 [%out], %R; ret; }}"
     );
     let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{text}: {e}"));
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let out = memory.alloc("out", 32 * 8);
     let arguments = [Argument::Pointer(out), Argument::U64(a), Argument::U64(b), Argument::U64(c)];
-    let launch = Launch {
+    let launch = KernelLaunch {
         kernel: &kernels[0],
         grid: [1; 3],
         block: [32, 1, 1],
@@ -203,11 +203,12 @@ fn atomics_are_whole() {
         atom.global.exch.b32 %o, [%at+16], 5; red.global.or.b32 [%at+20], %t; red.global.add.u64 [%at+24], 3; ret; }";
     let kernels = parse("k.ptx", source).unwrap();
     for schedule in 0..4 {
-        let mut memory = Memory::new();
+        let mut memory = GlobalMemory::new();
         let at = memory.upload("at", &[0; 32]);
         let arguments = [Argument::Pointer(at)];
         let (grid, block) = ([3, 1, 1], [64, 1, 1]);
-        let launch = Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
+        let launch =
+            KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
         launch.run(&mut memory).unwrap();
         let words: Vec<u32> =
             memory.download(at).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();

@@ -1,6 +1,6 @@
 //! ldmatrix and mma.sync against a naive product, and the faults around them. The tile kernel is written in the expander's
 //! syntax: A (16, k) and B (8, k) by rows through shared memory in two stages, D = A Bᵀ.
-use flatshard_ptx::emulate::{Argument, Counts, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::expand::expand;
 use half::{bf16, f16};
 
@@ -127,7 +127,7 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b) as f64).collect()
 }
 
-type Ran = Result<(Vec<f64>, Vec<f64>, Counts), Report>;
+type Ran = Result<(Vec<f64>, Vec<f64>, LaunchCounts), LaunchReport>;
 
 /// Got, wanted, counts.
 fn tile(text: &str, given: &[(&str, i64)], k: usize, schedule: u64) -> Ran {
@@ -139,11 +139,11 @@ fn tile(text: &str, given: &[(&str, i64)], k: usize, schedule: u64) -> Ran {
     let (a, b) = (input(1, 16 * k, bytes), input(5, 8 * k, bytes));
     let text = expand("tile.ptx", text, given, &|_| None).unwrap_or_else(|e| panic!("{e}"));
     let kernels = parse("tile.ptx", &text).unwrap_or_else(|e| panic!("{e}"));
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let (pa, pb, pd) = (memory.upload("A", &a.bytes), memory.upload("B", &b.bytes), memory.alloc("D", 512));
     let arguments = &[Argument::Pointer(pa), Argument::Pointer(pb), Argument::Pointer(pd), Argument::U32(k as u32)];
     let launch =
-        Launch { kernel: &kernels[0], grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, arguments, schedule };
+        KernelLaunch { kernel: &kernels[0], grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, arguments, schedule };
     let counts = launch.run(&mut memory)?;
     let of_b = |n: usize, i: usize| b.values[if trans { i * 8 + n } else { n * k + i }];
     let dot = |m: usize, n: usize| (0..k).map(|i| a.values[m * k + i] * of_b(n, i)).sum();
@@ -154,7 +154,7 @@ fn plant(source: &str, old: &str, new: &str) -> String {
     assert!(source.contains(old), "nothing to replace: {old}");
     source.replacen(old, new, 1)
 }
-fn caught(kind: Kind, words: &str, text: &str, given: &[(&str, i64)]) {
+fn caught(kind: FindingKind, words: &str, text: &str, given: &[(&str, i64)]) {
     for schedule in 0..4 {
         let report = tile(text, given, 64, schedule).map(|r| r.0).expect_err("the fault was not caught");
         let found = report.findings.iter().any(|f| f.kind == kind && f.to_string().contains(words));
@@ -213,11 +213,17 @@ fn tf32_ignores_the_lower_bits() {
     let kernels = parse("k.ptx", source).unwrap();
     let dirty = |v: f32| f32::from_bits(v.to_bits() | 0x1fff).to_le_bytes().to_vec();
     let (a, b) = (input(2, 128, dirty), input(3, 64, dirty));
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let (pa, pb, pd) = (memory.upload("A", &a.bytes), memory.upload("B", &b.bytes), memory.alloc("D", 512));
     let arguments = &[Argument::Pointer(pa), Argument::Pointer(pb), Argument::Pointer(pd)];
-    let launch =
-        Launch { kernel: &kernels[0], grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, arguments, schedule: 1 };
+    let launch = KernelLaunch {
+        kernel: &kernels[0],
+        grid: [1; 3],
+        block: [32, 1, 1],
+        dynamic_shared: 0,
+        arguments,
+        schedule: 1,
+    };
     launch.run(&mut memory).unwrap_or_else(|report| panic!("{report}"));
     let dot = |m: usize, n: usize| (0..8).map(|i| a.values[m * 8 + i] * b.values[n * 8 + i]).sum::<f64>();
     let want: Vec<f64> = (0..128).map(|d| 1.0 + dot(d / 8, d % 8)).collect();
@@ -226,21 +232,21 @@ fn tf32_ignores_the_lower_bits() {
 
 #[test]
 fn faults_around_tiles() {
-    caught(Kind::InFlight, "asynchronous copy is in flight", &plant(TILE, "cp.async.wait_group 1;", ""), &[]);
+    caught(FindingKind::InFlight, "asynchronous copy is in flight", &plant(TILE, "cp.async.wait_group 1;", ""), &[]);
     let lax = plant(TILE, "cp.async.wait_group 1;", "cp.async.wait_group 2;");
-    caught(Kind::InFlight, "read of shared 'stages'", &lax, &[]);
+    caught(FindingKind::InFlight, "read of shared 'stages'", &lax, &[]);
     // Even the lane that waited for its own row reads for all.
     let barrier = plant(TILE, "    bar.warp.sync -1;\n", "\n");
-    caught(Kind::Race, "read of shared 'stages'", &barrier, &[]);
+    caught(FindingKind::Race, "read of shared 'stages'", &barrier, &[]);
     let barrier = plant(TILE, "    bar.warp.sync 0xffffffff;\n", "\n");
-    caught(Kind::Race, "write of shared 'stages'", &barrier, &[]);
-    caught(Kind::Misaligned, "16 bytes at byte", TILE, &[("STRIDE", 40)]);
+    caught(FindingKind::Race, "write of shared 'stages'", &barrier, &[]);
+    caught(FindingKind::Misaligned, "16 bytes at byte", TILE, &[("STRIDE", 40)]);
     let beyond = plant(TILE, "%row, $STRIDE, %base;\n    mad.lo.u32 %from", "%row, 999, %base;\n    mad.lo.u32 %from");
-    caught(Kind::OutOfBounds, "of shared 'stages'", &plant(&beyond, "999", "1024"), &[]);
+    caught(FindingKind::OutOfBounds, "of shared 'stages'", &plant(&beyond, "999", "1024"), &[]);
     let guarded = plant(TILE, ".else    { mma.sync", ".else    { @%half mma.sync");
-    caught(Kind::Divergent, "lanes 0xffff0000 never arrive", &guarded, &[]);
+    caught(FindingKind::Divergent, "lanes 0xffff0000 never arrive", &guarded, &[]);
     let guarded = plant(TILE, "    ldmatrix.sync", "    @%half ldmatrix.sync");
-    caught(Kind::Divergent, "never arrive", &guarded, &[]);
+    caught(FindingKind::Divergent, "never arrive", &guarded, &[]);
     let unset = plant(TILE, ".for i in 0 .. 4 {", ".for i in 0 .. 3 {");
-    caught(Kind::Uninitialised, "register %acc3", &unset, &[]);
+    caught(FindingKind::Uninitialised, "register %acc3", &unset, &[]);
 }

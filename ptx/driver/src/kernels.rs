@@ -3,7 +3,7 @@ use crate::code::{Code, Result};
 use crate::queue::{Node, at_once};
 use crate::settings::Settings;
 use crate::state::say;
-use flatshard_ptx::emulate::{self, Argument, Kernel, Kind, Launch, parse};
+use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, PtxKernel, parse};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ fn newest_ptx(cuda: i32) -> (i32, i32) {
 
 #[derive(Default)]
 pub struct Kernels {
-    modules: HashMap<u64, Arc<Vec<Kernel>>>,
+    modules: HashMap<u64, Arc<Vec<PtxKernel>>>,
     functions: HashMap<u64, Function>,
 }
 
 #[derive(Clone)]
 pub struct Function {
     pub module: u64,
-    kernels: Arc<Vec<Kernel>>,
+    kernels: Arc<Vec<PtxKernel>>,
     index: usize,
     /// Bytes of shared memory that a launch may ask for.
     pub dynamic: usize,
@@ -31,7 +31,7 @@ pub struct Function {
 pub type Log = String;
 
 /// Checks what a driver's compiler would refuse, and parses the rest.
-pub fn compile(settings: &Settings, ptx: &str) -> std::result::Result<Arc<Vec<Kernel>>, (Code, Log)> {
+pub fn compile(settings: &Settings, ptx: &str) -> std::result::Result<Arc<Vec<PtxKernel>>, (Code, Log)> {
     let directive = |name: &str| {
         let line = ptx.lines().find_map(|line| line.trim_start().strip_prefix(name));
         line.map(|rest| rest.trim().trim_end_matches(';').to_string()).unwrap_or_default()
@@ -58,7 +58,7 @@ pub fn compile(settings: &Settings, ptx: &str) -> std::result::Result<Arc<Vec<Ke
 }
 
 impl Kernels {
-    pub fn add(&mut self, handle: u64, kernels: Arc<Vec<Kernel>>) {
+    pub fn add(&mut self, handle: u64, kernels: Arc<Vec<PtxKernel>>) {
         self.modules.insert(handle, kernels);
     }
     pub fn remove(&mut self, module: u64) -> Result {
@@ -107,7 +107,7 @@ pub struct Shape {
 }
 
 impl Function {
-    pub fn kernel(&self) -> &Kernel {
+    pub fn kernel(&self) -> &PtxKernel {
         &self.kernels[self.index]
     }
     /// Bytes of each parameter, in order.
@@ -149,15 +149,16 @@ impl Function {
         Ok(at_once(move |memory| {
             let Shape { grid, block, shared } = shape;
             let kernel = &kernels[index];
-            let launch = Launch { kernel, grid, block, dynamic_shared: shared, arguments: &arguments, schedule: 0 };
-            let run = |memory: &mut emulate::Memory| launch.run(memory);
+            let launch =
+                KernelLaunch { kernel, grid, block, dynamic_shared: shared, arguments: &arguments, schedule: 0 };
+            let run = |memory: &mut GlobalMemory| launch.run(memory);
             memory.lend(run).map(|_| ()).map_err(|report| {
                 say(&report.to_string());
                 let kind = report.findings.first().map(|finding| finding.kind);
                 match kind {
-                    Some(Kind::OutOfBounds | Kind::ReadOnly) => Code::ILLEGAL_ADDRESS,
-                    Some(Kind::Misaligned) => Code::MISALIGNED_ADDRESS,
-                    Some(Kind::Deadlock | Kind::Endless) => Code::LAUNCH_TIMEOUT,
+                    Some(FindingKind::OutOfBounds | FindingKind::ReadOnly) => Code::ILLEGAL_ADDRESS,
+                    Some(FindingKind::Misaligned) => Code::MISALIGNED_ADDRESS,
+                    Some(FindingKind::Deadlock | FindingKind::Endless) => Code::LAUNCH_TIMEOUT,
                     _ => Code::LAUNCH_FAILED,
                 }
             })

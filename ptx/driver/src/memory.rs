@@ -5,7 +5,7 @@
 //! freed memory is told so.
 use crate::code::{Code, Result};
 use crate::state::say;
-use flatshard_ptx::emulate::{self, Allocation, Data, Shadow};
+use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
 use std::ops::Range;
 
@@ -186,13 +186,13 @@ impl Memory {
     }
 
     /// All of it as the emulator sees memory, for one launch.
-    pub(crate) fn lend<T>(&mut self, launch: impl FnOnce(&mut emulate::Memory) -> T) -> T {
+    pub(crate) fn lend<T>(&mut self, launch: impl FnOnce(&mut GlobalMemory) -> T) -> T {
         let lent = self.blocks.iter_mut().map(|block| {
             let (name, shadow) = (std::mem::take(&mut block.name), std::mem::take(&mut block.shadow));
             let address = block.address;
-            Allocation { name, address, data: Data::Write(block.slice()), shadow }
+            Allocation { name, address, data: Backing::Write(block.slice()), shadow }
         });
-        let mut memory = emulate::Memory::of(lent.collect());
+        let mut memory = GlobalMemory::of(lent.collect());
         let result = launch(&mut memory);
         let back: Vec<_> = memory.into_allocations().into_iter().map(|a| (a.name, a.shadow)).collect();
         for (block, (name, shadow)) in self.blocks.iter_mut().zip(back) {

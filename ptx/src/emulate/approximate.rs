@@ -2,21 +2,23 @@
 //! and of a seed, so a kernel gives the same bits each time, and one that needs an exact result fails. Never moves what the
 //! manual's tables of special values fix: results for zeros, infinities and NaN.
 
+use super::draw::{GAMMA, finalize};
+
 /// Largest error of an instruction.
 #[derive(Clone, Copy)]
-enum Error {
+enum ErrorBound {
     /// Units in the last place.
     Ulps(f64),
     Relative(f64),
     Absolute(f64),
 }
-use Error::*;
+use ErrorBound::*;
 
 /// An instruction: its function in f64, and its error for an operand.
 #[derive(Clone, Copy)]
 pub struct Approximate {
     function: fn(f64, f64) -> f64,
-    error: fn(f64) -> Error,
+    error: fn(f64) -> ErrorBound,
     /// Subnormal operands and results become zeros of their sign.
     flushes: bool,
 }
@@ -50,7 +52,7 @@ pub fn approximate(parts: &[&str]) -> Option<(usize, Approximate)> {
 }
 
 /// Of sines and cosines: 2^-20.5 within two turns, 2^-14.7 within a hundred half turns; beyond, the manual promises nothing.
-fn turned(x: f64) -> Error {
+fn turned(x: f64) -> ErrorBound {
     use std::f64::consts::PI;
     Absolute(if x.abs() <= 2.0 * PI { 6.74e-7 } else { 3.76e-5 })
 }
@@ -78,10 +80,7 @@ impl Approximate {
     }
 }
 
-/// From -1 to 1: the finalizer of SplitMix64 (Steele et al. 2014).
+/// From -1 to 1.
 fn draw(a: u32, b: u32, seed: u64) -> f64 {
-    let mut z = ((b as u64) << 32 | a as u64) ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    (z ^ z >> 31) as i64 as f64 / (1u64 << 63) as f64
+    finalize(((b as u64) << 32 | a as u64) ^ seed.wrapping_mul(GAMMA)) as i64 as f64 / (1u64 << 63) as f64
 }

@@ -1,49 +1,21 @@
-//! Bulk copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited for in
+//! BulkStores copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited for in
 //! groups. As late as the hardware may: what is on its way to shared memory lands when the scheduler says, what leaves is
 //! read and written at the wait. Until then nobody may write what a copy reads. Never executes anything else.
 //!
 //! A copy that adds is a read and a write of what it adds to, though the hardware would take two at a time: sums of f32 depend
 //! on their order, so two that nothing orders are a race here.
 use super::clock::Agent;
-use super::decode::{Address, Source, Space};
-use super::decode_hopper::Hopper;
-use super::kernel::{PARAMETER_BASE, SHARED_BASE};
-use super::machine::{At, Cta, Machine, Step, Stop};
+use super::in_flight::{ArrivingCopy, DepartingCopy};
+use super::lane::lanes;
+use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::mbarrier::Mbarrier;
 use super::memory_ops::Touch;
-use super::report::Kind;
-use super::shadow::{Access, Proxy, Who};
-use super::tensor::{MAP_BYTES, Piece, TensorMap};
-use super::warp::{Stretch, Warp, lanes};
-use std::collections::VecDeque;
-
-/// A copy on its way to shared memory: pieces with their offsets there, and the mbarrier that counts them.
-pub struct Flight {
-    pieces: Vec<(usize, Vec<u8>)>,
-    from: Vec<Stretch>,
-    bytes: usize,
-    barrier: usize,
-    pc: usize,
-}
-
-/// A copy on its way out of shared memory.
-pub struct Leaving {
-    /// Offset in shared memory, address in global memory, bytes.
-    pieces: Vec<(usize, Option<u64>, usize)>,
-    /// Once it has been read.
-    data: Option<Vec<Vec<u8>>>,
-    /// f32 are added to what is there.
-    add: bool,
-    pub pc: usize,
-}
-
-/// One lane's copies out: not yet committed, and the committed groups, oldest first.
-#[derive(Default)]
-pub struct Bulk {
-    pub open: Vec<Leaving>,
-    pub groups: VecDeque<Vec<Leaving>>,
-}
-
+use super::op::Hopper;
+use super::operand::{Address, PARAMETER_BASE, PtxSource, SHARED_BASE, Space};
+use super::report::FindingKind;
+use super::shadow::{Access, Proxy};
+use super::tensor::{BoxRun, MAP_BYTES, TensorMap};
+use super::warp::Warp;
 fn add(to: &mut [u8], data: &[u8]) {
     let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
     for (to, data) in to.as_chunks_mut().0.iter_mut().zip(data.as_chunks().0) {
@@ -51,17 +23,10 @@ fn add(to: &mut [u8], data: &[u8]) {
     }
 }
 
-impl Bulk {
-    /// A copy whose shared memory may still be read.
-    pub fn unread(&self) -> Option<&Leaving> {
-        self.groups.iter().flatten().chain(&self.open).find(|leaving| leaving.data.is_none())
-    }
-}
-
-impl Machine<'_, '_> {
-    pub(super) fn bulk(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: At) -> Step {
+impl Emulator<'_, '_> {
+    pub(super) fn bulk(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: Site) -> StepResult {
         for lane in lanes(active) {
-            let at = At { lane: Some(lane), ..at };
+            let at = Site { lane: Some(lane), ..at };
             match op {
                 Hopper::BulkLoad { to, from, bytes, barrier } => {
                     let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
@@ -73,7 +38,7 @@ impl Machine<'_, '_> {
                 Hopper::TensorLoad { to, map, at: corner, barrier } => {
                     let [to, barrier] = [*to, *barrier].map(|a| self.address(warp, a, lane, at));
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, to, at)?;
-                    let place = |p: Piece| (p.global, map.swizzle.apply(to + p.at as u64), p.bytes);
+                    let place = |p: BoxRun| (p.global, map.swizzle.apply(to + p.at as u64), p.bytes);
                     self.depart(cta, warp, lane, pieces.into_iter().map(place).collect(), barrier, at)?;
                 }
                 Hopper::BulkStore { to, from, bytes, add } => {
@@ -85,7 +50,7 @@ impl Machine<'_, '_> {
                 Hopper::TensorStore { map, at: corner, from } => {
                     let from = self.address(warp, *from, lane, at);
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, from, at)?;
-                    let place = |p: Piece| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
+                    let place = |p: BoxRun| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
                     self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), false, at)?;
                 }
                 Hopper::BulkCommit => {
@@ -98,14 +63,14 @@ impl Machine<'_, '_> {
         }
         Ok(())
     }
-    fn address(&mut self, warp: &mut Warp, address: Address, lane: usize, at: At) -> u64 {
+    fn address(&mut self, warp: &mut Warp, address: Address, lane: usize, at: Site) -> u64 {
         self.value(warp, address.base, lane, at).wrapping_add_signed(address.offset)
     }
     /// Offsets of the 16-byte pieces of a plain bulk copy.
-    fn plain(&mut self, from: u64, to: u64, bytes: u64, at: At) -> Result<impl Iterator<Item = u64> + use<>, Stop> {
+    fn plain(&mut self, from: u64, to: u64, bytes: u64, at: Site) -> Result<impl Iterator<Item = u64> + use<>, Stop> {
         if [from, to, bytes].iter().any(|n| !n.is_multiple_of(16)) {
             let what = format!("bulk copy of {bytes} bytes from {from:#x} to {to:#x}: all are multiples of 16");
-            self.find(Kind::Misaligned, at, what);
+            self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
         Ok((0..bytes).step_by(16))
@@ -115,11 +80,11 @@ impl Machine<'_, '_> {
         &mut self,
         warp: &mut Warp,
         lane: usize,
-        map: Source,
-        corner: &[Source],
+        map: PtxSource,
+        corner: &[PtxSource],
         shared: u64,
-        at: At,
-    ) -> Result<(TensorMap, Vec<Piece>), Stop> {
+        at: Site,
+    ) -> Result<(TensorMap, Vec<BoxRun>), Stop> {
         let address = self.value(warp, map, lane, at);
         let offset = address.wrapping_sub(PARAMETER_BASE) as usize;
         let bytes = match offset < self.arguments.len() {
@@ -127,19 +92,19 @@ impl Machine<'_, '_> {
             false => self.memory.bytes(address, MAP_BYTES),
         };
         let Some(map) = bytes.and_then(TensorMap::decode) else {
-            self.find(Kind::OutOfBounds, at, format!("there is no tensor map at {address:#x}"));
+            self.find(FindingKind::OutOfBounds, at, format!("there is no tensor map at {address:#x}"));
             return Err(Stop);
         };
         let corner: Vec<i64> = corner.iter().map(|&x| self.value(warp, x, lane, at) as u32 as i32 as i64).collect();
         if corner.len() != map.sizes.len() {
             let what = format!("{} coordinates for a map of {} dimensions", corner.len(), map.sizes.len());
-            self.find(Kind::Launch, at, what);
+            self.find(FindingKind::Launch, at, what);
             return Err(Stop);
         }
         let wanted = map.swizzle.pattern().max(128);
         if !shared.is_multiple_of(wanted as u64) {
             let what = format!("a box with {:?} at shared address {shared:#x}: aligned to {wanted} bytes", map.swizzle);
-            self.find(Kind::Misaligned, at, what);
+            self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
         let pieces = map.pieces(&corner);
@@ -153,11 +118,11 @@ impl Machine<'_, '_> {
         lane: usize,
         pieces: Vec<(Option<u64>, u64, usize)>,
         barrier: u64,
-        at: At,
-    ) -> Step {
+        at: Site,
+    ) -> StepResult {
         let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
         self.check_shown(cta, warp, lane, barrier, at);
-        let mut flight = Flight { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc };
+        let mut flight = ArrivingCopy { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (global, shared, bytes) in pieces {
             let mut data = vec![0; bytes];
@@ -179,7 +144,7 @@ impl Machine<'_, '_> {
     }
     /// One copy arrives: its bytes are there for whoever waits for the mbarrier.
     pub(super) fn land(&mut self, cta: &mut Cta, warps: usize, index: usize) {
-        let Flight { pieces, from, bytes, barrier, pc } = cta.flights.swap_remove(index);
+        let ArrivingCopy { pieces, from, bytes, barrier, pc } = cta.flights.swap_remove(index);
         let by = self.agent(cta, Agent::CopyEngine, warps, pc);
         self.let_go(&from, by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
         for (offset, data) in pieces {
@@ -196,13 +161,13 @@ impl Machine<'_, '_> {
         lane: usize,
         pieces: Vec<(u64, Option<u64>, usize)>,
         add: bool,
-        at: At,
-    ) -> Step {
-        let mut leaving = Leaving { pieces: vec![], data: None, add, pc: at.pc };
+        at: Site,
+    ) -> StepResult {
+        let mut leaving = DepartingCopy { pieces: vec![], data: None, add, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (shared, global, bytes) in pieces {
             let (name, base, offset) = self.find_shared(shared, bytes, at)?;
-            let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
+            let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);
             let trouble = cta.shadow.hold(base + offset, bytes, &who);
             self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, bytes, at);
             if let Some(address) = global {
@@ -221,7 +186,7 @@ impl Machine<'_, '_> {
         warp.bulk.entry(lane).or_default().open.push(leaving);
         Ok(())
     }
-    fn bulk_wait(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, left: usize, read: bool, at: At) {
+    fn bulk_wait(&mut self, cta: &mut Cta, warp: &mut Warp, lane: usize, left: usize, read: bool, at: Site) {
         let Some(mut bulk) = warp.bulk.remove(&lane) else { return };
         let done = bulk.groups.len().saturating_sub(left);
         for leaving in bulk.groups.iter_mut().take(done).flatten() {
@@ -234,18 +199,18 @@ impl Machine<'_, '_> {
         }
         warp.bulk.insert(lane, bulk);
     }
-    fn read_leaving(&mut self, cta: &mut Cta, warp: &Warp, lane: usize, leaving: &mut Leaving, at: At) {
+    fn read_leaving(&mut self, cta: &mut Cta, warp: &Warp, lane: usize, leaving: &mut DepartingCopy, at: Site) {
         if leaving.data.is_some() {
             return;
         }
-        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
+        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);
         leaving.data = Some(leaving.pieces.iter().map(|(from, _, n)| cta.shared[*from..from + n].to_vec()).collect());
         for (from, _, bytes) in &leaving.pieces {
             cta.shadow.let_go(*from, *bytes, who.epoch(), |e| who.follows(e));
         }
     }
-    fn write_leaving(&mut self, cta: &Cta, warp: &Warp, lane: usize, leaving: Leaving, at: At) {
-        let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async }.epoch();
+    fn write_leaving(&mut self, cta: &Cta, warp: &Warp, lane: usize, leaving: DepartingCopy, at: Site) {
+        let by = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async).epoch();
         for ((_, to, bytes), data) in leaving.pieces.iter().zip(leaving.data.iter().flatten()) {
             let Some(Ok((index, start))) = to.map(|to| self.memory.find(to, *bytes)) else { continue };
             if let Ok(to) = self.bytes(index, Access::Write, start..start + bytes, at) {
@@ -262,13 +227,13 @@ impl Machine<'_, '_> {
     pub(super) fn finish_bulk(&mut self, cta: &Cta, warp: &mut Warp) {
         for (lane, bulk) in std::mem::take(&mut warp.bulk) {
             if let Some(leaving) = bulk.unread() {
-                let at = At { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
+                let at = Site { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
                 let what =
                     "the thread ends while this copy may still read shared memory: cp.async.bulk.wait_group.read";
-                self.find(Kind::InFlight, at, what.into());
+                self.find(FindingKind::InFlight, at, what.into());
             }
             for leaving in bulk.groups.into_iter().flatten().chain(bulk.open) {
-                let at = At { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
+                let at = Site { pc: leaving.pc, cta: cta.id, warp: warp.id, lane: Some(lane) };
                 self.write_leaving(cta, warp, lane, leaving, at);
             }
         }
@@ -277,9 +242,9 @@ impl Machine<'_, '_> {
     pub(super) fn finish_flights(&mut self, cta: &Cta) {
         let landed = cta.mbarriers.values().filter_map(Mbarrier::unwaited);
         if let Some(pc) = cta.flights.iter().map(|flight| flight.pc).chain(landed).next() {
-            let at = At { pc, cta: cta.id, warp: 0, lane: None };
+            let at = Site { pc, cta: cta.id, warp: 0, lane: None };
             self.find(
-                Kind::InFlight,
+                FindingKind::InFlight,
                 at,
                 "the CTA ends and nothing has waited for this copy to its shared memory".into(),
             );

@@ -1,4 +1,4 @@
-//! Who knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never sees memory.
+//! Accessor knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never sees memory.
 //!
 //! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the lanes
 //! that made it; it happened before another if the other's *view* has reached that time for each of those lanes. Barriers,
@@ -8,7 +8,7 @@
 //!
 //! Bulk copies and wgmma work through the *asynchronous proxy*: what a thread wrote is visible there only after a
 //! `fence.proxy.async` on the way. So a view has a second part: what was known when such a fence was passed.
-use super::warp::{LANES, lanes};
+use super::lane::{LANES, lanes};
 
 /// An event: who, when, and by which instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Clocks {
 
 /// What is known of one's own CTA, and of others where something told of them.
 #[derive(Clone, Debug, Default)]
-pub struct View {
+pub struct ClockView {
     cta: u32,
     own: Clocks,
     others: Vec<(u32, Clocks)>,
@@ -73,12 +73,12 @@ fn reaches(clocks: &[u32], e: &Epoch) -> bool {
     lanes(e.lanes).all(|lane| clocks.get(first + lane).is_some_and(|&clock| e.clock <= clock))
 }
 
-impl View {
-    pub fn new(cta: u32, warps: usize) -> View {
+impl ClockView {
+    pub fn new(cta: u32, warps: usize) -> ClockView {
         let clocks = vec![0; (warps + 1) * LANES];
-        View { cta, own: Clocks { seen: clocks.clone(), shown: clocks }, others: vec![] }
+        ClockView { cta, own: Clocks { seen: clocks.clone(), shown: clocks }, others: vec![] }
     }
-    pub fn join(&mut self, other: &View) {
+    pub fn join(&mut self, other: &ClockView) {
         self.learn(other.cta, &other.own);
         for (cta, clocks) in &other.others {
             self.learn(*cta, clocks);
@@ -127,23 +127,23 @@ impl View {
 
 /// The views of a warp's lanes: one for all, until some learn what others do not.
 #[derive(Clone, Debug)]
-pub enum Views {
-    Same(View),
-    Each(Vec<View>),
+pub enum LaneViews {
+    Same(ClockView),
+    Each(Vec<ClockView>),
 }
 
-impl Views {
-    pub fn of(&self, lane: usize) -> &View {
+impl LaneViews {
+    pub fn of(&self, lane: usize) -> &ClockView {
         match self {
-            Views::Same(view) => view,
-            Views::Each(views) => &views[lane],
+            LaneViews::Same(view) => view,
+            LaneViews::Each(views) => &views[lane],
         }
     }
     /// What any of these lanes knows.
-    pub fn joined(&self, mask: u32) -> View {
+    pub fn joined(&self, mask: u32) -> ClockView {
         match self {
-            Views::Same(view) => view.clone(),
-            Views::Each(views) => {
+            LaneViews::Same(view) => view.clone(),
+            LaneViews::Each(views) => {
                 let mut all = lanes(mask).map(|lane| &views[lane]);
                 let mut joined = all.next().cloned().unwrap_or_default();
                 all.for_each(|view| joined.join(view));
@@ -152,29 +152,29 @@ impl Views {
         }
     }
     /// Changes what these lanes know; `live` are the lanes that have not returned.
-    pub fn change(&mut self, mask: u32, live: u32, mut change: impl FnMut(&mut View)) {
-        if let Views::Same(view) = self {
+    pub fn change(&mut self, mask: u32, live: u32, mut change: impl FnMut(&mut ClockView)) {
+        if let LaneViews::Same(view) = self {
             if live & !mask == 0 {
                 return change(view);
             }
-            *self = Views::Each(vec![view.clone(); LANES]);
+            *self = LaneViews::Each(vec![view.clone(); LANES]);
         }
-        if let Views::Each(views) = self {
+        if let LaneViews::Each(views) = self {
             lanes(mask).for_each(|lane| change(&mut views[lane]));
         }
     }
     /// From now on these lanes know exactly this.
-    pub fn set(&mut self, mask: u32, live: u32, view: &View) {
+    pub fn set(&mut self, mask: u32, live: u32, view: &ClockView) {
         match live & !mask {
-            0 => *self = Views::Same(view.clone()),
+            0 => *self = LaneViews::Same(view.clone()),
             _ => self.change(mask, live, |old| old.clone_from(view)),
         }
     }
     /// Whether the event is known to all these lanes.
-    pub fn all(&self, mask: u32, known: impl Fn(&View) -> bool) -> bool {
+    pub fn all(&self, mask: u32, known: impl Fn(&ClockView) -> bool) -> bool {
         match self {
-            Views::Same(view) => known(view),
-            Views::Each(views) => lanes(mask).all(|lane| known(&views[lane])),
+            LaneViews::Same(view) => known(view),
+            LaneViews::Each(views) => lanes(mask).all(|lane| known(&views[lane])),
         }
     }
 }

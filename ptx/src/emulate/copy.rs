@@ -1,23 +1,25 @@
 //! cp.async, and what every copy from global memory does with its source: held from the copy to its wait. Never moves bulk copies.
 use super::clock::Epoch;
-use super::decode::{Op, Source, Space};
-use super::kernel::SHARED_BASE;
-use super::machine::{At, Cta, Machine, Step, Stop};
+use super::in_flight::{AsyncCopy, Stretch};
+use super::lane::lanes;
+use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::memory_ops::Touch;
-use super::report::Kind;
-use super::shadow::{Access, Proxy, Who};
-use super::warp::{Copy, Stretch, Warp, lanes};
+use super::op::PtxOp;
+use super::operand::{PtxSource, SHARED_BASE, Space};
+use super::report::FindingKind;
+use super::shadow::{Access, Proxy};
+use super::warp::Warp;
 
 /// Bytes that cp.async takes at a time: it can be told to copy any even number.
 const PIECE: usize = 2;
 
-impl Machine<'_, '_> {
+impl Emulator<'_, '_> {
     /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the destination is 0xFF
     /// and out of bounds for all: late as the hardware may be, never earlier.
-    pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
-        if let Op::CopyAsync { bytes, to, from, read } = op {
+    pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
+        if let PtxOp::CopyAsync { bytes, to, from, read } = op {
             let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
-            let read = self.read(warp, read.unwrap_or(Source::Immediate(*bytes as u64)), active, at);
+            let read = self.read(warp, read.unwrap_or(PtxSource::Immediate(*bytes as u64)), active, at);
             self.count(Space::Shared, &to, active, *bytes);
             self.count(Space::Global, &from, lanes(active).filter(|&l| read[l] > 0).fold(0, |m, l| m | 1 << l), *bytes);
             for lane in lanes(active) {
@@ -25,7 +27,7 @@ impl Machine<'_, '_> {
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
                 if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % PIECE != 0 {
                     let what = format!("copies {wanted} bytes, as a part of {bytes}, from address {:#x}", from[lane]);
-                    self.find(Kind::Misaligned, At { lane: Some(lane), ..at }, what);
+                    self.find(FindingKind::Misaligned, Site { lane: Some(lane), ..at }, what);
                     return Err(Stop);
                 }
                 // A partial copy reads no byte beyond its part.
@@ -39,31 +41,33 @@ impl Machine<'_, '_> {
                 self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
                 let to = (to[lane] - SHARED_BASE) as usize;
                 cta.shadow.depart(to, *bytes);
-                warp.copies[lane].open.push(Copy { to, data, from: read_at });
+                warp.copies[lane].open.push(AsyncCopy { to, data, from: read_at });
             }
         }
         for lane in lanes(active) {
             let copies = &mut warp.copies[lane];
             let mut landed = vec![];
             match op {
-                Op::CopyCommit => copies.groups.push_back(std::mem::take(&mut copies.open)),
-                Op::CopyWait(Some(left)) => {
+                PtxOp::CopyCommit => copies.groups.push_back(std::mem::take(&mut copies.open)),
+                PtxOp::CopyWait(Some(left)) => {
                     let done = copies.groups.len().saturating_sub(*left as usize);
                     landed = copies.groups.drain(..done).flatten().collect();
                 }
-                Op::CopyWait(None) => landed = copies.groups.drain(..).flatten().chain(copies.open.drain(..)).collect(),
+                PtxOp::CopyWait(None) => {
+                    landed = copies.groups.drain(..).flatten().chain(copies.open.drain(..)).collect()
+                }
                 _ => {}
             }
-            for Copy { to, data, from } in landed {
+            for AsyncCopy { to, data, from } in landed {
                 cta.shared[to..to + data.len()].copy_from_slice(&data);
-                let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
+                let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
                 cta.shadow.land(to, data.len(), who.epoch());
                 self.let_go(&from, who.epoch(), |e| who.follows(e));
             }
         }
         Ok(())
     }
-    /// Reads global memory for an asynchronous copy: nobody may write there until [`Machine::let_go`].
+    /// Reads global memory for an asynchronous copy: nobody may write there until [`Emulator::let_go`].
     #[allow(clippy::too_many_arguments)]
     pub(super) fn hold(
         &mut self,
@@ -73,11 +77,11 @@ impl Machine<'_, '_> {
         address: u64,
         data: &mut [u8],
         proxy: Proxy,
-        at: At,
+        at: Site,
     ) -> Result<Stretch, Stop> {
-        let (at, bytes) = (At { lane: Some(lane), ..at }, data.len());
+        let (at, bytes) = (Site { lane: Some(lane), ..at }, data.len());
         let (allocation, offset) = self.find_global(address, bytes, at)?;
-        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy };
+        let who = warp.who(cta.id, 1 << lane, at.pc, proxy);
         let source = &mut self.memory.allocations[allocation];
         data.copy_from_slice(&source.data.bytes()[offset..offset + bytes]);
         if let Some(trouble) = source.shadow.hold(offset, bytes, &who) {

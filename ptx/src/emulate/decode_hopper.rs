@@ -1,107 +1,9 @@
 //! The instructions that came with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers. As in
 //! decode.rs, a form that is not listed is refused.
-use super::decode::{Address, MmaType, Result, Source, address, list, number, register, source, target};
-use super::kernel::{Operand, Register};
+use super::op::{Hopper, Left, MmaType, Wgmma};
+use super::operand::{Decoded, PtxOperand, PtxSource, address, list, number, register, source, target};
 
-pub enum Hopper {
-    MbarrierInit {
-        at: Address,
-        count: Source,
-    },
-    MbarrierInvalidate {
-        at: Address,
-    },
-    /// `expect`: bytes that are to come before the phase completes. `to` receives the phase.
-    Arrive {
-        to: Option<Register>,
-        at: Address,
-        count: Source,
-        expect: Option<Source>,
-    },
-    ExpectTx {
-        at: Address,
-        bytes: Source,
-    },
-    /// `try_wait` and `test_wait`: for the phase that `arrive` gave, or for the parity of one.
-    Wait {
-        to: Register,
-        at: Address,
-        phase: Source,
-        parity: bool,
-    },
-    BulkLoad {
-        to: Address,
-        from: Address,
-        bytes: Source,
-        barrier: Address,
-    },
-    /// With `add`, f32 that are added to those that are there.
-    BulkStore {
-        to: Address,
-        from: Address,
-        bytes: Source,
-        add: bool,
-    },
-    TensorLoad {
-        to: Address,
-        map: Source,
-        at: Vec<Source>,
-        barrier: Address,
-    },
-    TensorStore {
-        map: Source,
-        at: Vec<Source>,
-        from: Address,
-    },
-    BulkCommit,
-    /// Until at most `left` groups are on their way; with `read`, until their shared memory has been read.
-    BulkWait {
-        left: u64,
-        read: bool,
-    },
-    WgmmaFence,
-    WgmmaCommit,
-    WgmmaWait(u64),
-    Wgmma(Wgmma),
-    Registers {
-        count: u64,
-        more: bool,
-    },
-    ClusterArrive,
-    ClusterWait,
-}
-
-/// `wgmma.mma_async` m64nNk16 with an f32 accumulator.
-pub struct Wgmma {
-    pub kind: MmaType,
-    pub n: usize,
-    pub to: Vec<Register>,
-    pub a: Left,
-    /// Descriptor of B.
-    pub b: Source,
-    /// Whether D is added to.
-    pub keep: Source,
-    pub negate: [bool; 2],
-    /// B, and A from shared memory, stand with M or N contiguous rather than K.
-    pub transposed: [bool; 2],
-}
-pub enum Left {
-    Registers(Vec<Register>),
-    Descriptor(Source),
-}
-
-impl Hopper {
-    /// Undefined without all 32 lanes.
-    pub fn aligned(&self) -> bool {
-        use Hopper::*;
-        matches!(
-            self,
-            WgmmaFence | WgmmaCommit | WgmmaWait(_) | Wgmma(_) | Registers { .. } | ClusterArrive | ClusterWait
-        )
-    }
-}
-
-pub fn hopper(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+pub fn hopper(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     match parts[0] {
         "mbarrier" => mbarrier(parts, operands),
         "cp" => bulk(parts, operands),
@@ -110,7 +12,7 @@ pub fn hopper(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
     }
 }
 
-fn mbarrier(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+fn mbarrier(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     // The defaults, spelt out: release or acquire, among the CTA's threads; `relaxed` is how expect_tx is.
     let implied = |p: &&str| matches!(*p, "release" | "acquire" | "relaxed" | "cta" | "cluster");
     let plain: Vec<&str> = parts.iter().copied().filter(|p| !implied(p)).collect();
@@ -119,11 +21,11 @@ fn mbarrier(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
         (["init"], [at, count]) => Hopper::MbarrierInit { at: address(at)?, count: source(count)? },
         (["inval"], [at]) => Hopper::MbarrierInvalidate { at: address(at)? },
         (["arrive"], [to, at, count @ ..]) if count.len() < 2 => {
-            let count = count.first().map_or(Ok(Source::Immediate(1)), source)?;
+            let count = count.first().map_or(Ok(PtxSource::Immediate(1)), source)?;
             Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: None }
         }
         (["arrive", "expect_tx"], [to, at, bytes]) => {
-            let count = Source::Immediate(1);
+            let count = PtxSource::Immediate(1);
             Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: Some(source(bytes)?) }
         }
         (["expect_tx"], [at, bytes]) => Hopper::ExpectTx { at: address(at)?, bytes: source(bytes)? },
@@ -137,16 +39,16 @@ fn mbarrier(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
     }))
 }
 
-fn bulk(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+fn bulk(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     const DONE: &str = "mbarrier::complete_tx::bytes";
     // A cache hint takes an operand of its own, last.
     let (parts, operands) = match (parts, operands) {
         ([parts @ .., "L2::cache_hint"], [operands @ .., _]) => (parts, operands),
         _ => (parts, operands),
     };
-    let coordinates = |dimensions: &str, operand: &Operand| -> Result<Option<(Source, Vec<Source>)>> {
-        let Operand::Tensor(map, at) = operand else { return Err("[map, {coordinates}] expected".into()) };
-        let at: Vec<Source> = at.iter().map(source).collect::<Result<_>>()?;
+    let coordinates = |dimensions: &str, operand: &PtxOperand| -> Decoded<Option<(PtxSource, Vec<PtxSource>)>> {
+        let PtxOperand::Tensor(map, at) = operand else { return Err("[map, {coordinates}] expected".into()) };
+        let at: Vec<PtxSource> = at.iter().map(source).collect::<Decoded<_>>()?;
         Ok((dimensions == format!("{}d", at.len())).then_some((source(map)?, at)))
     };
     if let ["cp", "reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"] = parts {
@@ -181,7 +83,7 @@ fn bulk(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
     }))
 }
 
-fn wgmma(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+fn wgmma(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     let [_, what, "sync", "aligned", shape @ ..] = parts else { return Ok(None) };
     match (*what, shape, operands) {
         ("fence", [], []) => Ok(Some(Hopper::WgmmaFence)),
@@ -195,13 +97,13 @@ fn wgmma(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
             };
             let n = shape.strip_prefix("m64n").and_then(|s| s.strip_suffix("k16")).and_then(|n| n.parse().ok());
             let Some(n) = n.filter(|n: &usize| (8..=256).contains(n) && n.is_multiple_of(8)) else { return Ok(None) };
-            let registers = |operand: &Operand| list(operand).iter().map(register).collect::<Result<Vec<_>>>();
+            let registers = |operand: &PtxOperand| list(operand).iter().map(register).collect::<Decoded<Vec<_>>>();
             let to = registers(to)?;
             let a = match a {
-                Operand::List(_) => Left::Registers(registers(a)?),
+                PtxOperand::List(_) => Left::Registers(registers(a)?),
                 descriptor => Left::Descriptor(source(descriptor)?),
             };
-            let flags: Vec<i64> = flags.iter().map(|f| number(f).map(|f| f as i64)).collect::<Result<_>>()?;
+            let flags: Vec<i64> = flags.iter().map(|f| number(f).map(|f| f as i64)).collect::<Decoded<_>>()?;
             let transposed = match (&a, &flags[..]) {
                 (Left::Registers(a), [_, _, b]) if a.len() == 4 => [0, *b],
                 (Left::Descriptor(_), [_, _, a, b]) => [*a, *b],
@@ -219,7 +121,7 @@ fn wgmma(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
     }
 }
 
-fn others(parts: &[&str], operands: &[Operand]) -> Result<Option<Hopper>> {
+fn others(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     Ok(Some(match (parts, operands) {
         (["setmaxnreg", how @ ("inc" | "dec"), "sync", "aligned", "u32"], [count]) => {
             let count = number(count)?;

@@ -1,7 +1,7 @@
 //! Loads, stores, atomics and cp.async: see decode.rs, whose part this is.
-use super::decode::{Op, Order, Result, Source, Space, address, list, number, register, source, target};
-use super::kernel::Operand;
 use super::lane::{LaneFn, lane_op};
+use super::op::{MemoryOrder, PtxOp};
+use super::operand::{Decoded, PtxOperand, PtxSource, Space, address, list, number, register, source, target};
 
 fn bytes(kind: &str) -> Option<usize> {
     match kind {
@@ -20,42 +20,42 @@ fn space(name: &str) -> Option<Space> {
     }
 }
 
-pub fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
+pub fn memory(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
     // Cache hints change nothing that is modelled.
     let hint = |p: &&str| matches!(*p, "nc" | "L1::no_allocate" | "L2::128B" | "cs" | "cg" | "ca" | "lu");
     let plain: Vec<&str> =
         if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };
     let (order, plain) = ordering(&plain);
     let op = match (&plain[..], operands) {
-        (["ld", "param", kind], [to, Operand::Memory(base, offset)]) => {
-            let Operand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
+        (["ld", "param", kind], [to, PtxOperand::Memory(base, offset)]) => {
+            let PtxOperand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
             let Some(bytes) = bytes(kind) else { return Ok(None) };
-            Op::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
+            PtxOp::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
         }
         (["ld", shape @ ..], [to, from]) if !order.release => {
             let (space, shape) = spaced(shape);
             let Some(bytes) = element(shape, list(to).len()) else { return Ok(None) };
-            let to = list(to).iter().map(target).collect::<Result<_>>()?;
-            Op::Load { order, space, bytes, to, address: address(from)? }
+            let to = list(to).iter().map(target).collect::<Decoded<_>>()?;
+            PtxOp::Load { order, space, bytes, to, address: address(from)? }
         }
         (["st", shape @ ..], [to, from]) if !order.acquire => {
             let (space, shape) = spaced(shape);
             let Some(bytes) = element(shape, list(from).len()) else { return Ok(None) };
-            let from = list(from).iter().map(source).collect::<Result<_>>()?;
-            Op::Store { order, space, bytes, from, address: address(to)? }
+            let from = list(from).iter().map(source).collect::<Decoded<_>>()?;
+            PtxOp::Store { order, space, bytes, from, address: address(to)? }
         }
         (["red", space_name, how, kind], [at, from]) => match atomic(space_name, how, kind) {
             Some((space, bytes, function)) if *how != "cas" => {
-                let from = [source(from)?, Source::Immediate(0)];
-                Op::Atomic { order, space, bytes, function, to: None, address: address(at)?, from }
+                let from = [source(from)?, PtxSource::Immediate(0)];
+                PtxOp::Atomic { order, space, bytes, function, to: None, address: address(at)?, from }
             }
             _ => return Ok(None),
         },
         (["atom", space_name, how, kind], [to, at, from @ ..]) => match atomic(space_name, how, kind) {
             Some((space, bytes, function)) if from.len() == 1 + (*how == "cas") as usize => {
-                let second = from.get(1).map_or(Ok(Source::Immediate(0)), source)?;
+                let second = from.get(1).map_or(Ok(PtxSource::Immediate(0)), source)?;
                 let from = [source(&from[0])?, second];
-                Op::Atomic { order, space, bytes, function, to: target(to)?, address: address(at)?, from }
+                PtxOp::Atomic { order, space, bytes, function, to: target(to)?, address: address(at)?, from }
             }
             _ => return Ok(None),
         },
@@ -67,19 +67,19 @@ pub fn memory(parts: &[&str], operands: &[Operand]) -> Result<Option<Op>> {
                 return Ok(None);
             }
             let read = read.first().map(source).transpose()?;
-            Op::CopyAsync { bytes, to: address(to)?, from: address(from)?, read }
+            PtxOp::CopyAsync { bytes, to: address(to)?, from: address(from)?, read }
         }
-        (["cp", "async", "commit_group"], []) => Op::CopyCommit,
-        (["cp", "async", "wait_group"], [left]) => Op::CopyWait(Some(number(left)?)),
-        (["cp", "async", "wait_all"], []) => Op::CopyWait(None),
+        (["cp", "async", "commit_group"], []) => PtxOp::CopyCommit,
+        (["cp", "async", "wait_group"], [left]) => PtxOp::CopyWait(Some(number(left)?)),
+        (["cp", "async", "wait_all"], []) => PtxOp::CopyWait(None),
         _ => return Ok(None),
     };
     Ok(Some(op))
 }
 
 /// What an access orders, and its mnemonic without that. An atomic is relaxed and of the device if it does not say.
-fn ordering<'a>(parts: &[&'a str]) -> (Order, Vec<&'a str>) {
-    let mut order = Order { strong: matches!(parts[0], "atom" | "red"), ..Order::default() };
+fn ordering<'a>(parts: &[&'a str]) -> (MemoryOrder, Vec<&'a str>) {
+    let mut order = MemoryOrder { strong: matches!(parts[0], "atom" | "red"), ..MemoryOrder::default() };
     let mut rest = parts.to_vec();
     if let Some(semantics @ ("relaxed" | "acquire" | "release" | "acq_rel")) = rest.get(1).copied() {
         order.strong = true;

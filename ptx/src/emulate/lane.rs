@@ -1,7 +1,19 @@
-//! Instructions in which a lane's result is a function of its own operands: the table from mnemonic to function. Whatever
+//! The lanes of a warp, and instructions in which a lane's result is a function of its own operands: the table from mnemonic to function. Whatever
 //! modifier the table does not name is refused, never ignored. Approximate instructions are approximate.rs's; plain `add`
 //! and `mul` are not contracted, which ptxas may do where a kernel does not say `.rn`.
 use half::{bf16, f16};
+
+pub const LANES: usize = 32;
+
+/// The lanes of a mask.
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (lane < LANES).then_some(lane)
+    })
+}
 
 /// Operands as 64-bit register slots; missing ones are 0. Results fill the slot: 32-bit ones leave the upper half 0.
 pub type LaneFn = fn(u64, u64, u64) -> u64;

@@ -1,13 +1,15 @@
 //! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never executes
 //! an instruction itself.
-use super::kernel::{Field, Kernel};
-use super::machine::{Cta, Machine, Stop};
-use super::memory::Memory;
-use super::report::{Counts, Finding, Kind, Report};
+use super::draw::SplitMix64;
+use super::kernel::{Field, PtxKernel};
+use super::lane::LANES;
+use super::machine::{Cta, Emulator, Stop};
+use super::memory::GlobalMemory;
+use super::report::{Finding, FindingKind, LaunchCounts, LaunchReport};
 use super::shadow::Shadow;
 use super::sync_ops::release;
 use super::tensor::MAP_BYTES;
-use super::warp::{LANES, Meet, State, Warp};
+use super::warp::{Meet, Warp, WarpState};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -39,8 +41,8 @@ impl Argument {
     }
 }
 
-pub struct Launch<'a> {
-    pub kernel: &'a Kernel,
+pub struct KernelLaunch<'a> {
+    pub kernel: &'a PtxKernel,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     /// Bytes for the shared array that has no length of its own.
@@ -52,36 +54,24 @@ pub struct Launch<'a> {
     pub schedule: u64,
 }
 
-/// Added to a [schedule](Launch::schedule): a kernel that takes for granted that lanes meet behind a branch fails.
+/// Added to a [schedule](KernelLaunch::schedule): a kernel that takes for granted that lanes meet behind a branch fails.
 pub const LATE: u64 = 1 << 63;
-
-/// SplitMix64 (Steele et al. 2014).
-struct Draw(u64);
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ z >> 31) % n as u64) as usize
-    }
-}
 
 struct Resident {
     cta: Cta,
     warps: Vec<Warp>,
 }
 
-impl Launch<'_> {
+impl KernelLaunch<'_> {
     /// Runs to the end; memory holds the results. Any finding makes it an error.
-    pub fn run(&self, memory: &mut Memory) -> Result<Counts, Report> {
+    pub fn run(&self, memory: &mut GlobalMemory) -> Result<LaunchCounts, LaunchReport> {
         self.run_some(0..self.grid.iter().product(), memory)
     }
     /// The same of some CTAs of a grid that would take too long.
-    pub fn run_some(&self, ctas: Range<u32>, memory: &mut Memory) -> Result<Counts, Report> {
+    pub fn run_some(&self, ctas: Range<u32>, memory: &mut GlobalMemory) -> Result<LaunchCounts, LaunchReport> {
         let kernel = self.kernel;
         memory.allocations.iter_mut().for_each(|a| a.shadow.forget());
-        let mut machine = Machine {
+        let mut machine = Emulator {
             kernel,
             memory,
             lent: vec![],
@@ -89,8 +79,8 @@ impl Launch<'_> {
             shared: kernel.shared.clone(),
             grid: self.grid,
             block: self.block,
-            report: Report::default(),
-            counts: Counts::default(),
+            report: LaunchReport::default(),
+            counts: LaunchCounts::default(),
             executed: 0,
             past: HashMap::new(),
             writes: 0,
@@ -102,31 +92,31 @@ impl Launch<'_> {
         let outcome = self.check(&mut machine).and_then(|()| self.schedule(&mut machine, ctas));
         if outcome.is_err() || !machine.report.findings.is_empty() { Err(machine.report) } else { Ok(machine.counts) }
     }
-    fn blame(&self, machine: &mut Machine, kind: Kind, what: String) -> Stop {
+    fn blame(&self, machine: &mut Emulator, kind: FindingKind, what: String) -> Stop {
         machine.report.add(Finding { kind, kernel: self.kernel.name.clone(), place: None, thread: None, what });
         Stop
     }
     /// The shape of the launch and the parameter buffer.
-    fn check(&self, machine: &mut Machine) -> Result<(), Stop> {
+    fn check(&self, machine: &mut Emulator) -> Result<(), Stop> {
         let threads = self.threads();
         let most = self.kernel.max_threads.unwrap_or(1024);
         let least = if self.kernel.exact_threads { most } else { 1 };
         if !(least as usize..=most as usize).contains(&threads) || self.grid.contains(&0) {
             let what =
                 format!("grid {:?} and block {:?}: {least} to {most} threads a CTA are allowed", self.grid, self.block);
-            return Err(self.blame(machine, Kind::Launch, what));
+            return Err(self.blame(machine, FindingKind::Launch, what));
         }
         let wanted = &self.kernel.parameters;
         if wanted.len() != self.arguments.len() {
             let what = format!("takes {} arguments, given {}", wanted.len(), self.arguments.len());
-            return Err(self.blame(machine, Kind::Launch, what));
+            return Err(self.blame(machine, FindingKind::Launch, what));
         }
         machine.arguments = vec![0; wanted.last().map_or(0, |f| f.offset + f.bytes)];
         for (Field { name, offset, bytes }, argument) in wanted.iter().zip(self.arguments) {
             let given = argument.bytes();
             if given.len() != *bytes {
                 let what = format!("parameter {name} has {bytes} bytes, given {}", given.len());
-                return Err(self.blame(machine, Kind::Launch, what));
+                return Err(self.blame(machine, FindingKind::Launch, what));
             }
             machine.arguments[*offset..offset + bytes].copy_from_slice(&given);
         }
@@ -135,7 +125,7 @@ impl Launch<'_> {
     fn threads(&self) -> usize {
         self.block.iter().map(|&n| n as usize).product()
     }
-    fn start(&self, machine: &Machine, id: u32) -> Resident {
+    fn start(&self, machine: &Emulator, id: u32) -> Resident {
         let shared = machine.shared.last().map_or(0, |f| f.offset + f.bytes);
         let [x, y, _] = self.grid;
         let index = [id % x, id / x % y, id / x / y];
@@ -160,9 +150,9 @@ impl Launch<'_> {
     fn meet(&self) -> Meet {
         if self.schedule & LATE == 0 { Meet::Soon } else { Meet::Late { taken_first: self.schedule & 1 == 1 } }
     }
-    fn schedule(&self, machine: &mut Machine, ctas: Range<u32>) -> Result<(), Stop> {
+    fn schedule(&self, machine: &mut Emulator, ctas: Range<u32>) -> Result<(), Stop> {
         let schedule = self.schedule & !LATE;
-        let mut draw = Draw(schedule);
+        let mut draw = SplitMix64(schedule);
         let mut queue: Vec<u32> = ctas.rev().collect();
         if schedule != 0 {
             for i in (1..queue.len()).rev() {
@@ -185,7 +175,7 @@ impl Launch<'_> {
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
             }
             wake(cta, warps, machine.writes);
-            let ready: Vec<usize> = warps.iter().filter(|w| w.state == State::Ready).map(|w| w.id).collect();
+            let ready: Vec<usize> = warps.iter().filter(|w| w.state == WarpState::Ready).map(|w| w.id).collect();
             if ready.is_empty() && !cta.flights.is_empty() {
                 // As late as can be: nobody can go on without it.
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
@@ -193,7 +183,7 @@ impl Launch<'_> {
             }
             if ready.is_empty() {
                 // It looks out for what another CTA has to do.
-                if looking(warps) && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
+                if spins(warps) && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
                     residents.rotate_left(1);
                     continue;
                 }
@@ -206,29 +196,29 @@ impl Launch<'_> {
             machine.run(cta, &mut warps[next], fuel)?;
             if machine.executed - ended_at > MOST {
                 let what = format!("no CTA ended within {MOST} warp instructions");
-                return Err(self.blame(machine, Kind::Endless, what));
+                return Err(self.blame(machine, FindingKind::Endless, what));
             }
-            if warps[next].state == State::Done {
+            if warps[next].state == WarpState::Done {
                 machine.finish_bulk(cta, &mut warps[next]);
             }
             release(cta, warps);
-            if warps.iter().all(|w| w.state == State::Done) {
+            if warps.iter().all(|w| w.state == WarpState::Done) {
                 ended_at = machine.executed;
                 machine.finish_flights(cta);
                 machine.finish_wgmma(cta, warps);
                 residents.swap_remove(turn);
-            } else if schedule == 0 && warps[next].state == State::Ready {
+            } else if schedule == 0 && warps[next].state == WarpState::Ready {
                 // It may spin on what another CTA has to do.
                 residents.rotate_left(1);
             }
         }
     }
-    fn deadlock(&self, machine: &mut Machine, resident: &Resident) -> Stop {
+    fn deadlock(&self, machine: &mut Emulator, resident: &Resident) -> Stop {
         let waits = resident.warps.iter().filter_map(|w| match w.state {
-            State::Waiting { barrier, pc, .. } => {
+            WarpState::Waiting { barrier, pc, .. } => {
                 Some(format!("warp {} at barrier {barrier} ({})", w.id, self.kernel.place(pc)))
             }
-            State::Polling { pc } | State::Looking { pc, .. } => {
+            WarpState::Polling { pc } | WarpState::Spinning { pc, .. } => {
                 Some(format!("warp {} waiting ({})", w.id, self.kernel.place(pc)))
             }
             _ => None,
@@ -240,7 +230,7 @@ impl Launch<'_> {
         });
         let what = waits.chain(mbarriers).collect::<Vec<_>>().join(", ");
         let what = format!("cta {}: {what}", resident.cta.id);
-        self.blame(machine, Kind::Deadlock, what)
+        self.blame(machine, FindingKind::Deadlock, what)
     }
 }
 
@@ -249,23 +239,23 @@ fn wake(cta: &mut Cta, warps: &mut [Warp], written: u64) {
     let progress = std::mem::take(&mut cta.progress) > 0;
     for warp in warps {
         match warp.state {
-            State::Polling { .. } if progress => warp.state = State::Ready,
-            State::Looking { writes, .. } if writes != written => warp.state = State::Ready,
+            WarpState::Polling { .. } if progress => warp.state = WarpState::Ready,
+            WarpState::Spinning { writes, .. } if writes != written => warp.state = WarpState::Ready,
             _ => {}
         }
     }
 }
 
-fn looking(warps: &[Warp]) -> bool {
-    warps.iter().any(|w| matches!(w.state, State::Looking { .. }))
+fn spins(warps: &[Warp]) -> bool {
+    warps.iter().any(|w| matches!(w.state, WarpState::Spinning { .. }))
 }
 
 impl Resident {
     fn goes_on(&self, written: u64) -> bool {
         let can = |warp: &Warp| match warp.state {
-            State::Ready => true,
-            State::Polling { .. } => self.cta.progress > 0,
-            State::Looking { writes, .. } => writes != written,
+            WarpState::Ready => true,
+            WarpState::Polling { .. } => self.cta.progress > 0,
+            WarpState::Spinning { writes, .. } => writes != written,
             _ => false,
         };
         !self.cta.flights.is_empty() || self.warps.iter().any(can)

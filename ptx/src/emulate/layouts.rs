@@ -8,7 +8,7 @@
 //! | mma m16n8k16, m16n8k8 fragments             | matrix_ops.rs, multiply       | probe_mma.ptx, probe_mma         |
 //! | ldmatrix, ldmatrix.trans                    | matrix_ops.rs, load_matrix    | probe_mma.ptx, probe_ldmatrix    |
 //! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
-//! | wgmma descriptors, swizzles, transposes     | [`Matrix::row`]               | probe_hopper.ptx, probe_wgmma    |
+//! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]               | probe_hopper.ptx, probe_wgmma    |
 //! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
 /// Exchange of 16-byte pieces within a pattern, so that neither rows nor columns fall on few banks.
@@ -55,7 +55,7 @@ pub fn fragment(lane: usize, i: usize) -> (usize, usize) {
 
 /// A matrix in shared memory as a descriptor tells of it; elements are 16-bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matrix {
+pub struct SharedMatrix {
     pub start: u64,
     /// Bytes, "leading" and "stride" dimension offset.
     leading: u64,
@@ -65,9 +65,9 @@ pub struct Matrix {
     transposed: bool,
 }
 
-impl Matrix {
+impl SharedMatrix {
     /// Bits 0-13 start, 16-29 leading and 32-45 stride offset, each in 16 bytes; 49-51 base offset; 62-63 swizzle.
-    pub fn new(descriptor: u64, transposed: bool) -> Result<Matrix, String> {
+    pub fn new(descriptor: u64, transposed: bool) -> Result<SharedMatrix, String> {
         let field = |bit: u32| (descriptor >> bit & 0x3fff) << 4;
         let swizzle = match descriptor >> 62 {
             0 => Swizzle::None,
@@ -75,7 +75,7 @@ impl Matrix {
             2 => Swizzle::B64,
             _ => Swizzle::B32,
         };
-        let matrix = Matrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed };
+        let matrix = SharedMatrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed };
         if descriptor & 0x3fff_c000_c000_c000 != 0 {
             return Err(format!(
                 "descriptor {descriptor:#018x} has bits that are not modelled (a base offset among them)"

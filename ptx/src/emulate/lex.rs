@@ -14,13 +14,13 @@ pub enum Token {
 
 /// An index into the files that markers named, and a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLine {
     pub file: usize,
     pub line: usize,
 }
 
 pub struct Lexed {
-    pub tokens: Vec<(Token, Place)>,
+    pub tokens: Vec<(Token, SourceLine)>,
     pub files: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub fn bad(number: &str) -> String {
 /// An error names its place.
 pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
     let mut lexed = Lexed { tokens: vec![], files: vec![file.to_string()] };
-    let (mut rest, mut place) = (source, Place { file: 0, line: 1 });
+    let (mut rest, mut place) = (source, SourceLine { file: 0, line: 1 });
     while let Some(c) = rest.chars().next() {
         let at = |files: &[String], what: String| format!("{}:{}: {what}", files[place.file], place.line);
         let (taken, token) = match c {
@@ -99,12 +99,12 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
 }
 
 /// The place of the line after `# 12 "file"`.
-fn marker(text: &str, files: &mut Vec<String>) -> Option<Place> {
+fn marker(text: &str, files: &mut Vec<String>) -> Option<SourceLine> {
     let (line, name) = text.trim().split_once(' ')?;
     let name = name.trim().strip_prefix('"')?.strip_suffix('"')?;
     let file = files.iter().position(|f| f == name).unwrap_or_else(|| {
         files.push(name.to_string());
         files.len() - 1
     });
-    Some(Place { file, line: line.parse().ok()? })
+    Some(SourceLine { file, line: line.parse().ok()? })
 }

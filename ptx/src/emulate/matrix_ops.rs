@@ -1,11 +1,12 @@
 //! Fragments and products of the tensor cores: ldmatrix and mma.sync as the PTX ISA lays them out over a warp's lanes.
 //! Products are summed in f64 and rounded once; the hardware's own order and rounding differ in the last bits.
-use super::decode::{Address, MmaType, Op, Source, Space};
-use super::lane::{from_bf16, from_f16};
-use super::machine::{At, Cta, Machine, Step, little_endian};
+use super::lane::{LANES, from_bf16, from_f16};
+use super::machine::{Cta, Emulator, Site, StepResult, little_endian};
 use super::memory_ops::Touch;
+use super::op::{MmaType, PtxOp};
+use super::operand::{Address, PtxSource, Space};
 use super::shadow::{Access, Proxy};
-use super::warp::{LANES, Warp};
+use super::warp::Warp;
 
 /// Rows of A, columns of B.
 const M: usize = 16;
@@ -34,14 +35,14 @@ impl MmaType {
     }
 }
 
-impl Machine<'_, '_> {
-    pub(super) fn matrix(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+impl Emulator<'_, '_> {
+    pub(super) fn matrix(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         if active == 0 {
             return Ok(());
         }
         match op {
-            Op::LoadMatrix { transposed, to, address } => self.load_matrix(cta, warp, *transposed, to, *address, at),
-            Op::Mma { kind, to, a, b, c } => {
+            PtxOp::LoadMatrix { transposed, to, address } => self.load_matrix(cta, warp, *transposed, to, *address, at),
+            PtxOp::Mma { kind, to, a, b, c } => {
                 self.multiply(warp, *kind, to, [a, b, c], at);
                 Ok(())
             }
@@ -57,8 +58,8 @@ impl Machine<'_, '_> {
         transposed: bool,
         to: &[usize],
         address: Address,
-        at: At,
-    ) -> Step {
+        at: Site,
+    ) -> StepResult {
         let givers = u32::MAX >> (LANES - ROWS * to.len());
         let addresses = self.addresses(warp, address, givers, at);
         self.count(Space::Shared, &addresses, givers, ROW);
@@ -85,7 +86,7 @@ impl Machine<'_, '_> {
     /// D (16, 8) = A (16, k) B (k, 8) + C (16, 8). Lane l holds, with P elements to a register: register i of A at row
     /// l / 4 + 8 (i % 2), depth P (l % 4) + k / 2 (i / 2); of B at depth P (l % 4) + k / 2 i, column l / 4; of C and D at
     /// row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
-    fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[Source]; 3], at: At) {
+    fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[PtxSource]; 3], at: Site) {
         self.counts.multiply_adds += (M * N * kind.k()) as u64;
         let [a, b, c] = sources.map(|list| -> Vec<[u64; LANES]> {
             list.iter().map(|&source| self.read(warp, source, u32::MAX, at)).collect()

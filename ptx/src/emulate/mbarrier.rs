@@ -1,45 +1,31 @@
-//! mbarriers: counts of arrivals and of bytes, phases, waits; and setmaxnreg, which waits as well. Never moves data.
-//!
-//! [Note: waiting] A wait that fails depends on the schedule, and so would a kernel's instruction count. So the first try
-//! always says no, as the hardware may; the second one, which a correct kernel's loop comes to, takes until the phase has
-//! completed, and then says yes. A kernel that does not try again is wrong under every schedule.
-use super::clock::{Agent, Epoch, View};
-use super::decode::{Address, Fence, Source, Space};
-use super::decode_hopper::Hopper;
-use super::kernel::SHARED_BASE;
-use super::machine::{At, Cta, Machine, Step, Stop};
-use super::memory_ops::Touch;
-use super::report::Kind;
-use super::shadow::{Access, Proxy, Who};
-use super::warp::{LANES, Warp, lanes};
+//! An mbarrier: counts of arrivals and of bytes, and phases. Never waits: mbarrier_ops.rs does.
+use super::clock::{ClockView, Epoch};
 use std::collections::HashMap;
 
-/// Size of the object in shared memory.
-const BYTES: usize = 8;
 /// Most arrivals, and bytes either way, that the object can count.
-const MOST: i64 = (1 << 20) - 1;
+pub const MOST: i64 = (1 << 20) - 1;
 
 pub struct Mbarrier {
-    count: u64,
-    pending: u64,
-    bytes: i64,
+    pub count: u64,
+    pub pending: u64,
+    pub bytes: i64,
     /// Phases completed.
-    phase: i64,
+    pub phase: i64,
     /// What arrivals have told; and what those told that the last completed phase had.
-    gathered: View,
-    opened: View,
-    init: Epoch,
+    pub gathered: ClockView,
+    pub opened: ClockView,
+    pub init: Epoch,
     /// A fence has made the initialisation visible to bulk copies.
-    shown: bool,
+    pub shown: bool,
     /// The last phase that each thread has waited for; -1 is the one before the first.
-    seen: HashMap<(usize, usize), i64>,
+    pub seen: HashMap<(usize, usize), i64>,
     /// The last copy that landed here, and the phase it counts for, until somebody waits for that.
-    landed: Option<(i64, usize)>,
+    pub landed: Option<(i64, usize)>,
 }
 
 impl Mbarrier {
     /// Whether a phase completes.
-    fn settle(&mut self) -> bool {
+    pub fn settle(&mut self) -> bool {
         let done = self.pending == 0 && self.bytes == 0;
         if done {
             self.phase += 1;
@@ -48,7 +34,7 @@ impl Mbarrier {
         }
         done
     }
-    fn has_passed(&self, phase: u64, parity: bool) -> bool {
+    pub fn has_passed(&self, phase: u64, parity: bool) -> bool {
         if parity { (self.phase - 1) & 1 == phase as i64 & 1 } else { phase as i64 != self.phase }
     }
     /// The instruction of a copy that nobody has waited for.
@@ -56,286 +42,12 @@ impl Mbarrier {
         self.landed.map(|(_, pc)| pc)
     }
     /// `bytes` more are to come; whether the object can count so many.
-    fn expect(&mut self, bytes: u64) -> bool {
+    pub fn expect(&mut self, bytes: u64) -> bool {
         let bytes = bytes as u32 as i64;
         self.bytes += bytes;
         bytes <= MOST && self.bytes <= MOST
     }
     pub fn state(&self) -> String {
         format!("phase {} lacks {} arrivals and {} bytes", self.phase, self.pending, self.bytes)
-    }
-}
-
-impl Cta {
-    /// The copy engine has written `bytes`.
-    pub(super) fn complete(&mut self, barrier: usize, bytes: usize, by: &Epoch) {
-        if let Some(barrier) = self.mbarriers.get_mut(&barrier) {
-            barrier.bytes -= bytes as i64;
-            barrier.landed = Some((barrier.phase, by.pc as usize));
-            barrier.gathered.note(by);
-            self.progress += barrier.settle() as u64;
-        }
-    }
-}
-
-impl Machine<'_, '_> {
-    /// Offset in shared memory of the mbarrier that a lane names; it must have been initialised.
-    pub(super) fn mbarrier(
-        &mut self,
-        cta: &mut Cta,
-        warp: &Warp,
-        lane: usize,
-        address: u64,
-        at: At,
-    ) -> Result<usize, Stop> {
-        let touch =
-            Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Atomic, proxy: Proxy::Generic };
-        let known = address.wrapping_sub(SHARED_BASE) as usize;
-        if !cta.mbarriers.contains_key(&known) {
-            let what = format!("no mbarrier has been initialised at shared address {address:#x}");
-            self.find(Kind::Uninitialised, At { lane: Some(lane), ..at }, what);
-            return Err(Stop);
-        }
-        self.touch(cta, warp, lane, touch, at)?;
-        Ok(known)
-    }
-    /// Whether a bulk copy of this lane may count on the mbarrier: its initialisation must have passed a fence.
-    pub(super) fn check_shown(&mut self, cta: &Cta, warp: &Warp, lane: usize, barrier: usize, at: At) {
-        let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
-        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Async };
-        if !barrier.shown && !who.shows(&barrier.init) {
-            let place = self.kernel.place(barrier.init.pc as usize);
-            let what =
-                format!("counts on an mbarrier whose initialisation at {place} has passed no fence.mbarrier_init");
-            self.find(Kind::Proxy, At { lane: Some(lane), ..at }, what);
-        }
-    }
-    /// Lanes by the address they name.
-    fn by_address(&mut self, warp: &mut Warp, address: Address, active: u32, at: At) -> Vec<(u64, u32)> {
-        let addresses = self.addresses(warp, address, active, at);
-        let mut by: Vec<(u64, u32)> = vec![];
-        for lane in lanes(active) {
-            match by.iter_mut().find(|(address, _)| *address == addresses[lane]) {
-                Some((_, mask)) => *mask |= 1 << lane,
-                None => by.push((addresses[lane], 1 << lane)),
-            }
-        }
-        by
-    }
-    /// Whether the instruction cannot go on yet.
-    pub(super) fn must_wait(
-        &mut self,
-        cta: &mut Cta,
-        warp: &mut Warp,
-        active: u32,
-        op: &Hopper,
-        at: At,
-    ) -> Result<bool, Stop> {
-        match op {
-            _ if active == 0 => Ok(false),
-            Hopper::Wait { at: address, phase, parity, .. } => {
-                let first = active.trailing_zeros() as usize;
-                let phases = self.read(warp, *phase, active, at);
-                let key = (self.addresses(warp, *address, active, at)[first], phases[first], active);
-                let again = warp.polled.contains(&key);
-                let passed = |cta: &Cta, address: u64, lane: usize| {
-                    let barrier = cta.mbarriers.get(&(address.wrapping_sub(SHARED_BASE) as usize));
-                    barrier.is_none_or(|barrier| barrier.has_passed(phases[lane], *parity))
-                };
-                let all = self.by_address(warp, *address, active, at).into_iter();
-                Ok(again && !all.into_iter().all(|(address, mask)| lanes(mask).all(|lane| passed(cta, address, lane))))
-            }
-            Hopper::Registers { count, more: true } => {
-                let wanted = (*count as u32).saturating_sub(warp.budget) * LANES as u32;
-                Ok(wanted > cta.spare_registers)
-            }
-            _ => Ok(false),
-        }
-    }
-    pub(super) fn wait(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: At) -> Step {
-        let Hopper::Wait { to, at: address, phase, parity } = op else { return Ok(()) };
-        let by = self.by_address(warp, *address, active, at);
-        let Some(&(first, _)) = by.first() else { return Ok(()) };
-        for (address, mask) in &by {
-            for lane in lanes(*mask) {
-                self.mbarrier(cta, warp, lane, *address, at)?;
-            }
-        }
-        let phases = self.read(warp, *phase, active, at);
-        let key = (first, phases[active.trailing_zeros() as usize], active);
-        let Some(again) = warp.polled.iter().position(|known| *known == key) else {
-            warp.polled.push(key);
-            warp.set(*to, active, &[0; LANES]);
-            return Ok(());
-        };
-        warp.polled.swap_remove(again);
-        for (address, mask) in by {
-            let Some(barrier) = cta.mbarriers.get_mut(&((address - SHARED_BASE) as usize)) else { continue };
-            let done = if *parity { barrier.phase - 1 } else { phases[mask.trailing_zeros() as usize] as i64 };
-            let mut wrong = None;
-            for lane in lanes(mask) {
-                match barrier.seen.insert((warp.id, lane), done) {
-                    Some(last) if last == done => wrong = Some((lane, "a second time: the parity has not turned")),
-                    Some(last) if done > last + 1 => wrong = Some((lane, "and has missed the one before")),
-                    _ => {}
-                }
-            }
-            warp.acquire(mask, &barrier.opened);
-            barrier.landed = barrier.landed.filter(|(phase, _)| *phase > done);
-            if let Some((lane, how)) = wrong {
-                let what = format!("waits for phase {done} of the mbarrier at {address:#x} {how}");
-                self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
-            }
-        }
-        warp.set(*to, active, &[1; LANES]);
-        Ok(())
-    }
-    pub(super) fn mbarrier_op(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: At) -> Step {
-        match op {
-            Hopper::MbarrierInit { at: address, count } => {
-                let counts = self.read(warp, *count, active, at);
-                for (address, mask) in self.by_address(warp, *address, active, at) {
-                    let lane = mask.trailing_zeros() as usize;
-                    let touch = Touch {
-                        space: Space::Shared,
-                        address,
-                        bytes: BYTES,
-                        access: Access::Write,
-                        proxy: Proxy::Generic,
-                    };
-                    for lane in lanes(mask) {
-                        self.touch(cta, warp, lane, touch, at)?;
-                    }
-                    let count = counts[lane] as u32 as u64;
-                    if !(1..=MOST as u64).contains(&count) {
-                        self.find(Kind::Phase, at, format!("an mbarrier of {count} arrivals"));
-                        return Err(Stop);
-                    }
-                    let init = Who { cta: cta.id, warp, lanes: mask, pc: at.pc, proxy: Proxy::Generic }.epoch();
-                    let view = View::new(cta.id, warp.warps);
-                    let (gathered, opened, seen) = (view.clone(), view, HashMap::new());
-                    let new = Mbarrier {
-                        count,
-                        pending: count,
-                        bytes: 0,
-                        phase: 0,
-                        gathered,
-                        opened,
-                        init,
-                        shown: false,
-                        seen,
-                        landed: None,
-                    };
-                    cta.mbarriers.insert((address - SHARED_BASE) as usize, new);
-                }
-            }
-            Hopper::MbarrierInvalidate { at: address } => {
-                for (address, mask) in self.by_address(warp, *address, active, at) {
-                    let touch = Touch {
-                        space: Space::Shared,
-                        address,
-                        bytes: BYTES,
-                        access: Access::Write,
-                        proxy: Proxy::Generic,
-                    };
-                    self.touch(cta, warp, mask.trailing_zeros() as usize, touch, at)?;
-                    cta.mbarriers.remove(&(address.wrapping_sub(SHARED_BASE) as usize));
-                }
-            }
-            Hopper::Arrive { to, at: address, count, expect } => {
-                let counts = self.read(warp, *count, active, at);
-                let expect = expect.map(|expect| self.read(warp, expect, active, at));
-                let mut phases = [0; LANES];
-                for (address, mask) in self.by_address(warp, *address, active, at) {
-                    let view = warp.release(mask, cta.id);
-                    for lane in lanes(mask) {
-                        let offset = self.mbarrier(cta, warp, lane, address, at)?;
-                        let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };
-                        let countable = expect.is_none_or(|expect| barrier.expect(expect[lane]));
-                        barrier.gathered.join(&view);
-                        phases[lane] = barrier.phase as u64;
-                        let count = counts[lane] as u32 as u64;
-                        let wrong = !(1..=barrier.pending).contains(&count);
-                        let state = barrier.state();
-                        barrier.pending = barrier.pending.saturating_sub(count);
-                        cta.progress += barrier.settle() as u64;
-                        if wrong {
-                            let what = format!("arrives {count} times at the mbarrier at {address:#x}: {state}");
-                            self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
-                            return Err(Stop);
-                        }
-                        self.check_bytes(countable, &state, address, lane, at)?;
-                    }
-                }
-                if let Some(to) = to {
-                    warp.set(*to, active, &phases);
-                }
-            }
-            Hopper::ExpectTx { at: address, bytes } => {
-                let (addresses, bytes) =
-                    (self.addresses(warp, *address, active, at), self.read(warp, *bytes, active, at));
-                for lane in lanes(active) {
-                    let offset = self.mbarrier(cta, warp, lane, addresses[lane], at)?;
-                    let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };
-                    let countable = barrier.expect(bytes[lane]);
-                    let state = barrier.state();
-                    self.check_bytes(countable, &state, addresses[lane], lane, at)?;
-                }
-            }
-            Hopper::Registers { count, more } => {
-                let count = *count as u32;
-                if *more != (count > warp.budget) && count != warp.budget {
-                    let how = if *more { "inc" } else { "dec" };
-                    let what = format!("setmaxnreg.{how} to {count} from {} registers", warp.budget);
-                    self.find(Kind::Launch, at, what);
-                    return Err(Stop);
-                }
-                let all = cta.spare_registers + warp.budget * LANES as u32;
-                cta.spare_registers = all - count * LANES as u32;
-                cta.progress += !*more as u64;
-                warp.budget = count;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-    fn check_bytes(&mut self, countable: bool, state: &str, address: u64, lane: usize, at: At) -> Step {
-        if countable {
-            return Ok(());
-        }
-        let what = format!("expects more bytes than the mbarrier at {address:#x} can count, {MOST}: {state}");
-        self.find(Kind::Phase, At { lane: Some(lane), ..at }, what);
-        Err(Stop)
-    }
-    pub(super) fn fence(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, fence: Fence) {
-        if active == 0 {
-            return;
-        }
-        match fence {
-            Fence::Order { .. } => {
-                if let Some(met) = warp.order.met.take() {
-                    warp.acquire(active, &met);
-                }
-                warp.order.passed = Some((active, warp.release(active, cta.id)));
-            }
-            Fence::Proxy => {
-                lanes(active).for_each(|lane| warp.fenced[lane] = warp.time);
-                warp.time += 1;
-                let live = warp.live();
-                warp.views.change(active, live, View::show);
-            }
-            Fence::MbarrierInit => {
-                let own = |e: &Epoch| e.warp as usize == warp.id && e.lanes & !active == 0;
-                cta.mbarriers.values_mut().filter(|b| own(&b.init)).for_each(|b| b.shown = true);
-            }
-        }
-    }
-    /// The time of an agent's next act.
-    pub(super) fn agent(&self, cta: &mut Cta, agent: Agent, warps: usize, pc: usize) -> Epoch {
-        cta.agents += 1;
-        agent.epoch(cta.id, warps, cta.agents, pc)
-    }
-    pub(super) fn value(&mut self, warp: &mut Warp, source: Source, lane: usize, at: At) -> u64 {
-        self.read(warp, source, 1 << lane, at)[lane]
     }
 }

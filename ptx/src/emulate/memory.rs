@@ -8,18 +8,18 @@ const RANGE: u32 = 36;
 const KEPT: u64 = 4096;
 
 /// An allocation's bytes.
-pub enum Data<'m> {
+pub enum Backing<'m> {
     Own(Vec<u8>),
     Read(&'m [u8]),
     Write(&'m mut [u8]),
 }
 
-impl Data<'_> {
+impl Backing<'_> {
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Data::Own(data) => data,
-            Data::Read(data) => data,
-            Data::Write(data) => data,
+            Backing::Own(data) => data,
+            Backing::Read(data) => data,
+            Backing::Write(data) => data,
         }
     }
 }
@@ -28,13 +28,13 @@ pub struct Allocation<'m> {
     pub name: String,
     /// Of the first byte.
     pub address: u64,
-    pub data: Data<'m>,
+    pub data: Backing<'m>,
     pub shadow: Shadow,
 }
 
 /// What a kernel can reach, its own or lent by the host for as long as the memory lives.
 #[derive(Default)]
-pub struct Memory<'m> {
+pub struct GlobalMemory<'m> {
     /// In the order of their addresses.
     pub(super) allocations: Vec<Allocation<'m>>,
 }
@@ -47,28 +47,28 @@ pub enum Outside {
     Misaligned(usize, u64),
 }
 
-impl<'m> Memory<'m> {
-    pub fn new() -> Memory<'m> {
-        Memory::default()
+impl<'m> GlobalMemory<'m> {
+    pub fn new() -> GlobalMemory<'m> {
+        GlobalMemory::default()
     }
     /// What lies at addresses of the caller's, in their order: memory that outlives a launch, with what is known of it.
-    pub fn of(allocations: Vec<Allocation<'m>>) -> Memory<'m> {
+    pub fn of(allocations: Vec<Allocation<'m>>) -> GlobalMemory<'m> {
         debug_assert!(allocations.is_sorted_by_key(|a| a.address));
-        Memory { allocations }
+        GlobalMemory { allocations }
     }
     pub fn into_allocations(self) -> Vec<Allocation<'m>> {
         self.allocations
     }
-    /// Memory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
+    /// GlobalMemory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> u64 {
-        self.add(name, 0, Data::Own(vec![0xFF; bytes]), false)
+        self.add(name, 0, Backing::Own(vec![0xFF; bytes]), false)
     }
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> u64 {
-        self.add(name, 0, Data::Own(bytes.to_vec()), true)
+        self.add(name, 0, Backing::Own(bytes.to_vec()), true)
     }
     /// The host's memory, without a copy: a write to it is a finding.
     pub fn lend(&mut self, name: &str, bytes: &'m [u8]) -> u64 {
-        self.add(name, bytes.as_ptr() as u64 % KEPT, Data::Read(bytes), true)
+        self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Read(bytes), true)
     }
     /// The host's memory, without a copy. Where it is not `written`, the kernel is to fill it: its bytes become 0xFF, and
     /// reading them before is a finding.
@@ -76,14 +76,14 @@ impl<'m> Memory<'m> {
         if !written {
             bytes.fill(0xFF);
         }
-        self.add(name, bytes.as_ptr() as u64 % KEPT, Data::Write(bytes), written)
+        self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Write(bytes), written)
     }
     /// A buffer of up to 64 GiB of which only pieces are there, in order, each at its offset: an access elsewhere is out of bounds.
     /// So what lies beyond 4 GiB costs nothing. Gives the address of byte 0; a piece is an allocation as far beyond it.
     pub fn sparse(&mut self, name: &str, pieces: Vec<(u64, Vec<u8>)>, written: bool) -> u64 {
         let base = self.next();
         for (offset, bytes) in pieces {
-            self.put(&format!("{name} + {offset:#x}"), base + offset, Data::Own(bytes), written);
+            self.put(&format!("{name} + {offset:#x}"), base + offset, Backing::Own(bytes), written);
         }
         base
     }
@@ -91,12 +91,12 @@ impl<'m> Memory<'m> {
     fn next(&self) -> u64 {
         (self.allocations.last().map_or(0, |last| last.address >> RANGE) + 1) << RANGE
     }
-    fn add(&mut self, name: &str, start: u64, data: Data<'m>, written: bool) -> u64 {
+    fn add(&mut self, name: &str, start: u64, data: Backing<'m>, written: bool) -> u64 {
         let address = self.next() + start;
         self.put(name, address, data, written);
         address
     }
-    fn put(&mut self, name: &str, address: u64, data: Data<'m>, written: bool) {
+    fn put(&mut self, name: &str, address: u64, data: Backing<'m>, written: bool) {
         let shadow = Shadow::new(data.bytes().len(), written);
         self.allocations.push(Allocation { name: name.to_string(), address, data, shadow });
     }

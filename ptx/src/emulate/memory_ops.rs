@@ -1,12 +1,13 @@
 //! Loads, stores and atomics: every byte's address is checked, judged by its shadow, and counted. Copies are copy.rs's and bulk.rs's.
-use super::clock::{Epoch, View};
-use super::decode::{Address, Op, Order, Space};
-use super::kernel::SHARED_BASE;
-use super::machine::{At, Cta, Machine, Step, Stop, little_endian};
-use super::memory::{Allocation, Data, Outside};
-use super::report::{Kind, Thread};
-use super::shadow::{Access, Proxy, Trouble, Who};
-use super::warp::{LANES, Warp, lanes};
+use super::clock::{ClockView, Epoch};
+use super::lane::{LANES, lanes};
+use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
+use super::memory::{Allocation, Backing, Outside};
+use super::op::{MemoryOrder, PtxOp};
+use super::operand::{Address, SHARED_BASE, Space};
+use super::report::{FindingKind, Thread};
+use super::shadow::{Access, Proxy, Trouble};
+use super::warp::Warp;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,17 +25,15 @@ pub(super) struct Touch {
     pub access: Access,
     pub proxy: Proxy,
 }
-/// Generic addresses below this are shared memory.
-const SHARED_END: u64 = 1 << 32;
 
-impl Machine<'_, '_> {
-    pub(super) fn addresses(&mut self, warp: &mut Warp, address: Address, active: u32, at: At) -> [u64; LANES] {
+impl Emulator<'_, '_> {
+    pub(super) fn addresses(&mut self, warp: &mut Warp, address: Address, active: u32, at: Site) -> [u64; LANES] {
         let base = self.read(warp, address.base, active, at);
         base.map(|base| base.wrapping_add_signed(address.offset))
     }
-    pub(super) fn memory(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+    pub(super) fn memory(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         match op {
-            Op::Load { order, space, bytes, to, address } => {
+            PtxOp::Load { order, space, bytes, to, address } => {
                 let access = if order.strong { Access::Atomic } else { Access::Read };
                 let total = bytes * to.len();
                 let addresses = self.addresses(warp, *address, active, at);
@@ -54,14 +53,14 @@ impl Machine<'_, '_> {
                         None => self.ordered(cta, warp, lane, *order, address, false),
                     }
                 }
-                self.looked(warp, active, *order, (&addresses, &values[0], moved), current, at);
+                self.strong_read(warp, active, *order, (&addresses, &values[0], moved), current, at);
                 for (to, values) in to.iter().zip(&values) {
                     if let Some(to) = to {
                         warp.set(*to, active, values);
                     }
                 }
             }
-            Op::Store { order, space, bytes, from, address } => {
+            PtxOp::Store { order, space, bytes, from, address } => {
                 let access = if order.strong { Access::Atomic } else { Access::Write };
                 let total = bytes * from.len();
                 let addresses = self.addresses(warp, *address, active, at);
@@ -69,7 +68,7 @@ impl Machine<'_, '_> {
                 let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
-                    let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy }.epoch();
+                    let by = warp.who(cta.id, 1 << lane, at.pc, proxy).epoch();
                     self.ordered(cta, warp, lane, *order, address, true);
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
@@ -80,14 +79,14 @@ impl Machine<'_, '_> {
                     self.replaced(*order, (*space, address), old, by);
                 }
             }
-            Op::Atomic { order, space, bytes, function, to, address, from } => {
+            PtxOp::Atomic { order, space, bytes, function, to, address, from } => {
                 let addresses = self.addresses(warp, *address, active, at);
                 self.count(*space, &addresses, active, *bytes);
                 let [a, b] = from.map(|source| self.read(warp, source, active, at));
                 let mut old = [0; LANES];
                 for lane in lanes(active) {
                     let (address, bytes, access) = (addresses[lane], *bytes, Access::Atomic);
-                    let by = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic }.epoch();
+                    let by = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic).epoch();
                     self.ordered(cta, warp, lane, *order, address, true);
                     if to.is_some() {
                         self.ordered(cta, warp, lane, *order, address, false);
@@ -108,7 +107,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
     /// What a strong access tells others of, before a write, or learns of, after a read: see [`Fences`](super::warp::Fences).
-    fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: Order, address: u64, write: bool) {
+    fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: MemoryOrder, address: u64, write: bool) {
         if !order.strong {
             return;
         }
@@ -120,7 +119,8 @@ impl Machine<'_, '_> {
             let told = if order.release { Some(warp.release(mine, cta.id)) } else { fenced };
             if let Some(view) = told {
                 for scope in scopes {
-                    let known = self.releases.entry((address, *scope)).or_insert_with(|| View::new(cta.id, warp.warps));
+                    let known =
+                        self.releases.entry((address, *scope)).or_insert_with(|| ClockView::new(cta.id, warp.warps));
                     known.join(&view);
                 }
             }
@@ -130,7 +130,7 @@ impl Machine<'_, '_> {
             let Some(view) = self.releases.get(&(address, *scope)) else { continue };
             match order.acquire {
                 true => warp.acquire(mine, view),
-                false => warp.order.met.get_or_insert_with(|| View::new(cta.id, warp.warps)).join(view),
+                false => warp.order.met.get_or_insert_with(|| ClockView::new(cta.id, warp.warps)).join(view),
             }
         }
     }
@@ -141,7 +141,7 @@ impl Machine<'_, '_> {
         warp: &Warp,
         lane: usize,
         touch: Touch,
-        at: At,
+        at: Site,
     ) -> Result<&'b mut [u8], Stop> {
         self.touch_as(cta, warp, lane, 1 << lane, touch, at)
     }
@@ -153,12 +153,12 @@ impl Machine<'_, '_> {
         lane: usize,
         lanes: u32,
         touch: Touch,
-        at: At,
+        at: Site,
     ) -> Result<&'b mut [u8], Stop> {
-        let at = At { lane: Some(lane), ..at };
+        let at = Site { lane: Some(lane), ..at };
         let Touch { space, address, bytes, access, proxy } = touch;
-        let who = Who { cta: cta.id, warp, lanes, pc: at.pc, proxy };
-        if located(space, address) == Space::Shared {
+        let who = warp.who(cta.id, lanes, at.pc, proxy);
+        if space.of(address) == Space::Shared {
             let (name, base, offset) = self.find_shared(address, bytes, at)?;
             if let Some(trouble) = cta.shadow.access(base + offset, bytes, access, &who) {
                 self.judge(Some(trouble), access, &format!("shared '{name}'"), offset, bytes, at);
@@ -179,44 +179,49 @@ impl Machine<'_, '_> {
         index: usize,
         access: Access,
         range: Range<usize>,
-        at: At,
+        at: Site,
     ) -> Result<&mut [u8], Stop> {
         let Allocation { name, data, .. } = &self.memory.allocations[index];
-        if access != Access::Read && matches!(data, Data::Read(_)) {
+        if access != Access::Read && matches!(data, Backing::Read(_)) {
             let what = format!("bytes {}..{} of '{name}', which the launch may only read", range.start, range.end);
-            self.find(Kind::ReadOnly, at, what);
+            self.find(FindingKind::ReadOnly, at, what);
             return Err(Stop);
         }
         match &mut self.memory.allocations[index].data {
-            Data::Own(data) => Ok(&mut data[range]),
-            Data::Write(data) => Ok(&mut data[range]),
-            Data::Read(data) => {
+            Backing::Own(data) => Ok(&mut data[range]),
+            Backing::Write(data) => Ok(&mut data[range]),
+            Backing::Read(data) => {
                 self.lent.clear();
                 self.lent.extend_from_slice(&data[range]);
                 Ok(&mut self.lent)
             }
         }
     }
-    pub(super) fn find_global(&mut self, address: u64, bytes: usize, at: At) -> Result<(usize, usize), Stop> {
+    pub(super) fn find_global(&mut self, address: u64, bytes: usize, at: Site) -> Result<(usize, usize), Stop> {
         let (kind, what) = match self.memory.find(address, bytes) {
             Ok(found) => return Ok(found),
-            Err(Outside::Nowhere) => (Kind::OutOfBounds, format!("address {address:#x} is in no allocation")),
+            Err(Outside::Nowhere) => (FindingKind::OutOfBounds, format!("address {address:#x} is in no allocation")),
             Err(Outside::Beyond(index, offset)) => {
                 let of = &self.memory.allocations[index];
                 let (end, len) = (offset + bytes as i64, of.data.bytes().len());
                 let what = format!("bytes {offset}..{end} of '{}' ({len} bytes)", of.name);
-                (Kind::OutOfBounds, what)
+                (FindingKind::OutOfBounds, what)
             }
             Err(Outside::Misaligned(index, offset)) => {
                 let name = &self.memory.allocations[index].name;
-                (Kind::Misaligned, format!("{bytes} bytes at byte {offset} of '{name}'"))
+                (FindingKind::Misaligned, format!("{bytes} bytes at byte {offset} of '{name}'"))
             }
         };
         self.find(kind, at, what);
         Err(Stop)
     }
     /// The array's name, its offset and the offset within it.
-    pub(super) fn find_shared(&mut self, address: u64, bytes: usize, at: At) -> Result<(Arc<str>, usize, usize), Stop> {
+    pub(super) fn find_shared(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        at: Site,
+    ) -> Result<(Arc<str>, usize, usize), Stop> {
         let offset = address.wrapping_sub(SHARED_BASE);
         let inside = |f: &&super::kernel::Field| {
             let end = offset.checked_add(bytes as u64);
@@ -231,12 +236,12 @@ impl Machine<'_, '_> {
                 }
                 None => format!("address {address:#x} is in no shared array"),
             };
-            self.find(Kind::OutOfBounds, at, what);
+            self.find(FindingKind::OutOfBounds, at, what);
             return Err(Stop);
         };
         let (name, base, within) = (field.name.clone(), field.offset, offset as usize - field.offset);
         if !offset.is_multiple_of(bytes as u64) {
-            self.find(Kind::Misaligned, at, format!("{bytes} bytes at byte {within} of shared '{name}'"));
+            self.find(FindingKind::Misaligned, at, format!("{bytes} bytes at byte {within} of shared '{name}'"));
             return Err(Stop);
         }
         Ok((name, base, within))
@@ -248,7 +253,7 @@ impl Machine<'_, '_> {
         name: &str,
         offset: usize,
         bytes: usize,
-        at: At,
+        at: Site,
     ) {
         let verb = |access| match access {
             Access::Read => "read",
@@ -258,26 +263,31 @@ impl Machine<'_, '_> {
         let here = format!("{} of {name} bytes {offset}..{}", verb(access), offset + bytes);
         let (kind, what) = match trouble {
             None => return,
-            Some(Trouble::Unwritten) => (Kind::Uninitialised, format!("{here}, which nothing has written")),
-            Some(Trouble::InFlight) => (Kind::InFlight, format!("{here}, to which an asynchronous copy is in flight")),
+            Some(Trouble::Unwritten) => (FindingKind::Uninitialised, format!("{here}, which nothing has written")),
+            Some(Trouble::InFlight) => {
+                (FindingKind::InFlight, format!("{here}, to which an asynchronous copy is in flight"))
+            }
             Some(Trouble::Held) => {
-                (Kind::InFlight, format!("{here}, which an asynchronous copy or a wgmma still reads"))
+                (FindingKind::InFlight, format!("{here}, which an asynchronous copy or a wgmma still reads"))
             }
             Some(Trouble::Race(other @ (Access::Write | Access::Read), e)) if e.warp as usize == self.warps() => {
                 let place = self.kernel.place(e.pc as usize);
                 let way = if other == Access::Write { "to" } else { "from" };
-                (Kind::InFlight, format!("{here}, {way} which {place} copies; its mbarrier has not been waited for"))
+                (
+                    FindingKind::InFlight,
+                    format!("{here}, {way} which {place} copies; its mbarrier has not been waited for"),
+                )
             }
             Some(Trouble::Race(other, e)) => {
                 let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
-                (Kind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
+                (FindingKind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
             }
             Some(Trouble::Unshown(e)) => {
                 let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
                 let what = format!(
                     "{here} by the asynchronous proxy: no fence.proxy.async after the write by {thread} at {place}"
                 );
-                (Kind::Proxy, what)
+                (FindingKind::Proxy, what)
             }
         };
         self.find(kind, at, what);
@@ -294,7 +304,7 @@ impl Machine<'_, '_> {
     }
     /// Sectors of global memory; passes of shared memory beyond the least.
     pub(super) fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
-        match located(space, addresses[active.trailing_zeros() as usize % LANES]) {
+        match space.of(addresses[active.trailing_zeros() as usize % LANES]) {
             Space::Shared => {
                 // 8 bytes a lane go by half warps, 16 by quarters: 32 words each time.
                 let together = LANES / bytes.div_ceil(4);
@@ -335,13 +345,4 @@ fn distinct(values: &mut [u64]) -> &[u64] {
         }
     }
     &values[..kept]
-}
-
-/// Generic addresses tell their space.
-pub(super) fn located(space: Space, address: u64) -> Space {
-    match space {
-        Space::Generic if address < SHARED_END => Space::Shared,
-        Space::Generic => Space::Global,
-        known => known,
-    }
 }

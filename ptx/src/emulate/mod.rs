@@ -1,45 +1,59 @@
-//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of what nothing
-//! wrote, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
-//! kernel, line, thread and allocation. It counts instructions, global sectors and shared bank conflicts.
+//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of uninitialized memory,
+//! misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
+//! kernel, line, thread and allocation. It counts instructions, global sectors and shared-memory bank conflicts.
 //!
-//! What it executes: the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
-//! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. Whatever else a kernel holds is refused with its line.
+//! It executes the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
+//! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. It refuses any other instruction, with its line.
 //!
-//! Up to four CTAs are resident and their warps run in turns drawn from a seed; with [`LATE`], lanes that have diverged stay apart
-//! until an instruction needs them together. Fences, releases and acquires order threads of a CTA and of several; caches and time are
-//! not modelled: counts are evidence, not speed. Approximate instructions are off by as much as documented, the same each time.
-//! How matrices lie in registers and in shared memory is told in layouts.rs, with what is to be proven on a GPU.
-mod approximate;
-mod bulk;
-mod clock;
-mod copy;
-mod decode;
-mod decode_hopper;
-mod decode_memory;
-mod kernel;
-mod lane;
-mod launch;
-mod layouts;
-mod lex;
-mod machine;
-mod matrix_ops;
-mod mbarrier;
-mod memory;
-mod memory_ops;
-mod parse;
-mod report;
-mod shadow;
-mod spin;
-mod sync_ops;
-mod tensor;
-mod warp;
-mod wgmma;
+//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], lanes that have diverged stay apart
+//! until an instruction needs them together. Fences, releases and acquires order threads within and across CTAs. Caches and time are
+//! not modeled: counts are evidence, not speed. Approximate instructions are off by the documented error, the same each time.
+//! layouts.rs says how matrices lie in registers and in shared memory, and what remains to be proven on a GPU.
 
-pub use kernel::Kernel;
-pub use launch::{Argument, LATE, Launch};
+// From text to kernels.
+mod draw; // pseudo-random numbers
+mod lex; // PTX text to tokens
+mod lane; // what one lane computes by itself
+mod approximate; // the same, not exact
+mod operand; // operands of an instruction
+mod op; // instructions as data
+mod kernel; // a kernel as it is executed
+mod decode_memory; // mnemonics of memory
+mod decode_hopper; // mnemonics of sm_90
+mod decode; // all mnemonics
+mod parse; // tokens to kernels
+
+// What a launch consists of.
+mod report; // findings and counts
+mod layouts; // how matrices lie in registers and shared memory
+mod tensor; // tensor maps
+
+mod clock; // vector clocks: what happened before what
+mod shadow; // what happened to each byte
+mod memory; // global memory
+mod in_flight; // asynchronous copies and products
+mod mbarrier; // mbarrier objects
+mod warp; // a warp's state
+mod machine; // the emulated GPU's state
+
+// What warps do.
+mod spin; // loops that wait for another CTA
+mod memory_ops; // loads, stores, atomics
+mod copy; // cp.async
+mod mbarrier_ops; // mbarriers, fences, setmaxnreg
+mod bulk; // bulk and tensor copies
+mod matrix_ops; // ldmatrix, mma.sync
+mod wgmma; // wgmma
+mod sync_ops; // barriers, shuffles, votes
+mod step; // one instruction
+mod launch; // all of them
+
+pub use draw::SplitMix64;
+pub use kernel::PtxKernel;
+pub use launch::{Argument, KernelLaunch, LATE};
 pub use layouts::Swizzle;
-pub use memory::{Allocation, Data, Memory};
+pub use memory::{Allocation, Backing, GlobalMemory};
 pub use parse::parse;
-pub use report::{Counts, Finding, Kind, Report, Thread};
+pub use report::{Finding, FindingKind, LaunchCounts, LaunchReport, Thread};
 pub use shadow::Shadow;
 pub use tensor::TensorMap;

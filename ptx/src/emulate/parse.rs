@@ -1,64 +1,63 @@
 //! Tokens to kernels: names become register slots, offsets and instruction indices. Text of instructions is handed to
 //! decode.rs; what ptxas refuses (types that do not fit) is not checked a second time.
 use super::decode::decode;
-use super::kernel::{Field, Instruction, Kernel, Operand, Register, SHARED_BASE, Special};
-use super::lex::{Lexed, Place, Token, bad, lex};
+use super::kernel::{Field, Instruction, PtxKernel};
+use super::lex::{Lexed, SourceLine, Token, bad, lex};
+use super::operand::{Decoded, PtxOperand, Register, SHARED_BASE, SpecialRegister};
 use std::collections::HashMap;
 
 /// Bytes left between shared arrays, so that running past one is seen. A multiple of all 32 banks.
 const RED_ZONE: u64 = 128;
 
 /// All entries of `source`. `file` names it in errors, unless `# line "file"` markers name another.
-pub fn parse(file: &str, source: &str) -> Result<Vec<Kernel>> {
+pub fn parse(file: &str, source: &str) -> Decoded<Vec<PtxKernel>> {
     let Lexed { tokens, files } = lex(file, source)?;
     let (scopes, kernels) = (vec![HashMap::new()], vec![]);
-    let mut parser = Parser { tokens: &tokens, files: &files, at: 0, scopes, kernels, dynamic: None, blame: None };
+    let mut parser = PtxParser { tokens: &tokens, files: &files, at: 0, scopes, kernels, dynamic: None, blame: None };
     match parser.module() {
         Ok(()) => Ok(parser.kernels),
         Err(what) => {
             let last = tokens.get(parser.at.saturating_sub(1)).or(tokens.last()).map(|t| t.1);
-            let place = parser.blame.or(last).unwrap_or(Place { file: 0, line: 1 });
+            let place = parser.blame.or(last).unwrap_or(SourceLine { file: 0, line: 1 });
             Err(format!("{}:{}: {what}", files[place.file], place.line))
         }
     }
 }
 
-type Result<T> = std::result::Result<T, String>;
-
 /// An instruction before its labels are known.
-struct Raw {
+struct RawInstruction {
     guard: Option<(Register, bool)>,
     mnemonic: String,
-    operands: Vec<Operand>,
-    place: Place,
+    operands: Vec<PtxOperand>,
+    place: SourceLine,
 }
 
-struct Parser<'a> {
-    tokens: &'a [(Token, Place)],
+struct PtxParser<'a> {
+    tokens: &'a [(Token, SourceLine)],
     files: &'a [String],
     at: usize,
-    scopes: Vec<HashMap<String, Operand>>,
-    kernels: Vec<Kernel>,
+    scopes: Vec<HashMap<String, PtxOperand>>,
+    kernels: Vec<PtxKernel>,
     /// The array `.extern .shared .b8 name[]` of the module, whose length the launch gives.
     dynamic: Option<Field>,
     /// Where an error lies that is found after its tokens were read.
-    blame: Option<Place>,
+    blame: Option<SourceLine>,
 }
 
 /// What one kernel gathers on the way.
 struct Body {
-    kernel: Kernel,
-    raw: Vec<Raw>,
-    /// Label references: [`Operand::Label`] holds an index into these until the block they stand in ends.
+    kernel: PtxKernel,
+    raw: Vec<RawInstruction>,
+    /// Label references: [`PtxOperand::Label`] holds an index into these until the block they stand in ends.
     wanted: Vec<String>,
     found: Vec<Option<usize>>,
 }
 
-impl Parser<'_> {
+impl PtxParser<'_> {
     fn peek(&self) -> Option<&Token> {
         self.tokens.get(self.at).map(|t| &t.0)
     }
-    fn next(&mut self) -> Result<Token> {
+    fn next(&mut self) -> Decoded<Token> {
         let token = self.peek().cloned().ok_or("the text ends early")?;
         self.at += 1;
         Ok(token)
@@ -68,29 +67,29 @@ impl Parser<'_> {
         self.at += found as usize;
         found
     }
-    fn want(&mut self, mark: char) -> Result<()> {
+    fn want(&mut self, mark: char) -> Decoded<()> {
         if self.eat(mark) { Ok(()) } else { Err(format!("'{mark}' expected, found {:?}", self.next()?)) }
     }
-    fn word(&mut self) -> Result<String> {
+    fn word(&mut self) -> Decoded<String> {
         match self.next()? {
             Token::Word(word) => Ok(word),
             other => Err(format!("a name expected, found {other:?}")),
         }
     }
-    fn number(&mut self) -> Result<u64> {
+    fn number(&mut self) -> Decoded<u64> {
         match self.next()? {
             Token::Number(number) => Ok(number),
             other => Err(format!("a number expected, found {other:?}")),
         }
     }
-    fn define(&mut self, name: &str, operand: Operand) -> Result<()> {
+    fn define(&mut self, name: &str, operand: PtxOperand) -> Decoded<()> {
         let scope = self.scopes.last_mut().ok_or("a '}' too many")?;
         match scope.insert(name.to_string(), operand) {
             Some(_) => Err(format!("'{name}' is defined twice")),
             None => Ok(()),
         }
     }
-    fn module(&mut self) -> Result<()> {
+    fn module(&mut self) -> Decoded<()> {
         while self.peek().is_some() {
             match self.word()?.as_str() {
                 ".version" | ".target" | ".address_size" => drop(self.next()?),
@@ -100,7 +99,7 @@ impl Parser<'_> {
                         return Err("only one array of shared memory is modelled as .extern".into());
                     }
                     let field = self.field(0)?;
-                    self.define(&field.name, Operand::Immediate(SHARED_BASE))?;
+                    self.define(&field.name, PtxOperand::Immediate(SHARED_BASE))?;
                     self.dynamic = Some(field);
                     self.want(';')?;
                 }
@@ -110,9 +109,9 @@ impl Parser<'_> {
         }
         Ok(())
     }
-    fn entry(&mut self) -> Result<()> {
+    fn entry(&mut self) -> Decoded<()> {
         let name = self.word()?;
-        let kernel = Kernel {
+        let kernel = PtxKernel {
             name,
             parameters: vec![],
             instructions: vec![],
@@ -133,7 +132,7 @@ impl Parser<'_> {
                 return Err(".param expected".into());
             }
             let field = self.field(body.kernel.parameters.last().map_or(0, |f| f.offset + f.bytes))?;
-            self.define(&field.name, Operand::Parameter(field.offset))?;
+            self.define(&field.name, PtxOperand::Parameter(field.offset))?;
             body.kernel.parameters.push(field);
             self.eat(',');
         }
@@ -160,7 +159,7 @@ impl Parser<'_> {
         Ok(())
     }
     /// `.align 16 .b8 name[64]`: the next field at or after `end`, aligned.
-    fn field(&mut self, end: usize) -> Result<Field> {
+    fn field(&mut self, end: usize) -> Decoded<Field> {
         let (mut align, mut size) = (0, None);
         loop {
             let word = self.word()?;
@@ -179,7 +178,7 @@ impl Parser<'_> {
             }
         }
     }
-    fn block(&mut self, body: &mut Body) -> Result<()> {
+    fn block(&mut self, body: &mut Body) -> Decoded<()> {
         self.scopes.push(HashMap::new());
         let mut labels = HashMap::new();
         let first = body.wanted.len();
@@ -193,7 +192,7 @@ impl Parser<'_> {
             if self.eat('@') {
                 let negated = self.eat('!');
                 match self.operand(body)? {
-                    Operand::Register(register) => guard = Some((register, negated)),
+                    PtxOperand::Register(register) => guard = Some((register, negated)),
                     other => return Err(format!("a predicate expected, found {other:?}")),
                 }
             }
@@ -213,7 +212,7 @@ impl Parser<'_> {
                 }
                 _ => {
                     let operands = self.operands(body)?;
-                    body.raw.push(Raw { guard, mnemonic: word, operands, place });
+                    body.raw.push(RawInstruction { guard, mnemonic: word, operands, place });
                 }
             }
         }
@@ -225,7 +224,7 @@ impl Parser<'_> {
         Ok(())
     }
     /// `.reg .u32 %a, %b<4>;`
-    fn registers(&mut self, body: &mut Body) -> Result<()> {
+    fn registers(&mut self, body: &mut Body) -> Decoded<()> {
         let word = self.word()?;
         bits(&word[1..])?;
         loop {
@@ -238,7 +237,7 @@ impl Parser<'_> {
                 vec![name]
             };
             for name in names {
-                self.define(&name, Operand::Register(body.kernel.registers.len()))?;
+                self.define(&name, PtxOperand::Register(body.kernel.registers.len()))?;
                 body.kernel.registers.push(name);
             }
             if !self.eat(',') {
@@ -246,23 +245,23 @@ impl Parser<'_> {
             }
         }
     }
-    fn shared(&mut self, body: &mut Body) -> Result<()> {
+    fn shared(&mut self, body: &mut Body) -> Decoded<()> {
         if self.dynamic.is_some() {
             return Err("a kernel beside an .extern .shared array has no arrays of its own".into());
         }
         let end = body.kernel.shared.last().map_or(0, |f| f.offset + f.bytes + RED_ZONE as usize);
         let field = self.field(end)?;
-        self.define(&field.name, Operand::Immediate(SHARED_BASE + field.offset as u64))?;
+        self.define(&field.name, PtxOperand::Immediate(SHARED_BASE + field.offset as u64))?;
         body.kernel.shared.push(field);
         self.want(';')
     }
-    fn operands(&mut self, body: &mut Body) -> Result<Vec<Operand>> {
+    fn operands(&mut self, body: &mut Body) -> Decoded<Vec<PtxOperand>> {
         let mut operands = vec![];
         while !self.eat(';') {
             let operand = self.operand(body)?;
             if self.eat('|') {
                 // `%value|%valid`
-                operands.push(Operand::List(vec![operand, self.operand(body)?]));
+                operands.push(PtxOperand::List(vec![operand, self.operand(body)?]));
             } else {
                 operands.push(operand);
             }
@@ -273,7 +272,7 @@ impl Parser<'_> {
         }
         Ok(operands)
     }
-    fn operand(&mut self, body: &mut Body) -> Result<Operand> {
+    fn operand(&mut self, body: &mut Body) -> Decoded<PtxOperand> {
         match self.next()? {
             Token::Mark('{') => {
                 let mut list = vec![];
@@ -281,14 +280,14 @@ impl Parser<'_> {
                     list.push(self.operand(body)?);
                     self.eat(',');
                 }
-                Ok(Operand::List(list))
+                Ok(PtxOperand::List(list))
             }
             Token::Mark('[') => {
                 let base = self.operand(body)?;
                 if self.eat(',') {
-                    let Operand::List(at) = self.operand(body)? else { return Err("{coordinates} expected".into()) };
+                    let PtxOperand::List(at) = self.operand(body)? else { return Err("{coordinates} expected".into()) };
                     self.want(']')?;
-                    return Ok(Operand::Tensor(Box::new(base), at));
+                    return Ok(PtxOperand::Tensor(Box::new(base), at));
                 }
                 let mut offset = 0i64;
                 while !self.eat(']') {
@@ -297,39 +296,39 @@ impl Parser<'_> {
                     let sign = if self.eat('-') { -1 } else { sign };
                     offset += sign * self.number()? as i64;
                 }
-                Ok(Operand::Memory(Box::new(base), offset))
+                Ok(PtxOperand::Memory(Box::new(base), offset))
             }
-            Token::Mark('-') => Ok(Operand::Immediate((self.number()? as i64).wrapping_neg() as u64)),
+            Token::Mark('-') => Ok(PtxOperand::Immediate((self.number()? as i64).wrapping_neg() as u64)),
             Token::Mark('!') => match self.operand(body)? {
-                Operand::Register(register) => Ok(Operand::Not(register)),
+                PtxOperand::Register(register) => Ok(PtxOperand::Not(register)),
                 other => Err(format!("'!' before {other:?}")),
             },
-            Token::Number(number) => Ok(Operand::Immediate(number)),
+            Token::Number(number) => Ok(PtxOperand::Immediate(number)),
             Token::Decimal(text) => Err(bad(&text)),
             Token::Word(name) => self.name(&name, body),
             other => Err(format!("an operand expected, found {other:?}")),
         }
     }
-    fn name(&mut self, name: &str, body: &mut Body) -> Result<Operand> {
+    fn name(&mut self, name: &str, body: &mut Body) -> Decoded<PtxOperand> {
         if let Some(operand) = self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
             return Ok(operand.clone());
         }
         if name == "_" {
-            return Ok(Operand::Nothing);
+            return Ok(PtxOperand::Nothing);
         }
         if name.starts_with('%') {
-            return special(name).map(Operand::Special).ok_or_else(|| format!("undeclared register '{name}'"));
+            return special(name).map(PtxOperand::Special).ok_or_else(|| format!("undeclared register '{name}'"));
         }
         body.wanted.push(name.to_string());
         body.found.push(None);
-        Ok(Operand::Label(body.wanted.len() - 1))
+        Ok(PtxOperand::Label(body.wanted.len() - 1))
     }
-    fn finish(&mut self, body: Body) -> Result<Kernel> {
+    fn finish(&mut self, body: Body) -> Decoded<PtxKernel> {
         let mut kernel = body.kernel;
         for mut raw in body.raw {
             self.blame = Some(raw.place);
             for operand in &mut raw.operands {
-                if let Operand::Label(label) = operand {
+                if let PtxOperand::Label(label) = operand {
                     let name = &body.wanted[*label];
                     *label = body.found[*label].ok_or_else(|| format!("unknown name '{name}'"))?;
                 }
@@ -342,7 +341,7 @@ impl Parser<'_> {
     }
 }
 
-fn bits(name: &str) -> Result<usize> {
+fn bits(name: &str) -> Decoded<usize> {
     match name {
         "pred" => Ok(1),
         "b8" | "u8" | "s8" => Ok(8),
@@ -353,19 +352,19 @@ fn bits(name: &str) -> Result<usize> {
     }
 }
 
-fn special(name: &str) -> Option<Special> {
+fn special(name: &str) -> Option<SpecialRegister> {
     let (name, axis) = name.split_once('.').unwrap_or((name, ""));
     let axis = ["x", "y", "z"].iter().position(|a| *a == axis);
     Some(match (name, axis) {
-        ("%tid", Some(axis)) => Special::Tid(axis),
-        ("%ntid", Some(axis)) => Special::Ntid(axis),
-        ("%ctaid", Some(axis)) => Special::Ctaid(axis),
-        ("%nctaid", Some(axis)) => Special::Nctaid(axis),
-        ("%laneid", None) => Special::Lane,
-        ("%warpid", None) => Special::Warp,
+        ("%tid", Some(axis)) => SpecialRegister::Tid(axis),
+        ("%ntid", Some(axis)) => SpecialRegister::Ntid(axis),
+        ("%ctaid", Some(axis)) => SpecialRegister::Ctaid(axis),
+        ("%nctaid", Some(axis)) => SpecialRegister::Nctaid(axis),
+        ("%laneid", None) => SpecialRegister::Lane,
+        ("%warpid", None) => SpecialRegister::Warp,
         // A CTA is a cluster of one.
-        ("%cluster_ctarank", None) => Special::Constant(0),
-        ("%cluster_nctarank", None) => Special::Constant(1),
+        ("%cluster_ctarank", None) => SpecialRegister::Constant(0),
+        ("%cluster_nctarank", None) => SpecialRegister::Constant(1),
         _ => return None,
     })
 }

@@ -2,7 +2,7 @@
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FindingKind {
     /// Two accesses, at least one a plain write, that nothing orders.
     Race,
     /// A register or memory is read that nothing has written.
@@ -16,7 +16,7 @@ pub enum Kind {
     /// A barrier or mbarrier is used against its phase or count.
     Phase,
     OutOfBounds,
-    /// Memory is written that the launch was lent to read.
+    /// GlobalMemory is written that the launch was lent to read.
     ReadOnly,
     Misaligned,
     /// Lanes are missing at an instruction that needs them together.
@@ -29,22 +29,22 @@ pub enum Kind {
     Launch,
 }
 
-impl Kind {
+impl FindingKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Race => "race",
-            Kind::Uninitialised => "uninitialised read",
-            Kind::InFlight => "missing wait",
-            Kind::Proxy => "missing proxy fence",
-            Kind::Wgmma => "wgmma registers",
-            Kind::Phase => "phase",
-            Kind::OutOfBounds => "out of bounds",
-            Kind::ReadOnly => "read only",
-            Kind::Misaligned => "misaligned",
-            Kind::Divergent => "divergence",
-            Kind::Deadlock => "deadlock",
-            Kind::Endless => "endless loop",
-            Kind::Launch => "launch",
+            FindingKind::Race => "race",
+            FindingKind::Uninitialised => "uninitialised read",
+            FindingKind::InFlight => "missing wait",
+            FindingKind::Proxy => "missing proxy fence",
+            FindingKind::Wgmma => "wgmma registers",
+            FindingKind::Phase => "phase",
+            FindingKind::OutOfBounds => "out of bounds",
+            FindingKind::ReadOnly => "read only",
+            FindingKind::Misaligned => "misaligned",
+            FindingKind::Divergent => "divergence",
+            FindingKind::Deadlock => "deadlock",
+            FindingKind::Endless => "endless loop",
+            FindingKind::Launch => "launch",
         }
     }
 }
@@ -66,7 +66,7 @@ impl fmt::Display for Thread {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    pub kind: Kind,
+    pub kind: FindingKind,
     pub kernel: String,
     /// "file:line" of the instruction; absent where none is to blame.
     pub place: Option<String>,
@@ -89,11 +89,11 @@ impl fmt::Display for Finding {
 
 /// A launch that must not be trusted. Never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct LaunchReport {
     pub findings: Vec<Finding>,
 }
 
-impl Report {
+impl LaunchReport {
     /// Further findings of one launch are dropped: they tend to repeat the first.
     const MOST: usize = 16;
 
@@ -104,22 +104,22 @@ impl Report {
             self.findings.push(new);
         }
     }
-    pub fn has(&self, kind: Kind) -> bool {
+    pub fn has(&self, kind: FindingKind) -> bool {
         self.findings.iter().any(|f| f.kind == kind)
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for LaunchReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let lines: Vec<String> = self.findings.iter().map(Finding::to_string).collect();
         write!(f, "{}", lines.join("\n"))
     }
 }
-impl std::error::Error for Report {}
+impl std::error::Error for LaunchReport {}
 
 /// What a launch did. The same under every schedule, so a change is a change of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct LaunchCounts {
     /// Executed by warps, branches not taken included.
     pub instructions: u64,
     /// 32-byte pieces of global memory moved: distinct ones within each warp instruction.

@@ -1,10 +1,10 @@
-//! What happened to each piece of memory, and whether something orders it before what happens now. Order itself is
+//! What happened to each piece of memory, and whether something orders it before what happens now. WriteOrder itself is
 //! clock.rs's (see [Note: clocks] there). Never sees the data.
 //!
 //! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighbouring
 //! bytes of two lanes are no race, and tiles cost little.
-use super::clock::Epoch;
-use super::warp::{Warp, lanes};
+use super::clock::{Epoch, LaneViews};
+use super::lane::{LANES, lanes};
 use std::ops::Range;
 
 const PAGE: usize = 256;
@@ -20,45 +20,51 @@ pub enum Proxy {
 
 /// The accessing lanes; several where one instruction acts for all of them.
 #[derive(Clone, Copy)]
-pub struct Who<'a> {
+pub struct Accessor<'a> {
     pub cta: u32,
-    pub warp: &'a Warp,
+    pub warp: usize,
+    /// Warps of the CTA.
+    pub warps: usize,
     pub lanes: u32,
+    /// Of the warp: its time, what its lanes know, and when each passed its last proxy fence.
+    pub time: u32,
+    pub views: &'a LaneViews,
+    pub fenced: &'a [u32; LANES],
     pub pc: usize,
     pub proxy: Proxy,
 }
 
-enum Order {
+enum WriteOrder {
     Before,
     /// Ordered, but a proxy fence is missing.
     Unshown,
     None,
 }
 
-impl Who<'_> {
+impl Accessor<'_> {
     pub fn epoch(&self) -> Epoch {
-        let Who { cta, warp, lanes, pc, .. } = *self;
-        Epoch { cta, clock: warp.time, pc: pc as u32, warp: warp.id as u16, lanes }
+        let Accessor { cta, warp, lanes, time, pc, .. } = *self;
+        Epoch { cta, clock: time, pc: pc as u32, warp: warp as u16, lanes }
     }
     /// Whether `e` happened before this access, or is this thread's own.
     pub fn follows(&self, e: &Epoch) -> bool {
         let own =
-            e.cta == self.cta && e.warp as usize == self.warp.id && e.lanes == self.lanes && e.lanes.count_ones() == 1;
-        own || self.warp.views.all(self.lanes, |view| view.knows(e))
+            e.cta == self.cta && e.warp as usize == self.warp && e.lanes == self.lanes && e.lanes.count_ones() == 1;
+        own || self.views.all(self.lanes, |view| view.knows(e))
     }
     /// Whether a proxy fence came after `e`, which happened before: of this thread, or of one that it knows of.
     pub fn shows(&self, e: &Epoch) -> bool {
-        let mine = (e.cta, e.warp as usize) == (self.cta, self.warp.id) && e.lanes & !self.lanes == 0;
-        mine && lanes(e.lanes).all(|lane| e.clock <= self.warp.fenced[lane])
-            || self.warp.views.all(self.lanes, |view| view.shows(e))
+        let mine = (e.cta, e.warp as usize) == (self.cta, self.warp) && e.lanes & !self.lanes == 0;
+        mine && lanes(e.lanes).all(|lane| e.clock <= self.fenced[lane])
+            || self.views.all(self.lanes, |view| view.shows(e))
     }
     /// The same of a write, which the proxy must see as well.
-    fn sees(&self, e: &Epoch) -> Order {
-        let foreign = self.proxy == Proxy::Async && (e.warp as usize) < self.warp.warps;
+    fn sees(&self, e: &Epoch) -> WriteOrder {
+        let foreign = self.proxy == Proxy::Async && (e.warp as usize) < self.warps;
         match self.follows(e) {
-            false => Order::None,
-            true if foreign && !self.shows(e) => Order::Unshown,
-            true => Order::Before,
+            false => WriteOrder::None,
+            true if foreign && !self.shows(e) => WriteOrder::Unshown,
+            true => WriteOrder::Before,
         }
     }
 }
@@ -83,7 +89,7 @@ impl Accesses {
             Accesses::Many(epochs) => epochs,
         }
     }
-    fn unordered(&self, who: &Who) -> Option<Epoch> {
+    fn unordered(&self, who: &Accessor) -> Option<Epoch> {
         self.slice().iter().find(|e| !who.follows(e)).copied()
     }
     /// `new` is known to all who know of what happens from now on, and so is what it `follows`.
@@ -242,7 +248,7 @@ impl Shadow {
         self.unwritten_in(0..self.bytes)
     }
     /// Judges and records an access; the first trouble counts.
-    pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Who) -> Option<Trouble> {
+    pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Accessor) -> Option<Trouble> {
         let (mut trouble, new) = (None, who.epoch());
         self.each(offset, bytes, |cell| {
             if trouble.is_none() {
@@ -270,7 +276,7 @@ impl Shadow {
         });
     }
     /// An asynchronous read begins: judged now, and nobody may write until [`Shadow::let_go`].
-    pub fn hold(&mut self, offset: usize, bytes: usize, who: &Who) -> Option<Trouble> {
+    pub fn hold(&mut self, offset: usize, bytes: usize, who: &Accessor) -> Option<Trouble> {
         let mut trouble = None;
         self.each(offset, bytes, |cell| {
             if trouble.is_none() {
@@ -290,7 +296,7 @@ impl Shadow {
 }
 
 impl Cell {
-    fn judge(&self, kind: Access, who: &Who) -> Option<Trouble> {
+    fn judge(&self, kind: Access, who: &Accessor) -> Option<Trouble> {
         if self.in_flight {
             return Some(Trouble::InFlight);
         }
@@ -301,9 +307,9 @@ impl Cell {
             return Some(Trouble::Unwritten);
         }
         let write = self.write.and_then(|e| match who.sees(&e) {
-            Order::Before => None,
-            Order::Unshown => Some(Trouble::Unshown(e)),
-            Order::None => Some(Trouble::Race(Access::Write, e)),
+            WriteOrder::Before => None,
+            WriteOrder::Unshown => Some(Trouble::Unshown(e)),
+            WriteOrder::None => Some(Trouble::Race(Access::Write, e)),
         });
         let read = || self.reads.unordered(who).map(|e| Trouble::Race(Access::Read, e));
         let atomic = || self.atomics.unordered(who).map(|e| Trouble::Race(Access::Atomic, e));

@@ -1,41 +1,26 @@
 //! Loops that wait for another CTA, by reading global memory until it changes. Never reads memory itself.
 //!
-//! [Note: looking] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what a test sees
-//! of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier.rs): a strong read (relaxed, acquire) of a write
+//! [Note: spinning] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what a test sees
+//! of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier_ops.rs): a strong read (relaxed, acquire) of a write
 //! that nothing has ordered before it misses that write the first time, as the memory model lets it; and a loop of arithmetic around one
 //! such read counts as if it went round once. A warp that has read the same twice sleeps until global memory is written.
 use super::clock::Epoch;
-use super::decode::{Op, Order, Space};
-use super::machine::{At, Cta, Machine};
-use super::memory_ops::located;
-use super::shadow::{Proxy, Who};
-use super::warp::{LANES, State, Warp, lanes};
-
-/// What a strong write replaced.
-pub struct Past {
-    by: Epoch,
-    value: u64,
-}
-
-/// A strong read.
-pub struct Spin {
-    pc: usize,
-    active: u32,
-    addresses: [u64; LANES],
-    values: [u64; LANES],
-    /// Executed since.
-    instructions: u64,
-}
+use super::lane::{LANES, lanes};
+use super::machine::{Cta, Emulator, Overwritten, Site};
+use super::op::{MemoryOrder, PtxOp};
+use super::operand::Space;
+use super::shadow::Proxy;
+use super::warp::{Spin, Warp, WarpState};
 
 impl Warp {
     /// The instruction that comes next: part of a loop that looks, or its end.
-    pub(super) fn looks_on(&mut self, op: &Op) {
+    pub(super) fn track_spin(&mut self, op: &PtxOp) {
         match (op, &mut self.spin) {
             (
-                Op::Lane { .. }
-                | Op::Approximate { .. }
-                | Op::Branch(_)
-                | Op::Load { order: Order { strong: true, .. }, .. },
+                PtxOp::Lane { .. }
+                | PtxOp::Approximate { .. }
+                | PtxOp::Branch(_)
+                | PtxOp::Load { order: MemoryOrder { strong: true, .. }, .. },
                 Some(spin),
             ) => {
                 spin.instructions += 1;
@@ -45,13 +30,13 @@ impl Warp {
     }
 }
 
-impl Machine<'_, '_> {
+impl Emulator<'_, '_> {
     /// Global memory has been written.
-    pub(super) fn replaced(&mut self, order: Order, (space, address): (Space, u64), value: u64, by: Epoch) {
-        if located(space, address) == Space::Global {
+    pub(super) fn replaced(&mut self, order: MemoryOrder, (space, address): (Space, u64), value: u64, by: Epoch) {
+        if space.of(address) == Space::Global {
             self.writes += 1;
             if order.strong {
-                self.past.insert(address, Past { by, value });
+                self.past.insert(address, Overwritten { by, value });
             }
         }
     }
@@ -61,12 +46,12 @@ impl Machine<'_, '_> {
         cta: &Cta,
         warp: &mut Warp,
         lane: usize,
-        order: Order,
+        order: MemoryOrder,
         address: u64,
-        at: At,
+        at: Site,
     ) -> Option<u64> {
-        let Past { by, value } = self.past.get(&address).filter(|_| order.strong)?;
-        let who = Who { cta: cta.id, warp, lanes: 1 << lane, pc: at.pc, proxy: Proxy::Generic };
+        let Overwritten { by, value } = self.past.get(&address).filter(|_| order.strong)?;
+        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
         if who.follows(by) || warp.missed.get(&(address, lane)) == Some(by) {
             return None;
         }
@@ -74,14 +59,14 @@ impl Machine<'_, '_> {
         Some(*value)
     }
     /// A load has given these values, for so many sectors; `current`: no write was missed.
-    pub(super) fn looked(
+    pub(super) fn strong_read(
         &mut self,
         warp: &mut Warp,
         active: u32,
-        order: Order,
+        order: MemoryOrder,
         (addresses, values, sectors): (&[u64; LANES], &[u64; LANES], u64),
         current: bool,
-        at: At,
+        at: Site,
     ) {
         if !order.strong || active == 0 {
             return;
@@ -94,7 +79,7 @@ impl Machine<'_, '_> {
             self.counts.global_sectors -= sectors;
             // Lanes that are further on do not run before this one (see `Warp::groups`).
             if current && alike(&last.values, values) {
-                warp.state = State::Looking { pc: at.pc, writes: self.writes };
+                warp.state = WarpState::Spinning { pc: at.pc, writes: self.writes };
             }
         }
     }

@@ -1,67 +1,67 @@
 //! Barriers, shuffles, votes and elections. That the lanes they need are there has been checked before.
-use super::clock::{View, Views};
-use super::decode::{Op, Shuffle, Vote};
-use super::decode_hopper::Hopper;
-use super::machine::{At, Cta, Machine, Step, Stop};
-use super::report::Kind;
-use super::warp::{LANES, State, Warp, lanes};
-
-/// A warp that has come to a named barrier and gone on.
-pub struct Arrival {
-    pub barrier: u64,
-    pub threads: u64,
-    pub warp: usize,
-    pub view: View,
-}
+use super::clock::{ClockView, LaneViews};
+use super::lane::{LANES, lanes};
+use super::machine::{BarrierArrival, Cta, Emulator, Site, StepResult, Stop};
+use super::op::{Hopper, PtxOp, Shuffle, WarpVote};
+use super::operand::PtxSource;
+use super::report::FindingKind;
+use super::warp::{Warp, WarpState};
 
 /// The barrier id that stands for `barrier.cluster`: a CTA is a cluster of one.
 pub const CLUSTER: u64 = 16;
 
-impl Machine<'_, '_> {
-    pub(super) fn synchronise(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Op, at: At) -> Step {
+impl Emulator<'_, '_> {
+    pub(super) fn synchronise(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        active: u32,
+        op: &PtxOp,
+        at: Site,
+    ) -> StepResult {
         if active == 0 {
             return Ok(());
         }
         let first = active.trailing_zeros() as usize;
         match op {
-            Op::Barrier { id, threads } => {
+            PtxOp::Barrier { id, threads } => {
                 let barrier = self.read(warp, *id, active, at)[first];
                 let threads = threads.map(|threads| self.read(warp, threads, active, at)[first]);
                 self.check_barrier(cta, barrier, threads, at)?;
-                warp.state = State::Waiting { barrier, threads, pc: at.pc };
+                warp.state = WarpState::Waiting { barrier, threads, pc: at.pc };
             }
-            Op::BarrierArrive { id, threads } => {
+            PtxOp::BarrierArrive { id, threads } => {
                 let [barrier, threads] = [*id, *threads].map(|source| self.read(warp, source, active, at)[first]);
                 self.check_barrier(cta, barrier, Some(threads), at)?;
                 if cta.arrivals.iter().any(|a| (a.barrier, a.warp) == (barrier, warp.id)) {
                     let what = format!("arrives at barrier {barrier} a second time before it has opened");
-                    self.find(Kind::Phase, at, what);
+                    self.find(FindingKind::Phase, at, what);
                     return Err(Stop);
                 }
                 let view = warp.release(warp.live(), cta.id);
-                cta.arrivals.push(Arrival { barrier, threads, warp: warp.id, view });
+                cta.arrivals.push(BarrierArrival { barrier, threads, warp: warp.id, view });
             }
-            Op::WarpBarrier { mask } => {
+            PtxOp::WarpBarrier { mask } => {
                 let live = warp.live();
                 let mask = self.read(warp, *mask, active, at)[first] as u32 & live;
                 let view = warp.release(mask, cta.id);
                 warp.views.set(mask, live, &view);
             }
-            Op::Elect { to, chosen, mask } => {
+            PtxOp::Elect { to, chosen, mask } => {
                 let leader = (self.read(warp, *mask, active, at)[first] as u32).trailing_zeros() as usize % LANES;
                 if let Some(to) = to {
                     warp.set(*to, active, &[leader as u64; LANES]);
                 }
                 warp.set(*chosen, active, &std::array::from_fn(|lane| (lane == leader) as u64));
             }
-            Op::Shuffle { how, to, valid, from, lane, clamp, .. } => {
+            PtxOp::Shuffle { how, to, valid, from, lane, clamp, .. } => {
                 let [values, b, c] = [*from, *lane, *clamp].map(|source| self.read(warp, source, active, at));
                 let (mut moved, mut inside) = ([0; LANES], [0; LANES]);
                 for lane in lanes(active) {
                     let (source, ok) = shuffle(*how, lane, b[lane] as u32, c[lane] as u32);
                     if active >> source & 1 == 0 {
                         let what = format!("takes from lane {source}, which does not take part");
-                        self.find(Kind::Divergent, At { lane: Some(lane), ..at }, what);
+                        self.find(FindingKind::Divergent, Site { lane: Some(lane), ..at }, what);
                     }
                     (moved[lane], inside[lane]) = (values[source] as u32 as u64, ok as u64);
                 }
@@ -70,13 +70,13 @@ impl Machine<'_, '_> {
                     warp.set(*valid, active, &inside);
                 }
             }
-            Op::Vote { how, to, from, negated, .. } => {
-                let values = self.read(warp, super::decode::Source::Register(*from), active, at);
+            PtxOp::Vote { how, to, from, negated, .. } => {
+                let values = self.read(warp, PtxSource::Register(*from), active, at);
                 let votes = lanes(active).filter(|&l| (values[l] != 0) != *negated).fold(0u32, |v, l| v | 1 << l);
                 let result = match how {
-                    Vote::Ballot => votes as u64,
-                    Vote::Any => (votes != 0) as u64,
-                    Vote::All => (votes == active) as u64,
+                    WarpVote::Ballot => votes as u64,
+                    WarpVote::Any => (votes != 0) as u64,
+                    WarpVote::All => (votes == active) as u64,
                 };
                 warp.set(*to, active, &[result; LANES]);
             }
@@ -85,30 +85,30 @@ impl Machine<'_, '_> {
         Ok(())
     }
     /// `barrier.cluster`: what was done before arriving is before what comes after the wait.
-    pub(super) fn cluster(&mut self, cta: &Cta, warp: &mut Warp, op: &Hopper, at: At) -> Step {
+    pub(super) fn cluster(&mut self, cta: &Cta, warp: &mut Warp, op: &Hopper, at: Site) -> StepResult {
         let arrives = matches!(op, Hopper::ClusterArrive);
         if arrives != warp.cluster.is_none() {
             let what = "barrier.cluster.arrive and .wait take turns".to_string();
-            self.find(Kind::Phase, at, what);
+            self.find(FindingKind::Phase, at, what);
             return Err(Stop);
         }
         match arrives {
             true => warp.cluster = Some(warp.release(warp.live(), cta.id)),
-            false => warp.state = State::Waiting { barrier: CLUSTER, threads: None, pc: at.pc },
+            false => warp.state = WarpState::Waiting { barrier: CLUSTER, threads: None, pc: at.pc },
         }
         Ok(())
     }
     /// Those at one barrier must agree how many they are.
-    fn check_barrier(&mut self, cta: &Cta, barrier: u64, threads: Option<u64>, at: At) -> Step {
+    fn check_barrier(&mut self, cta: &Cta, barrier: u64, threads: Option<u64>, at: Site) -> StepResult {
         if barrier > 15 && barrier != CLUSTER || threads.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u64)) {
             let what = format!("barrier {barrier} of {} threads", threads.unwrap_or(0));
-            self.find(Kind::Launch, at, format!("{what}: there are 16, each of a multiple of {LANES} threads"));
+            self.find(FindingKind::Launch, at, format!("{what}: there are 16, each of a multiple of {LANES} threads"));
             return Err(Stop);
         }
         let other = cta.arrivals.iter().find(|a| a.barrier == barrier && Some(a.threads) != threads);
-        if let Some(Arrival { threads: n, warp, .. }) = other {
+        if let Some(BarrierArrival { threads: n, warp, .. }) = other {
             let what = format!("at barrier {barrier} for {threads:?} threads; warp {warp} came there for {n}");
-            self.find(Kind::Phase, at, what);
+            self.find(FindingKind::Phase, at, what);
             return Err(Stop);
         }
         Ok(())
@@ -122,24 +122,24 @@ pub fn release(cta: &mut Cta, warps: &mut [Warp]) {
         open(cta, warps, barrier, Some(threads));
     }
     for first in 0..warps.len() {
-        if let State::Waiting { barrier, threads, .. } = warps[first].state {
+        if let WarpState::Waiting { barrier, threads, .. } = warps[first].state {
             open(cta, warps, barrier, threads);
         }
     }
 }
 
 fn open(cta: &mut Cta, warps: &mut [Warp], barrier: u64, threads: Option<u64>) {
-    let here = |w: &Warp| matches!(w.state, State::Waiting { barrier: b, .. } if b == barrier);
+    let here = |w: &Warp| matches!(w.state, WarpState::Waiting { barrier: b, .. } if b == barrier);
     let arrived = cta.arrivals.iter().filter(|a| a.barrier == barrier).count();
     let waiting = warps.iter().filter(|w| here(w)).count();
     let needed = match threads {
         Some(threads) => threads.div_ceil(LANES as u64) as usize,
-        None => warps.iter().filter(|w| w.state != State::Done).count(),
+        None => warps.iter().filter(|w| w.state != WarpState::Done).count(),
     };
     if waiting + arrived < needed {
         return;
     }
-    let mut joined = View::new(cta.id, warps.len());
+    let mut joined = ClockView::new(cta.id, warps.len());
     for arrival in cta.arrivals.extract_if(.., |a| a.barrier == barrier) {
         joined.join(&arrival.view);
     }
@@ -150,8 +150,8 @@ fn open(cta: &mut Cta, warps: &mut [Warp], barrier: u64, threads: Option<u64>) {
     for warp in warps.iter_mut().filter(|w| here(w)) {
         let mut known = warp.views.joined(u32::MAX);
         known.join(&joined);
-        warp.views = Views::Same(known);
-        warp.state = State::Ready;
+        warp.views = LaneViews::Same(known);
+        warp.state = WarpState::Ready;
     }
 }
 

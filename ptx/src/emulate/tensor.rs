@@ -23,7 +23,7 @@ pub struct TensorMap {
 }
 
 /// A run of a box: where in memory, if within the tensor; where in the box as it lies unswizzled; bytes, at most 16.
-pub struct Piece {
+pub struct BoxRun {
     pub global: Option<u64>,
     pub at: usize,
     pub bytes: usize,
@@ -89,7 +89,7 @@ impl TensorMap {
         self.tile.iter().map(|n| *n as usize).product::<usize>() * self.element
     }
     /// The box whose first element stands at these coordinates.
-    pub fn pieces(&self, corner: &[i64]) -> Vec<Piece> {
+    pub fn pieces(&self, corner: &[i64]) -> Vec<BoxRun> {
         let side = |d: usize| self.tile[d] as usize;
         let row = side(0) * self.element;
         let mut pieces = vec![];
@@ -109,7 +109,7 @@ impl TensorMap {
                 let x = corner[0] + (at / self.element) as i64;
                 let inside = inside && (0..self.sizes[0] as i64).contains(&x);
                 let global = inside.then(|| first.wrapping_add(at as u64));
-                pieces.push(Piece { global, at: index * row + at, bytes });
+                pieces.push(BoxRun { global, at: index * row + at, bytes });
             }
         }
         pieces

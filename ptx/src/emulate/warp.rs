@@ -1,17 +1,15 @@
 //! One warp's state: registers, the groups that its lanes have diverged into, its view of other warps' clocks. Never
 //! executes anything.
-use super::bulk::Bulk;
-use super::clock::{Epoch, View, Views};
-use super::kernel::Kernel;
-use super::spin::Spin;
-use super::wgmma::Flying;
-use std::collections::{BTreeMap, HashMap, VecDeque};
-
-pub const LANES: usize = 32;
+use super::clock::{ClockView, Epoch, LaneViews};
+use super::in_flight::{AsyncCopies, BulkStores, WgmmasInFlight};
+use super::kernel::PtxKernel;
+use super::lane::{LANES, lanes};
+use super::shadow::{Accessor, Proxy};
+use std::collections::{BTreeMap, HashMap};
 
 /// Lanes that share a program counter.
 #[derive(Clone, Copy, Debug)]
-pub struct Group {
+pub struct LaneGroup {
     pub pc: usize,
     pub mask: u32,
 }
@@ -21,24 +19,24 @@ pub struct Group {
 pub enum Meet {
     /// Lowest program counter first; equal ones merge, so structured code reconverges.
     Soon,
-    /// At instructions that need them together, and nowhere else: one group runs as far as it can, then the next. First those
+    /// Site instructions that need them together, and nowhere else: one group runs as far as it can, then the next. First those
     /// that take a branch, or those that do not.
     Late { taken_first: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum WarpState {
     Ready,
     /// Nothing to do until an mbarrier's phase or registers become free: at that instruction.
     Polling {
         pc: usize,
     },
     /// Nothing to do until some global memory is written: it has read the same there again, when so many writes had been made.
-    Looking {
+    Spinning {
         pc: usize,
         writes: u64,
     },
-    /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
+    /// Site a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
     Waiting {
         barrier: u64,
         threads: Option<u64>,
@@ -47,32 +45,20 @@ pub enum State {
     Done,
 }
 
-/// A `cp.async` in flight: an offset in shared memory, the bytes as they were at issue, and where they are read.
-pub struct Copy {
-    pub to: usize,
-    pub data: Vec<u8>,
-    pub from: Vec<Stretch>,
-}
-
-/// Bytes of an allocation of global memory, by its index.
-#[derive(Clone, Copy)]
-pub struct Stretch {
-    pub allocation: usize,
-    pub offset: usize,
-    pub bytes: usize,
-}
-
-/// One lane's copies: not yet committed, and the committed groups, oldest first.
-#[derive(Default)]
-pub struct Copies {
-    pub open: Vec<Copy>,
-    pub groups: VecDeque<Vec<Copy>>,
+/// A strong read.
+pub struct Spin {
+    pub pc: usize,
+    pub active: u32,
+    pub addresses: [u64; LANES],
+    pub values: [u64; LANES],
+    /// Executed since.
+    pub instructions: u64,
 }
 
 pub struct Warp {
     pub id: usize,
     /// The first that can run does. See [`Meet`].
-    pub groups: Vec<Group>,
+    pub groups: Vec<LaneGroup>,
     pub meet: Meet,
     pub registers: Vec<[u64; LANES]>,
     /// Lanes in which each register holds something.
@@ -81,23 +67,23 @@ pub struct Warp {
     pub warps: usize,
     /// See [Note: clocks] in clock.rs. Starts at 1: nothing is known of it to others.
     pub time: u32,
-    pub views: Views,
+    pub views: LaneViews,
     pub order: Fences,
     /// When each lane passed its last proxy fence: what it wrote before, the asynchronous proxy sees.
     pub fenced: [u32; LANES],
     /// What `barrier.cluster.arrive` has told, until the wait.
-    pub cluster: Option<View>,
-    pub state: State,
-    pub copies: [Copies; LANES],
-    /// Bulk stores, by lane.
-    pub bulk: BTreeMap<usize, Bulk>,
-    /// Waits that have failed once: see [Note: waiting] in mbarrier.rs.
+    pub cluster: Option<ClockView>,
+    pub state: WarpState,
+    pub copies: [AsyncCopies; LANES],
+    /// BulkStores stores, by lane.
+    pub bulk: BTreeMap<usize, BulkStores>,
+    /// Waits that have failed once: see [Note: waiting] in mbarrier_ops.rs.
     pub polled: Vec<(u64, u64, u32)>,
     /// The last strong read, until something else than arithmetic follows; and the writes that strong reads have missed, by address and
-    /// lane. See [Note: looking] in spin.rs.
+    /// lane. See [Note: spinning] in spin.rs.
     pub spin: Option<Spin>,
     pub missed: HashMap<(u64, usize), Epoch>,
-    pub flying: Flying,
+    pub flying: WgmmasInFlight,
     /// Registers a thread, as `setmaxnreg` left them.
     pub budget: u32,
 }
@@ -106,45 +92,35 @@ pub struct Warp {
 #[derive(Default)]
 pub struct Fences {
     /// What the last fence of these lanes may tell.
-    pub passed: Option<(u32, View)>,
+    pub passed: Option<(u32, ClockView)>,
     /// What relaxed reads have met, not yet ordered by a fence.
-    pub met: Option<View>,
-}
-
-/// The lanes of a mask.
-pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    let mut left = mask;
-    std::iter::from_fn(move || {
-        let lane = left.trailing_zeros() as usize;
-        left &= left.wrapping_sub(1);
-        (lane < LANES).then_some(lane)
-    })
+    pub met: Option<ClockView>,
 }
 
 impl Warp {
     /// Warp `id` of a CTA of `threads`; registers hold a value that is hardly ever right.
-    pub fn new(kernel: &Kernel, cta: u32, id: usize, threads: usize, meet: Meet) -> Warp {
+    pub fn new(kernel: &PtxKernel, cta: u32, id: usize, threads: usize, meet: Meet) -> Warp {
         let here = (threads - id * LANES).min(LANES);
         let warps = threads.div_ceil(LANES);
         Warp {
             id,
-            groups: vec![Group { pc: 0, mask: u32::MAX >> (LANES - here) }],
+            groups: vec![LaneGroup { pc: 0, mask: u32::MAX >> (LANES - here) }],
             meet,
             registers: vec![[0xDEAD_BEEF_DEAD_BEEF; LANES]; kernel.registers.len()],
             written: vec![0; kernel.registers.len()],
             warps,
             time: 1,
-            views: Views::Same(View::new(cta, warps)),
+            views: LaneViews::Same(ClockView::new(cta, warps)),
             order: Fences::default(),
             fenced: [0; LANES],
             cluster: None,
-            state: State::Ready,
+            state: WarpState::Ready,
             copies: Default::default(),
             bulk: BTreeMap::new(),
             polled: vec![],
             spin: None,
             missed: HashMap::new(),
-            flying: Flying::new(kernel.registers.len()),
+            flying: WgmmasInFlight::new(kernel.registers.len()),
             budget: kernel.registers_a_thread(threads),
         }
     }
@@ -152,15 +128,20 @@ impl Warp {
     pub fn live(&self) -> u32 {
         self.groups.iter().fold(0, |all, group| all | group.mask)
     }
+    /// These lanes as they access memory now.
+    pub fn who(&self, cta: u32, lanes: u32, pc: usize, proxy: Proxy) -> Accessor<'_> {
+        let Warp { id: warp, warps, time, ref views, ref fenced, .. } = *self;
+        Accessor { cta, warp, warps, lanes, time, views, fenced, pc, proxy }
+    }
     /// What these lanes have done until now, and know, for others to acquire: their time goes on.
-    pub fn release(&mut self, mask: u32, cta: u32) -> View {
+    pub fn release(&mut self, mask: u32, cta: u32) -> ClockView {
         let mut view = self.views.joined(mask);
         view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask });
         lanes(mask).for_each(|lane| view.show_own(self.id, lane, self.fenced[lane]));
         self.time += 1;
         view
     }
-    pub fn acquire(&mut self, mask: u32, view: &View) {
+    pub fn acquire(&mut self, mask: u32, view: &ClockView) {
         let live = self.live();
         self.views.change(mask, live, |known| known.join(view));
     }
@@ -174,11 +155,11 @@ impl Warp {
     }
     /// Sends lanes `taken` of a group to `to` and the others to the next instruction.
     pub fn advance(&mut self, group: usize, taken: u32, to: Option<usize>) {
-        let Group { pc, mask } = self.groups[group];
-        self.groups[group] = Group { pc: pc + 1, mask: mask & !taken };
+        let LaneGroup { pc, mask } = self.groups[group];
+        self.groups[group] = LaneGroup { pc: pc + 1, mask: mask & !taken };
         if let Some(pc) = to {
             let after = self.meet != Meet::Late { taken_first: true };
-            self.groups.insert(group + after as usize, Group { pc, mask: taken });
+            self.groups.insert(group + after as usize, LaneGroup { pc, mask: taken });
         }
         if self.groups.len() > 1 || self.groups[0].mask == 0 {
             self.groups.retain(|group| group.mask != 0);
@@ -187,7 +168,7 @@ impl Warp {
             }
         }
         if self.groups.is_empty() {
-            self.state = State::Done;
+            self.state = WarpState::Done;
         }
     }
     /// Groups at the same instruction become one.

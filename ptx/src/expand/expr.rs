@@ -7,7 +7,7 @@ pub enum Value {
     Int(i64),
     Text(String),
 }
-pub type Names = HashMap<String, Value>;
+pub type Bindings = HashMap<String, Value>;
 
 /// Binary operators by length, then precedence: `<<` must be seen before `<`.
 const OPERATORS: [(&str, u8); 18] = [
@@ -31,7 +31,7 @@ const OPERATORS: [(&str, u8); 18] = [
     ("%", 10),
 ];
 
-pub fn eval(text: &str, names: &Names) -> Result<i64, String> {
+pub fn eval(text: &str, names: &Bindings) -> Result<i64, String> {
     let mut parser = Parser { rest: text, names };
     let value = parser.ternary()?;
     match parser.rest.trim() {
@@ -42,7 +42,7 @@ pub fn eval(text: &str, names: &Names) -> Result<i64, String> {
 
 struct Parser<'a> {
     rest: &'a str,
-    names: &'a Names,
+    names: &'a Bindings,
 }
 
 impl Parser<'_> {

@@ -11,7 +11,7 @@ pub struct Cursor<'a> {
 
 /// A piece of source and the line on which it starts.
 #[derive(Clone)]
-pub struct Span<'a> {
+pub struct SourceSpan<'a> {
     pub text: &'a str,
     pub line: usize,
 }
@@ -64,7 +64,7 @@ pub fn split(text: &str, separator: char) -> Result<Vec<&str>, String> {
 }
 
 impl<'a> Cursor<'a> {
-    pub fn new(span: Span<'a>) -> Cursor<'a> {
+    pub fn new(span: SourceSpan<'a>) -> Cursor<'a> {
         Cursor { rest: span.text, line: span.line, fresh: true }
     }
     /// Takes `n` bytes.
@@ -97,12 +97,12 @@ impl<'a> Cursor<'a> {
         }
     }
     /// The text up to `stop`, which is taken as well and must stand outside comments and strings.
-    pub fn until(&mut self, stop: char) -> Result<Span<'a>, String> {
+    pub fn until(&mut self, stop: char) -> Result<SourceSpan<'a>, String> {
         let mut n = 0;
         while let Some(c) = self.rest[n..].chars().next() {
             let skip = opaque(&self.rest[n..])?;
             if skip == 0 && c == stop {
-                let span = Span { text: &self.rest[..n], line: self.line };
+                let span = SourceSpan { text: &self.rest[..n], line: self.line };
                 self.take(n + c.len_utf8());
                 return Ok(span);
             }
@@ -111,7 +111,7 @@ impl<'a> Cursor<'a> {
         Err(format!("'{stop}' expected"))
     }
     /// After blanks: what stands between `open` and the bracket that closes it.
-    pub fn group(&mut self, open: char, shut: char) -> Result<Span<'a>, String> {
+    pub fn group(&mut self, open: char, shut: char) -> Result<SourceSpan<'a>, String> {
         self.blanks()?;
         if !self.rest.starts_with(open) {
             return Err(format!("'{open}' expected"));
@@ -123,7 +123,7 @@ impl<'a> Cursor<'a> {
             if skip == 0 {
                 depth += (c == open) as i32 - (c == shut) as i32;
                 if depth == 0 {
-                    let span = Span { text: &self.rest[..n], line: self.line };
+                    let span = SourceSpan { text: &self.rest[..n], line: self.line };
                     self.take(n + 1);
                     return Ok(span);
                 }

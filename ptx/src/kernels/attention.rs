@@ -2,13 +2,13 @@
 //! launches.
 //!
 //! Every family has the entries `attention_forward`, `attention_dq` and `attention_dkv` with the parameters of
-//! `kernels/attention_shape.ptx`, so that a launch differs by [`Kernel`] alone.
-use super::Variant;
+//! `kernels/attention_shape.ptx`, so that a launch differs by [`AttentionKernel`] alone.
+use super::variant::{Variant, variant};
 
 /// What of a kernel a launch needs to know: a grid of (rows / `rows` rounded up, heads) CTAs of `threads` threads. Rows
 /// are queries and query heads, for `dkv` keys and key/value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kernel {
+pub struct AttentionKernel {
     pub variant: &'static str,
     pub entry: &'static str,
     pub rows: u32,
@@ -19,20 +19,16 @@ pub struct Kernel {
 
 /// The kernels of one element type and head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Family {
-    pub forward: Kernel,
-    pub delta: Kernel,
-    pub dq: Kernel,
+pub struct AttentionFamily {
+    pub forward: AttentionKernel,
+    pub delta: AttentionKernel,
+    pub dq: AttentionKernel,
     /// All are launched: together they give the gradients of keys and values.
-    pub dkv: &'static [Kernel],
+    pub dkv: &'static [AttentionKernel],
 }
 
-const fn plain(variant: &'static str, entry: &'static str) -> Kernel {
-    Kernel { variant, entry, rows: 4, threads: 128, shared: 0 }
-}
-
-const fn variant(name: &'static str, file: &'static str, given: &'static [(&'static str, i64)]) -> Variant {
-    Variant { name, file, given }
+const fn plain(variant: &'static str, entry: &'static str) -> AttentionKernel {
+    AttentionKernel { variant, entry, rows: 4, threads: 128, shared: 0 }
 }
 
 macro_rules! plain {
@@ -41,7 +37,7 @@ macro_rules! plain {
             variant(concat!("attention_delta_", $dtype), "attention_delta.ptx", &[("DTYPE", $number)]),
             variant(concat!("attention_plain_", $dtype), "attention_plain.ptx", &[("DTYPE", $number)]),
         ];
-        const $family: Family = Family {
+        const $family: AttentionFamily = AttentionFamily {
             forward: plain(concat!("attention_plain_", $dtype), "attention_forward"),
             delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
             dq: plain(concat!("attention_plain_", $dtype), "attention_dq"),
@@ -59,10 +55,10 @@ const fn tiles(
     entry: &'static str,
     head_dim: u32,
     [m, columns, own, extra]: [u32; 4],
-) -> Kernel {
+) -> AttentionKernel {
     let (rows, pitch) = (64 * m, 2 * head_dim);
     let shared = own * rows * pitch + 2 * (2 * columns * pitch + extra) + 8 * rows;
-    Kernel { variant, entry, rows, threads: 128, shared }
+    AttentionKernel { variant, entry, rows, threads: 128, shared }
 }
 
 /// The kernels of a head of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` where a launch
@@ -70,7 +66,7 @@ const fn tiles(
 macro_rules! sm_80 {
     (@name $stem:literal, $dtype:literal, $dim:literal) => { concat!("attention_", $stem, "_", $dtype, "_", $dim) };
     (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $dkv:expr) => {
-        Family {
+        AttentionFamily {
             forward: tiles(sm_80!(@name "forward", $dtype, $dim), "attention_forward", $dim, $forward),
             delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
             dq: tiles(sm_80!(@name "dq", $dtype, $dim), "attention_dq", $dim, $dq),
@@ -86,7 +82,7 @@ macro_rules! sm_80 {
             sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
             sm_80!(@variant "dkv", "attention_dkv.ptx", $dtype, $number, $dim),
         ];
-        const $family: Family = sm_80!(@common $forward, $dq, $dtype, $dim,
+        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim,
             &[tiles(sm_80!(@name "dkv", $dtype, $dim), "attention_dkv", $dim, $dkv)]);
     };
     (halves $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal, $forward:expr, $dq:expr, $dkv:expr) => {
@@ -96,7 +92,7 @@ macro_rules! sm_80 {
             sm_80!(@variant "dk", "attention_dkv.ptx", $dtype, $number, $dim, "DV" = 0),
             sm_80!(@variant "dv", "attention_dkv.ptx", $dtype, $number, $dim, "DK" = 0),
         ];
-        const $family: Family = sm_80!(@common $forward, $dq, $dtype, $dim, &[
+        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim, &[
             tiles(sm_80!(@name "dk", $dtype, $dim), "attention_dkv", $dim, $dkv),
             tiles(sm_80!(@name "dv", $dtype, $dim), "attention_dkv", $dim, $dkv),
         ]);
@@ -147,7 +143,7 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
 pub const MOST: usize = 256;
 
 /// By rows, for any element type and head up to [`MOST`].
-pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
+pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
     let family = match dtype {
         "f32" => &PLAIN_F32,
         "bf16" => &PLAIN_BF16,
@@ -158,7 +154,7 @@ pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
 }
 
 /// On tensor cores of sm_80 and later: 16-bit types, heads of a multiple of 8. `None` where only the plain family fits.
-pub fn sm_80_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
+pub fn sm_80_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;
     }

@@ -1,30 +1,30 @@
 //! The attention kernels for sm_90a: their variants, and which of them a launch takes. Never launches.
 //!
 //! Their operands come by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of ([`BOX`], 1, r):
-//! r is [`Tiles::rows`](Kernel::rows) for what a CTA keeps and [`Tiles::columns`] for what passes by.
+//! r is [`TiledKernel::rows`](AttentionKernel::rows) for what a CTA keeps and [`TiledKernel::columns`] for what passes by.
 //!
 //! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
 //! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k and v. Its grid is of
 //! one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
 //! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
 //! dkv: `attention_dkv(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, shape)`; keeps k and v.
-//! The maps of lse and delta are of (heads * queries, 1, 1) numbers with boxes of ([`Tiles::columns`], 1, 1).
+//! The maps of lse and delta are of (heads * queries, 1, 1) numbers with boxes of ([`TiledKernel::columns`], 1, 1).
 //! The other parameters are as in `attention.rs`.
-use super::Variant;
-use super::attention::Kernel;
+use super::attention::AttentionKernel;
+use super::variant::Variant;
 
 /// Elements of a box's rows: what a swizzle of 128 bytes takes.
 pub const BOX: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tiles {
-    pub kernel: Kernel,
+pub struct TiledKernel {
+    pub kernel: AttentionKernel,
     pub columns: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Family {
-    pub forward: Tiles,
+pub struct HopperFamily {
+    pub forward: TiledKernel,
     pub backward: Backward,
 }
 
@@ -33,23 +33,23 @@ pub enum Backward {
     /// All gradients at once, those of queries as sums that are yet to be rounded.
     Fused(Fused),
     Apart {
-        dq: Tiles,
+        dq: TiledKernel,
         /// All are launched: together they give the gradients of keys and values.
-        dkv: &'static [Tiles],
+        dkv: &'static [TiledKernel],
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fused {
-    pub tiles: Tiles,
+    pub tiles: TiledKernel,
     /// From sums to gradients: two CTAs a tile of queries and head.
-    pub finish: Kernel,
+    pub finish: AttentionKernel,
     /// Numbers of a tile's sums.
     pub sum: usize,
 }
 
 impl Fused {
-    /// Tiles of queries.
+    /// TiledKernel of queries.
     fn queries(&self, queries: usize) -> usize {
         queries.div_ceil(self.tiles.columns as usize)
     }
@@ -70,10 +70,10 @@ const QUERIES: u32 = 64;
 
 /// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, what comes with the rows of each place, and
 /// what is lost where the array starts.
-const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, numbers]: [u32; 3]) -> Tiles {
+const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, numbers]: [u32; 3]) -> TiledKernel {
     let pitch = dim.div_ceil(BOX) * 2 * BOX;
     let shared = own * ROWS * pitch + STAGES * (columns * pitch + numbers) + 128 + 1024;
-    Tiles { kernel: Kernel { variant: variant.name, entry, rows: ROWS, threads: 384, shared }, columns }
+    TiledKernel { kernel: AttentionKernel { variant: variant.name, entry, rows: ROWS, threads: 384, shared }, columns }
 }
 
 /// Bytes of a place's lse or delta.
@@ -81,11 +81,15 @@ const NUMBERS: u32 = 256;
 
 /// Gradients of scores and sums behind the ring.
 const fn fused(variant: &Variant, finish: &Variant, dim: u32) -> Backward {
-    let Tiles { kernel, columns } = tiles(variant, "attention_backward", dim, [2, QUERIES, NUMBERS]);
+    let TiledKernel { kernel, columns } = tiles(variant, "attention_backward", dim, [2, QUERIES, NUMBERS]);
     let sum = QUERIES * dim.next_multiple_of(64);
     let shared = kernel.shared + ROWS * QUERIES * 2 + 2 * 4 * sum;
-    let finish = Kernel { variant: finish.name, entry: "attention_sum", rows: 64, threads: 128, shared: 0 };
-    Backward::Fused(Fused { tiles: Tiles { kernel: Kernel { shared, ..kernel }, columns }, finish, sum: sum as usize })
+    let finish = AttentionKernel { variant: finish.name, entry: "attention_sum", rows: 64, threads: 128, shared: 0 };
+    Backward::Fused(Fused {
+        tiles: TiledKernel { kernel: AttentionKernel { shared, ..kernel }, columns },
+        finish,
+        sum: sum as usize,
+    })
 }
 
 macro_rules! variant {
@@ -104,7 +108,7 @@ macro_rules! family {
             variant!("forward", "attention_hopper.ptx", $dtype, $number, $dim),
             variant!("backward", "attention_hopper_backward.ptx", $dtype, $number, $dim),
         ];
-        const $family: Family = Family {
+        const $family: HopperFamily = HopperFamily {
             forward: tiles(&$variants[0], "attention_forward", $dim, [1, $forward, 0]),
             backward: fused(&$variants[1], $sum, $dim),
         };
@@ -119,7 +123,7 @@ macro_rules! large {
             variant!("dk", "attention_hopper_dkv.ptx", $dtype, $number, 256),
             variant!("dv", "attention_hopper_dkv.ptx", $dtype, $number, 256, "DK" = 0),
         ];
-        const $family: Family = Family {
+        const $family: HopperFamily = HopperFamily {
             forward: tiles(&$variants[0], "attention_forward", 256, [1, 80, 0]),
             backward: Backward::Apart {
                 dq: tiles(&$variants[1], "attention_dq", 256, [2, 48, 0]),
@@ -171,7 +175,7 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
 }
 
 /// For 16-bit types and heads of a multiple of 8 elements, which tensor maps ask for.
-pub fn sm_90a_family(dtype: &str, head_dim: usize) -> Option<&'static Family> {
+pub fn sm_90a_family(dtype: &str, head_dim: usize) -> Option<&'static HopperFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;
     }

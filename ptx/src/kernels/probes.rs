@@ -1,6 +1,6 @@
 //! Kernels that show how a GPU lays matrices out in registers and in shared memory. What they give here and there is compared
 //! bit for bit: `scripts/gpu_check.sh` does, and `ptx/tests/hopper/probes.rs` holds the emulator's answers against formulas.
-use super::Variant;
+use super::variant::Variant;
 
 pub const VARIANTS: &[Variant] = &[
     Variant { name: "probe_mma", file: "probe_mma.ptx", given: &[] },
@@ -9,7 +9,7 @@ pub const VARIANTS: &[Variant] = &[
 
 /// A probe of two buffers: `entry(x, out)`, one CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct LayoutProbe {
     pub variant: &'static str,
     pub entry: &'static str,
     pub threads: u32,
@@ -17,13 +17,13 @@ pub struct Probe {
     pub words: [usize; 2],
 }
 
-pub const PROBES: [Probe; 3] = [
-    Probe { variant: "probe_mma", entry: "probe_mma", threads: 32, words: [30 * 32, 12 * 32] },
-    Probe { variant: "probe_mma", entry: "probe_ldmatrix", threads: 32, words: [128, 8 * 32] },
-    Probe { variant: "probe_hopper", entry: "probe_wgmma", threads: 128, words: [8192, 9 * 32 * 128] },
+pub const PROBES: [LayoutProbe; 3] = [
+    LayoutProbe { variant: "probe_mma", entry: "probe_mma", threads: 32, words: [30 * 32, 12 * 32] },
+    LayoutProbe { variant: "probe_mma", entry: "probe_ldmatrix", threads: 32, words: [128, 8 * 32] },
+    LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma", threads: 128, words: [8192, 9 * 32 * 128] },
 ];
 
-impl Probe {
+impl LayoutProbe {
     /// What x is to hold: whole numbers from -4 to 4, of the type that reads them, so that every sum is exact.
     pub fn inputs(&self) -> Vec<u32> {
         let whole = |i: usize| ((i * 7919 + 13) % 61 % 9) as f32 - 4.0;

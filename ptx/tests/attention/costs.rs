@@ -2,14 +2,14 @@
 //! shared memory, sectors near the floor. For every variant of the family.
 use crate::launch::{DType, Run};
 use crate::reference::{Inputs, Shape};
-use flatshard_ptx::kernels::attention::{Kernel, sm_80_family};
+use flatshard_ptx::kernels::attention::{AttentionKernel, sm_80_family};
 use std::ops::Range;
 
 const BUDGET: &str = include_str!("budget.txt");
 const HEAD: &str = "variant instructions sectors floor conflicts multiply-adds";
 
 /// COLUMNS of a kernel's source, and products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
-fn tiles(kernel: &Kernel, head_dim: usize) -> (usize, u64) {
+fn tiles(kernel: &AttentionKernel, head_dim: usize) -> (usize, u64) {
     let part = ["_dk_", "_dv_"].map(|part| kernel.variant.contains(part));
     match (kernel.entry, part) {
         ("attention_forward", _) => ([64, 64, 48, 32][index(head_dim)], 2),
@@ -74,19 +74,19 @@ fn launches_cost_what_the_budget_says() {
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {
         let family = sm_80_family("bf16", head_dim).unwrap();
-        let less = |kernel: Kernel| Kernel { shared: kernel.shared - 8, ..kernel };
-        let dkv: Vec<Kernel> = family.dkv.iter().copied().map(less).collect();
+        let less = |kernel: AttentionKernel| AttentionKernel { shared: kernel.shared - 8, ..kernel };
+        let dkv: Vec<AttentionKernel> = family.dkv.iter().copied().map(less).collect();
         let (forward, dq) = (less(family.forward), less(family.dq));
         let tight = [
-            flatshard_ptx::kernels::attention::Family { forward, ..*family },
-            flatshard_ptx::kernels::attention::Family { dq, ..*family },
-            flatshard_ptx::kernels::attention::Family { dkv: Box::leak(dkv.into_boxed_slice()), ..*family },
+            flatshard_ptx::kernels::attention::AttentionFamily { forward, ..*family },
+            flatshard_ptx::kernels::attention::AttentionFamily { dq, ..*family },
+            flatshard_ptx::kernels::attention::AttentionFamily { dkv: Box::leak(dkv.into_boxed_slice()), ..*family },
         ];
         let shape = Shape::packed(1, 1, head_dim, &[0, 3]);
         for family in &tight {
             let run = Run { family, dtype: DType::Bf16, shape: &shape, schedule: 0, plant: None };
             let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
-            assert!(report.has(flatshard_ptx::emulate::Kind::OutOfBounds), "{head_dim}: {report}");
+            assert!(report.has(flatshard_ptx::emulate::FindingKind::OutOfBounds), "{head_dim}: {report}");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Mistakes planted into the tile kernels: each is noticed under every schedule.
 use crate::launch::{DType, Run};
 use crate::reference::{Inputs, Shape, attention};
-use flatshard_ptx::emulate::{Argument, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
-use flatshard_ptx::kernels::attention::{Family, sm_80_family};
+use flatshard_ptx::kernels::attention::{AttentionFamily, sm_80_family};
 
 const SCHEDULES: [u64; 3] = [0, 1, 2];
 const ENTRIES: [&str; 3] = ["attention_forward", "attention_dq", "attention_dkv"];
 
-fn family() -> &'static Family {
+fn family() -> &'static AttentionFamily {
     sm_80_family("bf16", 64).unwrap()
 }
 /// Enough columns that both stages are filled again.
@@ -17,7 +17,7 @@ fn shape() -> Shape {
 }
 
 /// Without the `index`-th `what` of an entry; `None` where it has no more.
-fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), Report>> {
+fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), LaunchReport>> {
     let found = std::cell::Cell::new(false);
     let plant = |name: &str, text: String| {
         let Some((at, _)) = text.match_indices(what).nth(index).filter(|_| name == entry) else { return text };
@@ -35,7 +35,7 @@ fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Resul
 fn a_copy_that_is_not_waited_for_is_named() {
     for entry in ENTRIES {
         let report = without(entry, "cp.async.wait_group", 0, 1).unwrap().unwrap_err();
-        assert!(report.has(Kind::InFlight), "{report}");
+        assert!(report.has(FindingKind::InFlight), "{report}");
         assert!(report.to_string().contains("attention_tile.ptx"), "{report}");
     }
 }
@@ -82,7 +82,7 @@ fn a_lane_that_leaves_is_named() {
     let shape = shape();
     let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule: 1, plant: Some(&plant) };
     let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
-    assert!(report.has(Kind::Divergent) || report.has(Kind::Deadlock), "{report}");
+    assert!(report.has(FindingKind::Divergent) || report.has(FindingKind::Deadlock), "{report}");
 }
 
 /// The merge writes an lse that all lanes have read before: without its barrier that is a race.
@@ -91,7 +91,7 @@ fn a_merge_without_its_barrier_is_noticed() {
     let merge = Variant::by_name("attention_merge").unwrap();
     let run = |text: &str, schedule| {
         let kernels = parse(merge.file, text).unwrap();
-        let mut memory = Memory::new();
+        let mut memory = GlobalMemory::new();
         let f32s = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let (n, dim) = (5, 40);
         let pointers = [("o_pass", n * dim), ("lse_pass", n), ("o", n * dim), ("lse", n)]
@@ -99,7 +99,7 @@ fn a_merge_without_its_barrier_is_noticed() {
         let shape = [n, 1, dim].map(|n| Argument::U32(n as u32));
         let arguments = &[&pointers[..], &shape].concat();
         let (grid, block) = ([2, 1, 1], [128, 1, 1]);
-        let launch = Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule };
+        let launch = KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule };
         launch.run(&mut memory).map(|_| ())
     };
     let text = merge.expand().unwrap();
@@ -107,6 +107,6 @@ fn a_merge_without_its_barrier_is_noticed() {
     let without = format!("{}{}", &text[..at], &text[at + text[at..].find(';').unwrap() + 1..]);
     for schedule in SCHEDULES {
         run(&text, schedule).unwrap_or_else(|report| panic!("{report}"));
-        assert!(run(&without, schedule).unwrap_err().has(Kind::Race));
+        assert!(run(&without, schedule).unwrap_err().has(FindingKind::Race));
     }
 }

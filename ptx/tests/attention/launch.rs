@@ -1,8 +1,8 @@
 //! Runs the kernels of a family as the device does: buffers, arguments, grids. Never judges what they give.
 use crate::reference::{Inputs, Outputs, Shape, Sight};
-use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
-use flatshard_ptx::kernels::attention::{Family, Kernel};
+use flatshard_ptx::kernels::attention::{AttentionFamily, AttentionKernel};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -48,8 +48,8 @@ impl DType {
 pub type Plant<'a> = &'a dyn Fn(&str, String) -> String;
 
 /// The entries of a variant's text, parsed once where nothing is planted.
-fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::Kernel>> {
-    type Parsed = HashMap<&'static str, Arc<Vec<emulate::Kernel>>>;
+fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::PtxKernel>> {
+    type Parsed = HashMap<&'static str, Arc<Vec<emulate::PtxKernel>>>;
     static PARSED: Mutex<Option<Parsed>> = Mutex::new(None);
     let parsed = |plant: Plant| {
         let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
@@ -75,7 +75,7 @@ fn beside(parts: [(&[f64], usize); 3]) -> Vec<f64> {
 }
 
 pub struct Run<'a> {
-    pub family: &'a Family,
+    pub family: &'a AttentionFamily,
     pub dtype: DType,
     pub shape: &'a Shape,
     pub schedule: u64,
@@ -83,34 +83,34 @@ pub struct Run<'a> {
 }
 
 /// What the kernels cost, one after the other.
-pub type Costs = Vec<(Kernel, Counts)>;
+pub type Costs = Vec<(AttentionKernel, LaunchCounts)>;
 
 impl Run<'_> {
     fn launch(
         &self,
-        kernel: &Kernel,
+        kernel: &AttentionKernel,
         (rows, heads): (usize, usize),
         arguments: &[Argument],
-        memory: &mut Memory,
+        memory: &mut GlobalMemory,
         costs: &mut Costs,
-    ) -> Result<(), Report> {
+    ) -> Result<(), LaunchReport> {
         let parsed = entries(kernel.variant, kernel.entry, self.plant);
         let entry = parsed.iter().find(|k| k.name == kernel.entry).unwrap();
         let grid = [(rows as u32).div_ceil(kernel.rows), heads as u32, 1];
         let (block, dynamic_shared) = ([kernel.threads, 1, 1], kernel.shared as usize);
-        let launch = Launch { kernel: entry, grid, block, dynamic_shared, arguments, schedule: self.schedule };
+        let launch = KernelLaunch { kernel: entry, grid, block, dynamic_shared, arguments, schedule: self.schedule };
         costs.push((*kernel, launch.run(memory)?));
         Ok(())
     }
     /// Gradients of a pass are added to `before`.
-    pub fn run(&self, x: &Inputs, before: f64) -> Result<(Outputs, Costs), Report> {
+    pub fn run(&self, x: &Inputs, before: f64) -> Result<(Outputs, Costs), LaunchReport> {
         let Shape { heads, kv_heads, head_dim, .. } = *self.shape;
         let (queries, keys) = self.shape.rows();
         let (nq, nk) = (queries.len(), keys.len());
         let (wq, wk) = (heads * head_dim, kv_heads * head_dim);
         let packed = matches!(self.shape.sight, Sight::Packed(_));
         let size = self.dtype.size();
-        let (mut memory, mut costs) = (Memory::new(), vec![]);
+        let (mut memory, mut costs) = (GlobalMemory::new(), vec![]);
 
         // Fused rows; in a pass the keys and values stand in a buffer of their own.
         let unused = vec![f64::NAN; nq * wk];

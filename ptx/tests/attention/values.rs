@@ -2,7 +2,7 @@
 use crate::launch::{DType, Run};
 use crate::reference::{Inputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::LATE;
-use flatshard_ptx::kernels::attention::{Family, plain_family, sm_80_family};
+use flatshard_ptx::kernels::attention::{AttentionFamily, plain_family, sm_80_family};
 
 const SCHEDULES: [u64; 3] = [0, LATE | 1, LATE | 2];
 /// Over the error of the naive code that rounds every step to the element type.
@@ -31,7 +31,7 @@ fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f64]) 
 }
 
 /// Forward and backward, under every schedule the same bits, against the reference.
-fn check(family: &Family, dtype: DType, shape: &Shape) {
+fn check(family: &AttentionFamily, dtype: DType, shape: &Shape) {
     let label = format!("{} of {shape:?}", family.forward.variant);
     let x = Inputs::new(shape);
     let before = 0.5;

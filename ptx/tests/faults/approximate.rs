@@ -1,6 +1,6 @@
 //! Approximate instructions: as far off as the PTX ISA allows, and a kernel that needs exact results fails.
 use crate::*;
-use flatshard_ptx::emulate::Kernel;
+use flatshard_ptx::emulate::PtxKernel;
 
 /// `%y = f(%x, %z)` for 32 lanes, by the kernel as if on GPU number `seed`.
 fn each(text: &str, x: &[f32], z: f32, seed: u64) -> Vec<f32> {
@@ -10,12 +10,12 @@ fn each(text: &str, x: &[f32], z: f32, seed: u64) -> Vec<f32> {
         add.u64 %a, %a, %o; add.u64 %b, %b, %o; ld.global.f32 %x, [%a]; {text} st.global.f32 [%b], %y; ret; }}"
     );
     let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{text}: {e}"));
-    let mut kernel: Kernel = kernels.into_iter().next().unwrap();
+    let mut kernel: PtxKernel = kernels.into_iter().next().unwrap();
     kernel.seed = seed;
-    let (mut memory, block) = (Memory::new(), [x.len() as u32, 1, 1]);
+    let (mut memory, block) = (GlobalMemory::new(), [x.len() as u32, 1, 1]);
     let arguments = [memory.upload("x", &bytes(x)), memory.alloc("y", 4 * x.len())].map(Argument::Pointer);
     let arguments = &[arguments[0], arguments[1], Argument::F32(z)];
-    let launch = Launch { kernel: &kernel, grid: [1; 3], block, dynamic_shared: 0, arguments, schedule: 0 };
+    let launch = KernelLaunch { kernel: &kernel, grid: [1; 3], block, dynamic_shared: 0, arguments, schedule: 0 };
     launch.run(&mut memory).unwrap_or_else(|report| panic!("{text}: {report}"));
     let Argument::Pointer(y) = arguments[1] else { unreachable!() };
     floats(memory.download(y).unwrap())

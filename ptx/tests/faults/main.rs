@@ -5,7 +5,9 @@ mod memory;
 mod order;
 mod text;
 
-use flatshard_ptx::emulate::{Argument, Counts, Kind, LATE, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{
+    Argument, FindingKind, GlobalMemory, KernelLaunch, LATE, LaunchCounts, LaunchReport, parse,
+};
 
 pub const SCHEDULES: std::ops::Range<u64> = 0..8;
 
@@ -118,18 +120,18 @@ pub fn plant(source: &str, old: &str, new: &str) -> String {
     source.replacen(old, new, 1)
 }
 
-pub type Ran = Result<(Vec<f32>, Counts), Report>;
+pub type Ran = Result<(Vec<f32>, LaunchCounts), LaunchReport>;
 
 pub const N: usize = 250;
 pub fn sum_of(source: &str, claimed: u32, schedule: u64) -> Ran {
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let x = memory.upload("x", &bytes(&(0..N).map(|i| i as f32).collect::<Vec<_>>()));
     let out = memory.upload("out", &[0; 4]);
     run(source, &mut memory, 3, 96, &[Argument::Pointer(x), Argument::Pointer(out), Argument::U32(claimed)], schedule)
         .map(|counts| (floats(memory.download(out).unwrap()), counts))
 }
 pub fn reverse_of(source: &str, schedule: u64) -> Ran {
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let x = memory.upload("x", &bytes(&(0..160).map(|i| i as f32).collect::<Vec<_>>()));
     let y = memory.alloc("y", 160 * 4);
     run(source, &mut memory, 1, 32, &[Argument::Pointer(x), Argument::Pointer(y), Argument::U32(5)], schedule)
@@ -137,18 +139,18 @@ pub fn reverse_of(source: &str, schedule: u64) -> Ran {
 }
 pub fn run(
     source: &str,
-    memory: &mut Memory,
+    memory: &mut GlobalMemory,
     grid: u32,
     block: u32,
     arguments: &[Argument],
     schedule: u64,
-) -> Result<Counts, Report> {
+) -> Result<LaunchCounts, LaunchReport> {
     let kernels = parse("k.ptx", source).unwrap();
     let (grid, block) = ([grid, 1, 1], [block, 1, 1]);
-    Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule }.run(memory)
+    KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule }.run(memory)
 }
 /// Under every schedule: a finding of that kind, which says all of `words`.
-pub fn caught(kind: Kind, words: &[&str], run: impl Fn(u64) -> Ran) {
+pub fn caught(kind: FindingKind, words: &[&str], run: impl Fn(u64) -> Ran) {
     for schedule in SCHEDULES {
         let report = run(schedule).map(|r| r.0).expect_err("the fault was not caught");
         let said = |f: &&flatshard_ptx::emulate::Finding| words.iter().all(|w| f.to_string().contains(w));
@@ -188,12 +190,12 @@ fn counts_are_what_a_hand_gives() {
             ".visible .entry k() {{ .reg .b32 %a, %l; .shared .b32 s[1024]; mov.u32 %l, %laneid; mov.u32 %a, s;
              mad.lo.u32 %a, %l, {stride}, %a; st.shared.b32 [%a], %l; ret; }}"
         );
-        let counts = run(&source, &mut Memory::new(), 1, 32, &[], 0).unwrap();
+        let counts = run(&source, &mut GlobalMemory::new(), 1, 32, &[], 0).unwrap();
         assert_eq!(counts.bank_conflicts, conflicts, "stride {stride}");
     }
     // 16 bytes a lane: a quarter of the warp at a time, no conflict.
     let wide =
         ".visible .entry k() { .reg .b32 %a, %l; .shared .align 16 .b32 s[128]; mov.u32 %l, %laneid; mov.u32 %a, s;
         mad.lo.u32 %a, %l, 16, %a; st.shared.v4.b32 [%a], {%l, %l, %l, %l}; ret; }";
-    assert_eq!(run(wide, &mut Memory::new(), 1, 32, &[], 0).unwrap().bank_conflicts, 0);
+    assert_eq!(run(wide, &mut GlobalMemory::new(), 1, 32, &[], 0).unwrap().bank_conflicts, 0);
 }

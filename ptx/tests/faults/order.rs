@@ -5,33 +5,37 @@ use crate::*;
 fn races_in_shared_memory() {
     let source = plant(SUM, "    bar.sync 0;\n", "\n");
     let write = line(&source, "st.shared");
-    caught(Kind::Race, &["sum at k.ptx:", "shared 'slots' bytes", "lane 0", &write], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Race, &["sum at k.ptx:", "shared 'slots' bytes", "lane 0", &write], |s| {
+        sum_of(&source, 250, s)
+    });
 }
 #[test]
 fn races_within_a_warp() {
     let first = plant(REVERSE, "    bar.warp.sync -1;\n", "\n");
-    caught(Kind::Race, &["read of shared 'stage'", "unordered with the write by"], |s| reverse_of(&first, s));
+    caught(FindingKind::Race, &["read of shared 'stage'", "unordered with the write by"], |s| reverse_of(&first, s));
     let second = plant(REVERSE, "    bar.warp.sync 0xffffffff;\n", "\n");
-    caught(Kind::Race, &["write of shared 'stage'", "unordered with the read by"], |s| reverse_of(&second, s));
+    caught(FindingKind::Race, &["write of shared 'stage'", "unordered with the read by"], |s| reverse_of(&second, s));
 }
 #[test]
 fn races_in_global_memory() {
     // Between CTAs, in place of an atomic.
     let source = plant(SUM, "red.global.add.f32 [%out], %sum", "st.global.f32 [%out], %sum");
-    caught(Kind::Race, &["write of 'out' bytes 0..4", "unordered with the write by cta"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Race, &["write of 'out' bytes 0..4", "unordered with the write by cta"], |s| {
+        sum_of(&source, 250, s)
+    });
     // An atomic and a plain read.
     let source = plant(SUM, "END:", "    ld.global.f32 %sum, [%out];\nEND:");
-    caught(Kind::Race, &["'out' bytes 0..4", "atomic"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Race, &["'out' bytes 0..4", "atomic"], |s| sum_of(&source, 250, s));
     // Between warps of a CTA: all write to the first word.
     let source = plant(SUM, "@%in ld.global.f32 %sum, [%at]", "st.global.f32 [%out], %sum");
-    caught(Kind::Race, &["write of 'out'", "unordered with the write"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Race, &["write of 'out'", "unordered with the write"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn neighbours_in_one_word_are_no_race() {
     let source = ".visible .entry k(.param .u64 p) { .reg .b64 %p, %o; .reg .b32 %t; .reg .b16 %h; ld.param.u64 %p, [p];
         mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 2; add.u64 %p, %p, %o; cvt.u16.u32 %h, %t; st.global.b16 [%p], %h; ret; }";
     for schedule in SCHEDULES {
-        let mut memory = Memory::new();
+        let mut memory = GlobalMemory::new();
         let y = memory.alloc("y", 64 * 2);
         run(source, &mut memory, 1, 64, &[Argument::Pointer(y)], schedule).unwrap();
         let bytes: Vec<u8> = (0..64u16).flat_map(|t| t.to_le_bytes()).collect();
@@ -45,13 +49,13 @@ fn missing_waits() {
     let read = line(REVERSE, "ld.shared");
     for wrong in ["", "cp.async.wait_group 2;"] {
         let source = plant(REVERSE, wait, wrong);
-        caught(Kind::InFlight, &[&read, "read of shared 'stage'"], |s| reverse_of(&source, s));
+        caught(FindingKind::InFlight, &[&read, "read of shared 'stage'"], |s| reverse_of(&source, s));
     }
     let source = plant(REVERSE, wait, "cp.async.wait_all;");
     reverse_of(&source, 3).unwrap();
     // Writing to where a copy is in flight.
     let source = plant(REVERSE, wait, "st.shared.b32 [%to], %lane;");
-    caught(Kind::InFlight, &["write of shared 'stage'"], |s| reverse_of(&source, s));
+    caught(FindingKind::InFlight, &["write of shared 'stage'"], |s| reverse_of(&source, s));
 }
 
 /// What a copy reads is not to be written before the wait, by the thread that copies or by one that knows no more than that it does.
@@ -59,7 +63,7 @@ fn missing_waits() {
 fn sources_of_copies_in_flight() {
     let wait = "cp.async.wait_group 1;";
     let source = plant(REVERSE, wait, &format!("@%more st.global.b32 [%x], %lane; {wait}"));
-    caught(Kind::InFlight, &["write of 'x'", "which an asynchronous copy or a wgmma still reads"], |s| {
+    caught(FindingKind::InFlight, &["write of 'x'", "which an asynchronous copy or a wgmma still reads"], |s| {
         reverse_of(&source, s)
     });
     let waited = plant(REVERSE, wait, "cp.async.wait_group 0; @%more st.global.b32 [%x], %lane;");
@@ -78,7 +82,7 @@ fn sources_of_copies_in_flight() {
     };
     let early = other(&format!("bar.warp.sync -1; cp.async.wait_group 0; {store}"));
     let late = other(&format!("cp.async.wait_group 0; bar.warp.sync -1; {store}"));
-    caught(Kind::Race, &["write of 'x'", "unordered with the read by"], |s| reverse_of(&early, s));
+    caught(FindingKind::Race, &["write of 'x'", "unordered with the read by"], |s| reverse_of(&early, s));
     for schedule in SCHEDULES {
         reverse_of(&late, schedule).unwrap_or_else(|report| panic!("{report}"));
     }
@@ -97,7 +101,7 @@ fn lanes_that_meet_late() {
             MEET: {meet} ld.relaxed.cta.shared.b32 %v, [%s]; mul.wide.u32 %o, %t, 4; add.u64 %y, %y, %o; st.global.b32 [%y], %v; ret; }}"
         );
         move |schedule: u64| {
-            let mut memory = Memory::new();
+            let mut memory = GlobalMemory::new();
             let y = memory.alloc("y", 128);
             run(&source, &mut memory, 1, 32, &[Argument::Pointer(y)], schedule)
                 .unwrap_or_else(|report| panic!("{report}"));
@@ -116,7 +120,7 @@ fn lanes_that_meet_late() {
     for schedule in SCHEDULES.map(|s| s | LATE) {
         assert_eq!(sum_of(SUM, N as u32, schedule).unwrap_or_else(|report| panic!("{report}")).0[0], want);
         let diverged = plant(SUM, "bar.sync 0;", "@%first bar.sync 0;");
-        assert!(sum_of(&diverged, 250, schedule).is_err_and(|report| report.has(Kind::Divergent)));
+        assert!(sum_of(&diverged, 250, schedule).is_err_and(|report| report.has(FindingKind::Divergent)));
     }
 }
 
@@ -125,27 +129,27 @@ fn divergence() {
     let shuffle = "shfl.sync.bfly.b32 %other, %sum, 16, 31, -1;";
     let source = plant(SUM, shuffle, &format!("setp.eq.u32 %first, %lane, 0; @%first {shuffle}"));
     let said = ["lanes 0xfffffffe never arrive", "which lanes 0x00000001 execute"];
-    caught(Kind::Divergent, &said, |s| sum_of(&source, 250, s));
+    caught(FindingKind::Divergent, &said, |s| sum_of(&source, 250, s));
     let source = plant(SUM, "bar.sync 0;", "@%first bar.sync 0;");
-    caught(Kind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
     // By a branch: half the warp returns to a place that the other half waits behind.
     let source = plant(SUM, shuffle, &format!("setp.lt.u32 %first, %lane, 16; @%first bra END; {shuffle}"));
     let source = plant(&source, "END:\n", "END:\n    bar.sync 0;\n");
-    caught(Kind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
     // Taking from a lane that does not take part.
     let source =
         plant(SUM, shuffle, "setp.lt.u32 %first, %lane, 16; @%first shfl.sync.bfly.b32 %other, %sum, 16, 31, 0xffff;");
-    caught(Kind::Divergent, &["takes from lane 16"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Divergent, &["takes from lane 16"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn deadlock_and_endless_loops() {
     let source = plant(SUM, "bar.sync 0;", "setp.eq.u32 %zero, %warp, 1;\n@%zero bar.sync 1;\n@!%zero bar.sync 0;");
-    caught(Kind::Deadlock, &["sum: cta", "warp 1 at barrier 1 (k.ptx:", "warp 0 at barrier 0"], |s| {
+    caught(FindingKind::Deadlock, &["sum: cta", "warp 1 at barrier 1 (k.ptx:", "warp 0 at barrier 0"], |s| {
         sum_of(&source, 250, s)
     });
     let source = plant(SUM, "END:\n", "END:\n    bra END;\n");
     let report = sum_of(&source, 250, 1).map(|r| r.0).unwrap_err();
-    assert!(report.has(Kind::Endless), "{report}");
+    assert!(report.has(FindingKind::Endless), "{report}");
     let source = plant(SUM, "    ret;\n", "");
-    caught(Kind::Launch, &["'ret' is missing"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Launch, &["'ret' is missing"], |s| sum_of(&source, 250, s));
 }

@@ -6,15 +6,17 @@ fn launches_that_do_not_fit() {
     let kernels = parse("k.ptx", SUM).unwrap();
     let said = |block: u32, arguments: &[Argument]| {
         let (grid, block) = ([1, 1, 1], [block, 1, 1]);
-        let launch = Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule: 0 };
-        launch.run(&mut Memory::new()).unwrap_err().to_string()
+        let launch = KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule: 0 };
+        launch.run(&mut GlobalMemory::new()).unwrap_err().to_string()
     };
     let three = [Argument::Pointer(0), Argument::Pointer(0), Argument::F32(0.0)];
     assert_eq!(said(97, &three), "launch: sum: grid [1, 1, 1] and block [97, 1, 1]: 1 to 96 threads a CTA are allowed");
     let exact = parse("k.ptx", &SUM.replace(".maxntid", ".reqntid")).unwrap();
     let (grid, block) = ([1; 3], [64, 1, 1]);
-    let launch = Launch { kernel: &exact[0], grid, block, dynamic_shared: 0, arguments: &three, schedule: 0 };
-    assert!(launch.run(&mut Memory::new()).unwrap_err().to_string().ends_with("96 to 96 threads a CTA are allowed"));
+    let launch = KernelLaunch { kernel: &exact[0], grid, block, dynamic_shared: 0, arguments: &three, schedule: 0 };
+    assert!(
+        launch.run(&mut GlobalMemory::new()).unwrap_err().to_string().ends_with("96 to 96 threads a CTA are allowed")
+    );
     assert_eq!(said(96, &three[..2]), "launch: sum: takes 3 arguments, given 2");
     let wrong = [three[0], three[1], Argument::U64(0)];
     assert_eq!(said(96, &wrong), "launch: sum: parameter p_n has 4 bytes, given 8");

@@ -2,7 +2,7 @@
 //! thing that orders its warpgroups.
 use crate::launch::{Bench, Plant};
 use crate::reference::{Inputs, Outputs, Shape, Sight, attention};
-use flatshard_ptx::emulate::{Kind, LATE};
+use flatshard_ptx::emulate::{FindingKind, LATE};
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};
 
@@ -141,5 +141,5 @@ fn what_hands_the_sums_on_is_needed() {
     let plant: Plant = Some((variant, &change));
     assert!(Variant::by_name(variant).unwrap().expand().unwrap().contains(drawn));
     let run = |schedule| Bench { plant, ..Bench::new("bf16", &shape, schedule) }.run(&x, Some([&ones, &ones]), 0.0);
-    assert!((0..8).any(|schedule| run(schedule).is_err_and(|report| report.has(Kind::Deadlock))));
+    assert!((0..8).any(|schedule| run(schedule).is_err_and(|report| report.has(FindingKind::Deadlock))));
 }

@@ -2,9 +2,9 @@
 //! conflicts in shared memory, sectors near the floor. For every variant of the family.
 use crate::launch::Bench;
 use crate::reference::{Inputs, Shape, Sight};
-use flatshard_ptx::emulate::{Counts, Kind};
-use flatshard_ptx::kernels::attention::Kernel;
-use flatshard_ptx::kernels::attention_hopper::{Backward, Family, Fused, Tiles, sm_90a_family};
+use flatshard_ptx::emulate::{FindingKind, LaunchCounts};
+use flatshard_ptx::kernels::attention::AttentionKernel;
+use flatshard_ptx::kernels::attention_hopper::{Backward, Fused, HopperFamily, TiledKernel, sm_90a_family};
 use std::ops::Range;
 
 const BUDGET: &str = include_str!("budget.txt");
@@ -12,7 +12,12 @@ const HEAD: &str = "variant shape instructions sectors floor conflicts multiply-
 
 /// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows that their copies bring: whole tiles, up
 /// to the last row that there is. `whole`: tiles of columns start at a multiple of their size.
-fn copied(ranges: &[Range<u32>], Tiles { kernel, columns }: &Tiles, last: usize, whole: bool) -> (u64, u64) {
+fn copied(
+    ranges: &[Range<u32>],
+    TiledKernel { kernel, columns }: &TiledKernel,
+    last: usize,
+    whole: bool,
+) -> (u64, u64) {
     let columns = *columns as usize;
     let starts = ranges.chunks(kernel.rows as usize).flat_map(|tile| {
         let (start, end) = (tile[0].start as usize, tile[tile.len() - 1].end as usize);
@@ -36,22 +41,22 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
     // A pass adds f32 gradients to what is there, and assigns f32 outputs.
     let (out, gradient) = if pass { (2 * row, 4 * row) } else { (row, row) };
     // Heads of queries go over a head of keys: all of them see each tile.
-    let seen = |tiles: &Tiles, of: usize, whole| {
+    let seen = |tiles: &TiledKernel, of: usize, whole| {
         let last = if of == 1 { queries } else { keys };
         let (count, rows) = copied(&shape.tables()[of], tiles, last as usize, whole);
         (heads * count * tiles.kernel.rows as u64 * tiles.columns as u64, count, rows)
     };
     // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes a row of each sum.
     // Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
-    let forward = |tiles: &Tiles| {
+    let forward = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 0, false);
         (2 * dim * pairs, heads * (queries * (row + out + 4) + 2 * row * rows))
     };
-    let of_queries = |tiles: &Tiles| {
+    let of_queries = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 0, false);
         (3 * dim * pairs, heads * (queries * (2 * row + gradient + 8) + 2 * row * rows))
     };
-    let of_keys = |tiles: &Tiles| {
+    let of_keys = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 1, false);
         match tiles.kernel.variant {
             v if v.contains("_dk_") => (3 * dim * pairs, keys * (2 * row + gradient) + heads * (2 * row + 8) * rows),
@@ -77,11 +82,11 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         }
     }
     let counts = run(None).into_iter().chain(run(Some([&ones, &ones])));
-    let line = |(variant, counts): (&str, Counts), kernel: Kernel, products: u64, bytes: u64| {
+    let line = |(variant, counts): (&str, LaunchCounts), kernel: AttentionKernel, products: u64, bytes: u64| {
         assert_eq!(variant, kernel.variant);
         assert_eq!(counts.multiply_adds, products, "{variant}: tiles");
         assert_eq!(counts.bank_conflicts, 0, "{variant}");
-        let Counts { instructions, global_sectors: sectors, bank_conflicts: conflicts, .. } = counts;
+        let LaunchCounts { instructions, global_sectors: sectors, bank_conflicts: conflicts, .. } = counts;
         let floor = bytes / 32;
         assert!(sectors as f64 <= 1.1 * floor as f64, "{variant}: {sectors} sectors, floor {floor}");
         format!("{variant} {label} {instructions} {sectors} {floor} {conflicts} {}", counts.multiply_adds)
@@ -118,15 +123,15 @@ fn launches_cost_what_the_budget_says() {
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {
         let family = *sm_90a_family("bf16", head_dim).unwrap();
-        let less = |tiles: &Tiles| {
+        let less = |tiles: &TiledKernel| {
             // The last place of the values' gradient has no numbers.
             let idle = if tiles.kernel.variant.contains("_dv_") { 256 } else { 0 };
             let shared = tiles.kernel.shared;
             assert!(shared <= 227 << 10, "{}: more than a CTA of sm_90 may have", tiles.kernel.variant);
-            Tiles { kernel: Kernel { shared: shared - 1024 - idle - 72, ..tiles.kernel }, ..*tiles }
+            TiledKernel { kernel: AttentionKernel { shared: shared - 1024 - idle - 72, ..tiles.kernel }, ..*tiles }
         };
-        let mut tight = vec![Family { forward: less(&family.forward), ..family }];
-        let mut backward = |backward| tight.push(Family { backward, ..family });
+        let mut tight = vec![HopperFamily { forward: less(&family.forward), ..family }];
+        let mut backward = |backward| tight.push(HopperFamily { backward, ..family });
         match family.backward {
             Backward::Fused(fused) => backward(Backward::Fused(Fused { tiles: less(&fused.tiles), ..fused })),
             Backward::Apart { dq, dkv } => {
@@ -142,7 +147,7 @@ fn shared_memory_is_what_the_kernel_uses() {
             let bench = Bench { family, ..Bench::new("bf16", &shape, 0) };
             let given: Option<[&[f64]; 2]> = if i == 0 { None } else { Some([&ones, &ones]) };
             let report = bench.run(&x, given, 0.0).map(|_| ()).unwrap_err();
-            assert!(report.has(Kind::OutOfBounds), "{head_dim}: {report}");
+            assert!(report.has(FindingKind::OutOfBounds), "{head_dim}: {report}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The product with one thing missing or wrong: each is found, under every schedule, with its kind and place.
 use crate::product::{SCHEDULES, Setting, USUAL, product, source};
-use flatshard_ptx::emulate::{Kind, Swizzle};
+use flatshard_ptx::emulate::{FindingKind, Swizzle};
 
 /// Every schedule must report `kind` in words that hold all of `words`.
-pub fn caught(kind: Kind, words: &[&str], source: &str, set: &Setting) {
+pub fn caught(kind: FindingKind, words: &[&str], source: &str, set: &Setting) {
     for schedule in SCHEDULES {
         let report = match product(source, set, schedule) {
             Ok(_) => panic!("schedule {schedule}: nothing found, not {kind:?} with {words:?}"),
@@ -15,7 +15,7 @@ pub fn caught(kind: Kind, words: &[&str], source: &str, set: &Setting) {
     }
 }
 /// Which of several faults of one mistake shows depends on the schedule; that one shows does not.
-fn noticed(kinds: &[Kind], source: &str, set: &Setting) {
+fn noticed(kinds: &[FindingKind], source: &str, set: &Setting) {
     for schedule in SCHEDULES {
         let report =
             product(source, set, schedule).err().unwrap_or_else(|| panic!("schedule {schedule}: nothing found"));
@@ -35,12 +35,12 @@ const AGAIN: &str = "@!%done bra AGAIN;";
 #[test]
 fn shared_memory_read_before_the_copy_has_landed() {
     // The consumer asks once and goes on.
-    noticed(&[Kind::InFlight, Kind::Uninitialised], &plant(1, AGAIN, ""), &USUAL);
+    noticed(&[FindingKind::InFlight, FindingKind::Uninitialised], &plant(1, AGAIN, ""), &USUAL);
     // It waits for the phase before the first, which has always passed.
     let source = source();
     let wait = source.match_indices("and.b32 %parity, %parity, 1;").nth(1).unwrap().0;
     let turned = format!("{}xor.b32 %parity, %parity, 1;\n{}", &source[..wait + 28], &source[wait + 28..]);
-    noticed(&[Kind::InFlight, Kind::Uninitialised], &turned, &USUAL);
+    noticed(&[FindingKind::InFlight, FindingKind::Uninitialised], &turned, &USUAL);
     // One lane waits, and nothing tells the others.
     let alone = source.match_indices(AGAIN).nth(1).unwrap().0;
     let first = source[..alone].rfind("mbarrier.try_wait").unwrap();
@@ -52,19 +52,19 @@ fn shared_memory_read_before_the_copy_has_landed() {
     );
     let alone =
         alone.replacen("{\n    .reg .pred %done;\nAGAIN:\nsetp.ne", "{\n    .reg .pred %done;\n AGAIN: setp.ne", 1);
-    caught(Kind::InFlight, &["shared 'ring'"], &alone, &USUAL);
+    caught(FindingKind::InFlight, &["shared 'ring'"], &alone, &USUAL);
     let told = alone.replacen("ALONE:", "ALONE: bar.warp.sync -1;", 1);
     product(&told, &USUAL, 1).unwrap_or_else(|report| panic!("{report}"));
 }
 #[test]
 fn a_copy_over_what_is_still_read() {
     // The producer asks once whether the stage is free.
-    noticed(&[Kind::Race, Kind::InFlight, Kind::Phase], &plant(0, AGAIN, ""), &USUAL);
+    noticed(&[FindingKind::Race, FindingKind::InFlight, FindingKind::Phase], &plant(0, AGAIN, ""), &USUAL);
     // The stage is handed back before the products that read it have been waited for.
     let wait = "wgmma.wait_group.sync.aligned 0;";
     let early = plant(0, wait, "wgmma.wait_group.sync.aligned 1;");
     caught(
-        Kind::InFlight,
+        FindingKind::InFlight,
         &["write of shared 'ring'", "still reads"],
         &early,
         &Setting { tiles: 3, depth: 192, ..USUAL },
@@ -75,10 +75,10 @@ fn one_warp_too_few_gives_a_stage_back() {
     let source =
         plant(0, "mbarrier.init.shared::cta.b64 [%empty + 0], 4;", "mbarrier.init.shared::cta.b64 [%empty + 0], 3;");
     // Four arrivals at a count of three: a phase too many, and sooner or later a stage that is written while it is read.
-    noticed(&[Kind::Race, Kind::InFlight, Kind::Phase, Kind::Deadlock], &source, &USUAL);
+    noticed(&[FindingKind::Race, FindingKind::InFlight, FindingKind::Phase, FindingKind::Deadlock], &source, &USUAL);
     let source = plant(0, "[%empty + 0], 4;", "[%empty + 0], 5;");
     caught(
-        Kind::Deadlock,
+        FindingKind::Deadlock,
         &["mbarrier bars+16: phase 0 lacks 1 arrivals and 0 bytes", "warp 0 waiting"],
         &source,
         &USUAL,
@@ -88,47 +88,47 @@ fn one_warp_too_few_gives_a_stage_back() {
 fn bytes_that_do_not_add_up() {
     let expect = "expect_tx.shared::cta.b64 _, [%at], 16384;";
     let more = plant(0, expect, "expect_tx.shared::cta.b64 _, [%at], 16400;");
-    caught(Kind::Deadlock, &["mbarrier bars+0: phase 0 lacks 0 arrivals and 16 bytes"], &more, &USUAL);
+    caught(FindingKind::Deadlock, &["mbarrier bars+0: phase 0 lacks 0 arrivals and 16 bytes"], &more, &USUAL);
     // The phase completes with the first of two copies; the second is still under way.
     let less = plant(0, expect, "expect_tx.shared::cta.b64 _, [%at], 8192;");
-    noticed(&[Kind::InFlight, Kind::Deadlock], &less, &USUAL);
-    assert!(product(&less, &USUAL, 0).unwrap_err().has(Kind::InFlight));
+    noticed(&[FindingKind::InFlight, FindingKind::Deadlock], &less, &USUAL);
+    assert!(product(&less, &USUAL, 0).unwrap_err().has(FindingKind::InFlight));
 }
 #[test]
 fn mbarriers_before_their_initialisation() {
     let source = plant(0, "bar.sync 0;", "");
-    noticed(&[Kind::Race, Kind::Uninitialised], &source, &USUAL);
+    noticed(&[FindingKind::Race, FindingKind::Uninitialised], &source, &USUAL);
     let source = plant(0, "fence.mbarrier_init.release.cluster;", "");
     caught(
-        Kind::Proxy,
+        FindingKind::Proxy,
         &["counts on an mbarrier whose initialisation at k.ptx:", "fence.mbarrier_init"],
         &source,
         &USUAL,
     );
     let source = plant(0, "mbarrier.init.shared::cta.b64 [%full + 0], 1;", "");
-    caught(Kind::Uninitialised, &["no mbarrier has been initialised"], &source, &USUAL);
+    caught(FindingKind::Uninitialised, &["no mbarrier has been initialised"], &source, &USUAL);
 }
 #[test]
 fn phases() {
     // A parity that never turns: the phase before is waited for again.
     let source = plant(1, "and.b32 %parity, %parity, 1;", "mov.u32 %parity, 0;");
-    noticed(&[Kind::Phase, Kind::InFlight, Kind::Deadlock], &source, &USUAL);
+    noticed(&[FindingKind::Phase, FindingKind::InFlight, FindingKind::Deadlock], &source, &USUAL);
     // All lanes arrive where one was to.
     let source = plant(0, "@%leader mbarrier.arrive", "mbarrier.arrive");
-    noticed(&[Kind::Race, Kind::InFlight, Kind::Phase, Kind::Deadlock], &source, &USUAL);
+    noticed(&[FindingKind::Race, FindingKind::InFlight, FindingKind::Phase, FindingKind::Deadlock], &source, &USUAL);
     let source = plant(
         0,
         "@%leader mbarrier.arrive.shared::cta.b64 _, [%at];",
         "@%leader mbarrier.arrive.shared::cta.b64 _, [%at], 5;",
     );
-    caught(Kind::Phase, &["arrives 5 times", "lacks 4 arrivals"], &source, &USUAL);
+    caught(FindingKind::Phase, &["arrives 5 times", "lacks 4 arrivals"], &source, &USUAL);
     let init = "mbarrier.init.shared::cta.b64 [%full + 0], 1;";
-    caught(Kind::Phase, &["an mbarrier of 0 arrivals"], &plant(0, init, &init.replace("1;", "0;")), &USUAL);
+    caught(FindingKind::Phase, &["an mbarrier of 0 arrivals"], &plant(0, init, &init.replace("1;", "0;")), &USUAL);
 }
 #[test]
 fn proxy_fences() {
     let source = plant(0, "fence.proxy.async.shared::cta;", "");
-    caught(Kind::Proxy, &["read of shared 'out'", "no fence.proxy.async after the write"], &source, &USUAL);
+    caught(FindingKind::Proxy, &["read of shared 'out'", "no fence.proxy.async after the write"], &source, &USUAL);
     // A fence of the thread that copies, after the barrier, would do as well.
     let source = plant(0, "fence.proxy.async.shared::cta;", "").replacen(
         "bar.sync 1, 128;",
@@ -142,18 +142,18 @@ fn proxy_fences() {
         "fence.proxy.async; and.b32 %warp, %warp, 3;",
         1,
     );
-    caught(Kind::Proxy, &["read of shared 'out'"], &source, &USUAL);
+    caught(FindingKind::Proxy, &["read of shared 'out'"], &source, &USUAL);
 }
 #[test]
 fn copies_out() {
     let source = plant(0, "cp.async.bulk.wait_group.read 0;", "");
-    caught(Kind::InFlight, &["the thread ends while this copy may still read"], &source, &USUAL);
+    caught(FindingKind::InFlight, &["the thread ends while this copy may still read"], &source, &USUAL);
     let source = plant(0, "cp.async.bulk.commit_group;", "");
-    caught(Kind::InFlight, &["the thread ends while this copy may still read"], &source, &USUAL);
+    caught(FindingKind::InFlight, &["the thread ends while this copy may still read"], &source, &USUAL);
     // Overwritten before it has been read.
     let source =
         plant(0, "cp.async.bulk.wait_group.read 0;", "st.shared.f32 [%base], %c0; cp.async.bulk.wait_group.read 0;");
-    caught(Kind::InFlight, &["write of shared 'out' bytes 0..4", "still reads"], &source, &USUAL);
+    caught(FindingKind::InFlight, &["write of shared 'out' bytes 0..4", "still reads"], &source, &USUAL);
     // The other way round it is right.
     let source =
         plant(0, "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 0; st.shared.f32 [%base], %c0;");
@@ -162,42 +162,52 @@ fn copies_out() {
 #[test]
 fn named_barriers() {
     let source = plant(0, "bar.sync 1, 128;", "");
-    caught(Kind::Race, &["shared 'out'", "unordered with the"], &source, &USUAL);
-    caught(Kind::Deadlock, &["at barrier 1"], &plant(0, "bar.sync 1, 128;", "bar.sync 1, 160;"), &USUAL);
-    caught(Kind::Launch, &["a multiple of 32 threads"], &plant(0, "bar.sync 1, 128;", "bar.sync 1, 100;"), &USUAL);
+    caught(FindingKind::Race, &["shared 'out'", "unordered with the"], &source, &USUAL);
+    caught(FindingKind::Deadlock, &["at barrier 1"], &plant(0, "bar.sync 1, 128;", "bar.sync 1, 160;"), &USUAL);
+    caught(
+        FindingKind::Launch,
+        &["a multiple of 32 threads"],
+        &plant(0, "bar.sync 1, 128;", "bar.sync 1, 100;"),
+        &USUAL,
+    );
     // Three warps arrive, one waits for them: right, but for a count that they do not share.
     let source = plant(0, "bar.sync 1, 128;", "setp.ge.u32 %p, %t, 160; @%p bar.arrive 1, 128; @!%p bar.sync 1, 128;");
     product(&source, &USUAL, 3).unwrap_or_else(|report| panic!("{report}"));
     let source = source.replacen("@%p bar.arrive 1, 128;", "@%p bar.arrive 1, 96;", 1);
-    noticed(&[Kind::Phase, Kind::Deadlock, Kind::Race], &source, &USUAL);
+    noticed(&[FindingKind::Phase, FindingKind::Deadlock, FindingKind::Race], &source, &USUAL);
     let twice = plant(
         0,
         "bar.sync 1, 128;",
         "setp.ge.u32 %p, %t, 160; @%p bar.arrive 1, 128; @%p bar.arrive 1, 128; @!%p bar.sync 1, 128;",
     );
-    caught(Kind::Phase, &["arrives at barrier 1 a second time"], &twice, &USUAL);
+    caught(FindingKind::Phase, &["arrives at barrier 1 a second time"], &twice, &USUAL);
 }
 #[test]
 fn registers_of_a_wgmma() {
     let fence = "wgmma.fence.sync.aligned;";
-    caught(Kind::Wgmma, &["no wgmma.fence comes before the first"], &plant(0, fence, ""), &USUAL);
+    caught(FindingKind::Wgmma, &["no wgmma.fence comes before the first"], &plant(0, fence, ""), &USUAL);
     let touched = plant(0, fence, &format!("{fence} mov.f32 %c3, 0f00000000;"));
-    caught(Kind::Wgmma, &["no wgmma.fence orders what touched register %c3"], &touched, &USUAL);
+    caught(FindingKind::Wgmma, &["no wgmma.fence orders what touched register %c3"], &touched, &USUAL);
     // Read in flight.
     let commit = "wgmma.commit_group.sync.aligned;";
     let read = plant(0, commit, &format!("{commit} mov.b32 %x, %c7;"));
-    caught(Kind::Wgmma, &["register %c7 is touched while a wgmma holds it"], &read, &USUAL);
+    caught(FindingKind::Wgmma, &["register %c7 is touched while a wgmma holds it"], &read, &USUAL);
     let without = plant(0, "wgmma.wait_group.sync.aligned 0;", "");
-    caught(Kind::Wgmma, &["is touched while a wgmma holds it"], &without, &Setting { tiles: 1, depth: 64, ..USUAL });
     caught(
-        Kind::Wgmma,
+        FindingKind::Wgmma,
+        &["is touched while a wgmma holds it"],
+        &without,
+        &Setting { tiles: 1, depth: 64, ..USUAL },
+    );
+    caught(
+        FindingKind::Wgmma,
         &["is touched while a wgmma holds it"],
         &plant(0, commit, ""),
         &Setting { tiles: 1, depth: 64, ..USUAL },
     );
     // Adding to what was never written.
     let source = plant(0, "setp.ne.u32 %p, %i, 0;", "setp.eq.u32 %p, 0, 0;");
-    caught(Kind::Uninitialised, &["register %c", "was never written"], &source, &USUAL);
+    caught(FindingKind::Uninitialised, &["register %c", "was never written"], &source, &USUAL);
 }
 #[test]
 fn a_warpgroup_acts_as_one() {
@@ -205,11 +215,11 @@ fn a_warpgroup_acts_as_one() {
     let mma = "wgmma.mma_async";
     let skip = format!("setp.eq.u32 %leader, %warp, 5; @%leader bra SKIP; {mma}");
     let source = plant(3, mma, &skip).replacen("wgmma.commit_group", "SKIP: wgmma.commit_group", 1);
-    caught(Kind::Divergent, &["has not executed the same wgmma", "warp 5"], &source, &USUAL);
+    caught(FindingKind::Divergent, &["has not executed the same wgmma", "warp 5"], &source, &USUAL);
     let source = plant(3, mma, &format!("setp.eq.u32 %leader, %lane, 5; @!%leader {mma}"));
-    caught(Kind::Divergent, &["never arrive at this instruction"], &source, &USUAL);
+    caught(FindingKind::Divergent, &["never arrive at this instruction"], &source, &USUAL);
     caught(
-        Kind::Divergent,
+        FindingKind::Divergent,
         &["never arrive"],
         &plant(0, "setmaxnreg.inc", "setp.eq.u32 %p, %lane, 0; @%p setmaxnreg.inc"),
         &USUAL,
@@ -219,40 +229,40 @@ fn a_warpgroup_acts_as_one() {
 fn registers_of_a_warp() {
     // What the copying warpgroup does not give back the other cannot have.
     let source = plant(0, "setmaxnreg.dec.sync.aligned.u32 40;", "");
-    caught(Kind::Deadlock, &["warp 4 waiting"], &source, &USUAL);
+    caught(FindingKind::Deadlock, &["warp 4 waiting"], &source, &USUAL);
     let source = plant(0, "setmaxnreg.inc", "setmaxnreg.dec");
-    caught(Kind::Launch, &["setmaxnreg.dec to 232 from 168"], &source, &USUAL);
+    caught(FindingKind::Launch, &["setmaxnreg.dec to 232 from 168"], &source, &USUAL);
 }
 #[test]
 fn descriptors_and_boxes() {
     let source = plant(0, "add.u64 %db, %da, 512;", "add.u64 %db, %da, 520;");
-    caught(Kind::Misaligned, &["not on a pattern of 1024 bytes"], &source, &USUAL);
+    caught(FindingKind::Misaligned, &["not on a pattern of 1024 bytes"], &source, &USUAL);
     let source = plant(0, "add.u64 %db, %da, 512;", "add.u64 %db, %da, 8192;");
-    caught(Kind::OutOfBounds, &["shared"], &source, &USUAL);
+    caught(FindingKind::OutOfBounds, &["shared"], &source, &USUAL);
     let source = plant(0, "0x4000004000010000", "0x4002004000010000");
-    caught(Kind::Misaligned, &["bits that are not modelled"], &source, &USUAL);
+    caught(FindingKind::Misaligned, &["bits that are not modelled"], &source, &USUAL);
     let source = plant(0, "mov.u32 %base, ring;", "mov.u32 %base, ring; add.u32 %base, %base, 128;");
-    caught(Kind::Misaligned, &["a box with B128", "aligned to 1024 bytes"], &source, &USUAL);
+    caught(FindingKind::Misaligned, &["a box with B128", "aligned to 1024 bytes"], &source, &USUAL);
     let source = plant(1, COPY, &format!("add.u32 %slot, %slot, 24576; {COPY}"));
-    caught(Kind::OutOfBounds, &["of shared 'ring' (32768 bytes)"], &source, &USUAL);
+    caught(FindingKind::OutOfBounds, &["of shared 'ring' (32768 bytes)"], &source, &USUAL);
     // The kernel reads with one swizzle what was written with another: no fault, but wrong.
     let plain = Setting { swizzle: Swizzle::None, tiles: 5, depth: 320 };
     let (d, _) = product(&crate::product::source(), &plain, 1).unwrap();
     assert_ne!(d, crate::product::exact(320));
     let source = plant(0, "cvta.param.u64 %a, %a;", "add.u64 %a, %a, 64;");
-    caught(Kind::OutOfBounds, &["there is no tensor map at"], &source, &USUAL);
+    caught(FindingKind::OutOfBounds, &["there is no tensor map at"], &source, &USUAL);
     let three = plant(0, ".2d.shared::cluster", ".3d.shared::cluster").replacen(
         "[%a, {%x, %row}]",
         "[%a, {%x, %row, %row}]",
         1,
     );
-    caught(Kind::Launch, &["3 coordinates for a map of 2 dimensions"], &three, &USUAL);
+    caught(FindingKind::Launch, &["3 coordinates for a map of 2 dimensions"], &three, &USUAL);
 }
 #[test]
 fn a_copy_that_nobody_waits_for() {
     let source = plant(0, "setp.lt.u32 %p, %i, %tiles;", "setp.le.u32 %p, %i, %tiles;");
     caught(
-        Kind::InFlight,
+        FindingKind::InFlight,
         &["the CTA ends and nothing has waited for this copy"],
         &source,
         &Setting { tiles: 1, depth: 64, ..USUAL },

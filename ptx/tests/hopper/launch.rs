@@ -1,9 +1,11 @@
 //! Launches the attention kernels for sm_90a as the device does: forward, or the gradients. Never compares.
 use crate::reference::{Inputs, Outputs, Shape, Sight};
-use flatshard_ptx::emulate::{Argument, Counts, Launch, Memory, Report, Swizzle, TensorMap, parse};
+use flatshard_ptx::emulate::{
+    Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, Swizzle, TensorMap, parse,
+};
 use flatshard_ptx::kernels::Variant;
-use flatshard_ptx::kernels::attention::Kernel;
-use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Family, Fused, Tiles, sm_90a_family};
+use flatshard_ptx::kernels::attention::AttentionKernel;
+use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, HopperFamily, TiledKernel, sm_90a_family};
 use half::{bf16, f16};
 
 fn encode(dtype: &str, values: &[f64]) -> Vec<u8> {
@@ -22,19 +24,19 @@ fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
     }
 }
 /// CTAs for so many rows.
-fn blocks(rows: usize, kernel: &Kernel) -> usize {
+fn blocks(rows: usize, kernel: &AttentionKernel) -> usize {
     rows.div_ceil(kernel.rows as usize)
 }
 /// Where a fault is planted: the variant, and what becomes of its text.
 pub type Plant<'a> = Option<(&'a str, &'a dyn Fn(String) -> String)>;
 
 /// What launches of variants cost, in their order.
-pub type Costs = Vec<(&'static str, Counts)>;
+pub type Costs = Vec<(&'static str, LaunchCounts)>;
 
 pub struct Bench<'a> {
     pub dtype: &'a str,
     pub shape: &'a Shape,
-    pub family: Family,
+    pub family: HopperFamily,
     pub schedule: u64,
     pub plant: Plant<'a>,
 }
@@ -46,12 +48,12 @@ impl<'a> Bench<'a> {
     /// A grid of `grid` CTAs for each of so many heads.
     fn launch(
         &self,
-        kernel: &Kernel,
+        kernel: &AttentionKernel,
         (grid, heads): (usize, usize),
         arguments: &[Argument],
-        memory: &mut Memory,
-    ) -> Result<(&'static str, Counts), Report> {
-        let Kernel { variant, entry, threads, shared, .. } = *kernel;
+        memory: &mut GlobalMemory,
+    ) -> Result<(&'static str, LaunchCounts), LaunchReport> {
+        let AttentionKernel { variant, entry, threads, shared, .. } = *kernel;
         let variant = Variant::by_name(variant).unwrap();
         let mut text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
         if let Some((_, change)) = self.plant.filter(|(name, _)| *name == variant.name) {
@@ -61,18 +63,23 @@ impl<'a> Bench<'a> {
         let kernel = kernels.iter().find(|k| k.name == entry).unwrap();
         let grid = [grid as u32, heads as u32, 1];
         let (block, dynamic_shared) = ([threads, 1, 1], shared as usize);
-        Launch { kernel, grid, block, dynamic_shared, arguments, schedule: self.schedule }
+        KernelLaunch { kernel, grid, block, dynamic_shared, arguments, schedule: self.schedule }
             .run(memory)
             .map(|counts| (variant.name, counts))
     }
     /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to `before`.
-    pub fn run(&self, x: &Inputs, lse_and_delta: Option<[&[f64]; 2]>, before: f64) -> Result<(Outputs, Costs), Report> {
+    pub fn run(
+        &self,
+        x: &Inputs,
+        lse_and_delta: Option<[&[f64]; 2]>,
+        before: f64,
+    ) -> Result<(Outputs, Costs), LaunchReport> {
         let Bench { dtype, shape, family, .. } = *self;
         let Shape { heads, kv_heads, head_dim, .. } = *shape;
         let (queries, keys) = shape.rows();
         let (nq, nk, wq, wk) = (queries.len(), keys.len(), heads * head_dim, kv_heads * head_dim);
         let packed = matches!(shape.sight, Sight::Packed(_));
-        let mut memory = Memory::new();
+        let mut memory = GlobalMemory::new();
         // Fused rows; in a pass the keys and values stand in a buffer of their own.
         let rows = |parts: &[(&[f64], usize)], n: usize| -> Vec<f64> {
             (0..n).flat_map(|i| parts.iter().flat_map(move |(x, w)| x[i * w..(i + 1) * w].to_vec())).collect()
@@ -121,7 +128,7 @@ impl<'a> Bench<'a> {
         let mut costs = vec![];
         let Some([lse, delta]) = lse_and_delta else {
             let (o, lse) = (memory.alloc("o", nq * wq * size), memory.alloc("lse", 4 * heads * nq));
-            let Tiles { kernel, columns } = family.forward;
+            let TiledKernel { kernel, columns } = family.forward;
             let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
             arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
             arguments.extend([o, lse].map(Argument::Pointer));
@@ -144,7 +151,7 @@ impl<'a> Bench<'a> {
         } else {
             (dq, dkv, dq_row, dkv_row) = (gradient("dq", nq * wq), gradient("dkv", nk * 2 * wk), wq, 2 * wk);
         }
-        let of_keys = |Tiles { kernel, columns }: &Tiles| {
+        let of_keys = |TiledKernel { kernel, columns }: &TiledKernel| {
             let mut arguments: Vec<Argument> = [k, v].map(|at| map(at, kv_heads, nk, kv_row, kernel.rows)).to_vec();
             arguments.extend([map(q, heads, nq, q_row, *columns), map(d_o, heads, nq, wq, *columns)]);
             arguments.extend(numbers.map(|address| {
@@ -172,7 +179,7 @@ impl<'a> Bench<'a> {
                 let grid = (2 * nq.div_ceil(tiles.columns as usize), heads);
                 costs.push(self.launch(&finish, grid, &arguments, &mut memory)?);
             }
-            Backward::Apart { dq: Tiles { kernel, columns }, dkv: parts } => {
+            Backward::Apart { dq: TiledKernel { kernel, columns }, dkv: parts } => {
                 let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
                 arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
                 arguments.push(map(d_o, heads, nq, wq, kernel.rows));

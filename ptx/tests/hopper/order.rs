@@ -1,21 +1,27 @@
 //! Small kernels: what orders memory among threads, warps and CTAs, one mechanism each, and what does not.
-use flatshard_ptx::emulate::{Argument, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 
 const SCHEDULES: std::ops::Range<u64> = 0..8;
 
 /// Runs a body with `%t` (thread), `%c` (CTA), `%p`, `%q`, registers `%r0..7`, `%d0..7`, an array `s` and 64 words at `%y`.
-fn run(body: &str, grid: u32, block: u32, schedule: u64) -> Result<Vec<u32>, Report> {
+fn run(body: &str, grid: u32, block: u32, schedule: u64) -> Result<Vec<u32>, LaunchReport> {
     let source = format!(
         ".visible .entry k(.param .u64 p_y) {{\n.reg .pred %p, %q;\n.reg .b32 %t, %c, %r<8>;\n.reg .b64 %y, %z, %d<8>;
         .shared .align 128 .b8 s[1024];\n.shared .align 8 .b64 bar[4];\nld.param.u64 %y, [p_y];\nmov.u32 %t, %tid.x;
         mov.u32 %c, %ctaid.x;\n{body}\nret;\n}}"
     );
     let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{e}"));
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let y = memory.upload("y", &[0; 256]);
     let (grid, block) = ([grid, 1, 1], [block, 1, 1]);
-    let launch =
-        Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &[Argument::Pointer(y)], schedule };
+    let launch = KernelLaunch {
+        kernel: &kernels[0],
+        grid,
+        block,
+        dynamic_shared: 0,
+        arguments: &[Argument::Pointer(y)],
+        schedule,
+    };
     launch.run(&mut memory)?;
     Ok(memory.download(y).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
 }
@@ -27,7 +33,7 @@ fn right(body: &str, grid: u32, block: u32) -> Vec<u32> {
     }
     first
 }
-fn wrong(kind: Kind, body: &str, grid: u32, block: u32) {
+fn wrong(kind: FindingKind, body: &str, grid: u32, block: u32) {
     for schedule in SCHEDULES {
         let report =
             run(body, grid, block, schedule).err().unwrap_or_else(|| panic!("schedule {schedule}: nothing found"));
@@ -64,14 +70,14 @@ fn release_and_acquire_between_ctas() {
     right(&hand_over("membar.gl; red.global.add.u32 [%y+4], 1;", peek, fence), 2, 1);
     right(&hand_over("atom.release.gpu.global.add.u32 %r2, [%y+4], 1;", look, ""), 2, 1);
     // One half is missing, on either side; or it is of the CTA alone.
-    wrong(Kind::Race, &hand_over(relaxed, look, ""), 2, 1);
-    wrong(Kind::Race, &hand_over(raise, peek, ""), 2, 1);
-    wrong(Kind::Race, &hand_over(&format!("{relaxed} {fence}"), peek, fence), 2, 1);
-    wrong(Kind::Race, &hand_over(&format!("{fence} {relaxed}"), peek, ""), 2, 1);
-    wrong(Kind::Race, &hand_over(&raise.replace("gpu", "cta"), look, ""), 2, 1);
-    wrong(Kind::Race, &hand_over(raise, &look.replace("gpu", "cta"), ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over(relaxed, look, ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over(raise, peek, ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over(&format!("{relaxed} {fence}"), peek, fence), 2, 1);
+    wrong(FindingKind::Race, &hand_over(&format!("{fence} {relaxed}"), peek, ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over(&raise.replace("gpu", "cta"), look, ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over(raise, &look.replace("gpu", "cta"), ""), 2, 1);
     // A flag that is no atomic.
-    wrong(Kind::Race, &hand_over("st.global.b32 [%y+4], 1;", look, ""), 2, 1);
+    wrong(FindingKind::Race, &hand_over("st.global.b32 [%y+4], 1;", look, ""), 2, 1);
 }
 
 #[test]
@@ -88,13 +94,13 @@ fn a_part_of_a_warp() {
         )
     };
     assert_eq!(right(&body("bar.warp.sync 3;"), 1, 32)[..2], [1, 0]);
-    wrong(Kind::Race, &body(""), 1, 32);
+    wrong(FindingKind::Race, &body(""), 1, 32);
     // A third lane that is not among them.
     let third = body("bar.warp.sync 3;").replace("%t, 1;  @%p", "%t, 2;  @%p").replace(
         "bar.warp.sync 3;",
         "setp.eq.u32 %q, %t, 2; @!%q bar.warp.sync 3; @%q mov.u32 %r1, s; @%q xor.b32 %r1, %r1, 4;",
     );
-    wrong(Kind::Race, &third, 1, 32);
+    wrong(FindingKind::Race, &third, 1, 32);
 }
 
 #[test]
@@ -105,7 +111,7 @@ fn elections_choose_the_lowest_lane() {
     let y = right(&body, 1, 32);
     assert_eq!((y[4], y[5], y[32], y[59]), (7, 9, 4, 4));
     wrong(
-        Kind::Divergent,
+        FindingKind::Divergent,
         &body
             .replace("0xfffffff0", "-1")
             .replace("@%p bra END; ", "@%p bra MORE; ")
@@ -122,13 +128,13 @@ fn cluster_barriers_of_one_cta() {
         ld.shared.b32 %r1, [%r0]; mov.u32 %r0, %cluster_ctarank; add.u32 %r1, %r1, %r0;
         mul.wide.u32 %d0, %t, 4;  add.u64 %d0, %d0, %y;  st.global.b32 [%d0], %r1;";
     assert_eq!(right(body, 1, 64), (32..64).chain(0..32).collect::<Vec<u32>>());
-    wrong(Kind::Phase, &body.replace("barrier.cluster.arrive.release.aligned;", ""), 1, 64);
+    wrong(FindingKind::Phase, &body.replace("barrier.cluster.arrive.release.aligned;", ""), 1, 64);
     // What is written between arriving and waiting is not covered.
     let late = "st.shared.b32 [%r0], %t;  barrier.cluster.arrive.release.aligned;";
     let source = body.replace(late, "barrier.cluster.arrive.release.aligned; st.shared.b32 [%r0], %t;");
     for schedule in SCHEDULES {
         let report = run(&source, 1, 64, schedule).unwrap_err();
-        assert!(report.has(Kind::Race), "{report}");
+        assert!(report.has(FindingKind::Race), "{report}");
     }
 }
 
@@ -144,8 +150,8 @@ fn generic_addresses_tell_their_space_and_bytes_are_no_neighbours() {
         assert_eq!(*word, u32::from_le_bytes([0, 1, 2, 3].map(|k| 4 * i as u8 + k)));
         assert_eq!(y[16 + i], 4 * i as u32 + 1);
     }
-    wrong(Kind::Race, &body.replace("bar.sync 0;", ""), 1, 64);
-    wrong(Kind::OutOfBounds, &body.replace("cvta.shared.u64 %d0, %d0;", "add.u64 %d0, %d0, 8192;"), 1, 64);
+    wrong(FindingKind::Race, &body.replace("bar.sync 0;", ""), 1, 64);
+    wrong(FindingKind::OutOfBounds, &body.replace("cvta.shared.u64 %d0, %d0;", "add.u64 %d0, %d0, 8192;"), 1, 64);
 }
 
 /// Thread 0 brings 64 words from global memory; a thread of another warp sends them back doubled.
@@ -185,16 +191,16 @@ fn plain_bulk_copies_go_both_ways() {
     let y = right(ROUND, 1, 64);
     assert_eq!(y[0], 1);
     assert_eq!(y[32..], (0..32).collect::<Vec<u32>>());
-    wrong(Kind::Proxy, &ROUND.replace("fence.proxy.async.shared::cta;", ""), 1, 64);
-    wrong(Kind::Proxy, &ROUND.replace("    fence.proxy.async;\n", ""), 1, 64);
-    wrong(Kind::InFlight, &ROUND.replace("wait_group 0", "wait_group.read 0"), 1, 64);
-    wrong(Kind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y+8], 128, [bar]"), 1, 64);
-    wrong(Kind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y], 120, [bar]"), 1, 64);
-    wrong(Kind::OutOfBounds, &ROUND.replace("[%y], 128, [bar]", "[%y+192], 128, [bar]"), 1, 64);
-    wrong(Kind::OutOfBounds, &ROUND.replace("[%y+128], [s+128], 128", "[%y+128], [s+128], 256"), 1, 64);
-    wrong(Kind::Uninitialised, &ROUND.replace("[s+128], 128;", "[s+256], 128;"), 1, 64);
+    wrong(FindingKind::Proxy, &ROUND.replace("fence.proxy.async.shared::cta;", ""), 1, 64);
+    wrong(FindingKind::Proxy, &ROUND.replace("    fence.proxy.async;\n", ""), 1, 64);
+    wrong(FindingKind::InFlight, &ROUND.replace("wait_group 0", "wait_group.read 0"), 1, 64);
+    wrong(FindingKind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y+8], 128, [bar]"), 1, 64);
+    wrong(FindingKind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y], 120, [bar]"), 1, 64);
+    wrong(FindingKind::OutOfBounds, &ROUND.replace("[%y], 128, [bar]", "[%y+192], 128, [bar]"), 1, 64);
+    wrong(FindingKind::OutOfBounds, &ROUND.replace("[%y+128], [s+128], 128", "[%y+128], [s+128], 256"), 1, 64);
+    wrong(FindingKind::Uninitialised, &ROUND.replace("[s+128], 128;", "[s+256], 128;"), 1, 64);
     wrong(
-        Kind::Uninitialised,
+        FindingKind::Uninitialised,
         &ROUND.replace("inval.shared.b64 [bar];", "inval.shared.b64 [bar]; mbarrier.arrive.shared.b64 %d0, [bar];"),
         1,
         64,
@@ -206,10 +212,10 @@ fn plain_bulk_copies_go_both_ways() {
 fn sources_of_bulk_copies_in_flight() {
     let issued = "mbarrier.arrive.release.cta.shared::cta.b64 %d0, [bar];\n";
     assert!(ROUND.contains(issued));
-    wrong(Kind::InFlight, &ROUND.replace(issued, &format!("{issued}    st.global.b32 [%y+64], %t;\n")), 1, 64);
+    wrong(FindingKind::InFlight, &ROUND.replace(issued, &format!("{issued}    st.global.b32 [%y+64], %t;\n")), 1, 64);
     // A thread of the other warp, behind the barrier, has not waited for the mbarrier; behind its wait it may write.
     let store = "setp.eq.u32 %q, %t, 50; @%q st.global.b32 [%y+64], %t;";
-    wrong(Kind::InFlight, &ROUND.replace("TRY:", &format!("{store}\nTRY:")), 1, 64);
+    wrong(FindingKind::InFlight, &ROUND.replace("TRY:", &format!("{store}\nTRY:")), 1, 64);
     let waited = ROUND.replace("    mov.u32 %r0, s;", &format!("    {store}\n    mov.u32 %r0, s;"));
     assert_eq!(right(&waited, 1, 64)[16], 50);
 }
@@ -234,10 +240,10 @@ fn what_an_mbarrier_cannot_count() {
         expect(0xffff0) + &expect(16),
         expect(0xfffff) + &arrive(1),
     ] {
-        wrong(Kind::Phase, &body(&text), 1, 32);
+        wrong(FindingKind::Phase, &body(&text), 1, 32);
     }
-    wrong(Kind::Phase, &body("mbarrier.arrive.shared.b64 %d0, [bar], 0;"), 1, 32);
-    wrong(Kind::Phase, &body("").replace("[bar], 4", "[bar], 1048576"), 1, 32);
+    wrong(FindingKind::Phase, &body("mbarrier.arrive.shared.b64 %d0, [bar], 0;"), 1, 32);
+    wrong(FindingKind::Phase, &body("").replace("[bar], 4", "[bar], 1048576"), 1, 32);
 }
 
 /// Each CTA adds four numbers to what is there when those before it have.
@@ -267,22 +273,25 @@ fn copies_that_add_take_turns() {
         ADD.replace(old, "")
     };
     // Without turns, or with one that is not told, the order of the sum is anyone's.
-    wrong(Kind::Race, &without("@%p bra LOOK;"), 3, 32);
-    wrong(Kind::Race, &ADD.replace("acquire", "relaxed"), 3, 32);
-    wrong(Kind::Race, &ADD.replace("release", "relaxed"), 3, 32);
-    wrong(Kind::Proxy, &without("fence.proxy.async;"), 3, 32);
+    wrong(FindingKind::Race, &without("@%p bra LOOK;"), 3, 32);
+    wrong(FindingKind::Race, &ADD.replace("acquire", "relaxed"), 3, 32);
+    wrong(FindingKind::Race, &ADD.replace("release", "relaxed"), 3, 32);
+    wrong(FindingKind::Proxy, &without("fence.proxy.async;"), 3, 32);
     // Read is not written: the next one adds to what is on its way, or has come without a word.
     for early in [ADD.replace("wait_group 0", "wait_group.read 0"), without("cp.async.bulk.wait_group 0;")] {
         for schedule in SCHEDULES {
             let report = run(&early, 3, 32, schedule).unwrap_err();
-            assert!(report.has(Kind::InFlight) || report.has(Kind::Race), "schedule {schedule}: {report}");
+            assert!(
+                report.has(FindingKind::InFlight) || report.has(FindingKind::Race),
+                "schedule {schedule}: {report}"
+            );
         }
     }
-    wrong(Kind::Misaligned, &ADD.replace("[s], 16", "[s+8], 16"), 3, 32);
-    wrong(Kind::OutOfBounds, &ADD.replace("[%y], [s]", "[%y+256], [s]"), 3, 32);
+    wrong(FindingKind::Misaligned, &ADD.replace("[s], 16", "[s+8], 16"), 3, 32);
+    wrong(FindingKind::OutOfBounds, &ADD.replace("[%y], [s]", "[%y+256], [s]"), 3, 32);
     // Nobody hands on; and turns by number, where the first may have to wait for room that the others take.
-    wrong(Kind::Deadlock, &without("st.release.gpu.global.u32 [%y+128], %r1;"), 3, 32);
-    let stuck = |schedule| run(ADD, 6, 32, schedule).is_err_and(|report| report.has(Kind::Deadlock));
+    wrong(FindingKind::Deadlock, &without("st.release.gpu.global.u32 [%y+128], %r1;"), 3, 32);
+    let stuck = |schedule| run(ADD, 6, 32, schedule).is_err_and(|report| report.has(FindingKind::Deadlock));
     assert!(!stuck(0) && SCHEDULES.clone().any(stuck));
 }
 
@@ -298,13 +307,13 @@ fn waits_by_phase() {
     // The same phase twice: a parity that was not turned.
     let twice =
         body.replace("    TWO:", "AGAIN: mbarrier.try_wait.parity.shared.b64 %q, [bar], 1; @!%q bra AGAIN; TWO:");
-    wrong(Kind::Phase, &twice, 1, 32);
+    wrong(FindingKind::Phase, &twice, 1, 32);
     // Two phases pass between two waits of one thread.
     let missed =
         body.replace("    TWO:", "mbarrier.arrive.shared.b64 %d0, [bar]; TWO:").replace("[bar], 1, 1000", "[bar], 0");
-    wrong(Kind::Phase, &missed, 1, 32);
+    wrong(FindingKind::Phase, &missed, 1, 32);
     // Nobody arrives.
-    wrong(Kind::Deadlock, &body.replacen("mbarrier.arrive.shared.b64 %d0, [bar];", "mov.u64 %d0, 0;", 1), 1, 32);
-    wrong(Kind::Uninitialised, &body.replace("[bar], 1;\n", "[bar+8], 1;\n"), 1, 32);
-    wrong(Kind::Misaligned, &body.replace("init.shared.b64 [bar]", "init.shared.b64 [bar+4]"), 1, 32);
+    wrong(FindingKind::Deadlock, &body.replacen("mbarrier.arrive.shared.b64 %d0, [bar];", "mov.u64 %d0, 0;", 1), 1, 32);
+    wrong(FindingKind::Uninitialised, &body.replace("[bar], 1;\n", "[bar+8], 1;\n"), 1, 32);
+    wrong(FindingKind::Misaligned, &body.replace("init.shared.b64 [bar]", "init.shared.b64 [bar+4]"), 1, 32);
 }

@@ -1,16 +1,16 @@
 //! The probes' answers against the layouts as the PTX ISA and CUTLASS's canonical layouts state them, written here a second
 //! time and in another way. What a GPU answers is for scripts/gpu_check.sh to compare.
-use flatshard_ptx::emulate::{Argument, Launch, Memory, Swizzle, TensorMap, parse};
+use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, Swizzle, TensorMap, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::probes::{PROBES, TENSOR_UNTOUCHED, TENSOR_WORDS};
 use half::{bf16, f16};
 
-fn launch(variant: &str, entry: &str, threads: u32, arguments: &[Argument], memory: &mut Memory) {
+fn launch(variant: &str, entry: &str, threads: u32, arguments: &[Argument], memory: &mut GlobalMemory) {
     let variant = Variant::by_name(variant).unwrap();
     let kernels = parse(variant.file, &variant.expand().unwrap()).unwrap();
     let kernel = kernels.iter().find(|k| k.name == entry).unwrap();
     let (grid, block) = ([1; 3], [threads, 1, 1]);
-    let launch = Launch { kernel, grid, block, dynamic_shared: 0, arguments, schedule: 1 };
+    let launch = KernelLaunch { kernel, grid, block, dynamic_shared: 0, arguments, schedule: 1 };
     launch.run(memory).unwrap_or_else(|report| panic!("{report}"));
 }
 fn bytes(words: &[u32]) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn probe(entry: &str) -> (Vec<u32>, Vec<u32>) {
     let probe = PROBES.iter().find(|p| p.entry == entry).unwrap();
     let x = probe.inputs();
     assert_eq!(x.len(), probe.words[0]);
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let (at, out) = (memory.upload("x", &bytes(&x)), memory.alloc("out", 4 * probe.words[1]));
     launch(probe.variant, entry, probe.threads, &[at, out].map(Argument::Pointer), &mut memory);
     (x, words(memory.download(out).unwrap()))
@@ -132,7 +132,7 @@ fn boxes_of_tensor_copies() {
         [(Swizzle::None, 0, 24), (Swizzle::B32, 1, 16), (Swizzle::B64, 2, 32), (Swizzle::B128, 3, 64)]
     {
         for corner in [[0i32, 0, 0], [8, 2, 1], [-8, -3, 0], [30, 5, 4], [16, -1, -2]] {
-            let mut memory = Memory::new();
+            let mut memory = GlobalMemory::new();
             let (address, out) = (memory.upload("x", &x), memory.alloc("out", 4 * TENSOR_WORDS));
             let strides = strides.iter().map(|s| 2 * s).collect();
             let tile = vec![wide, 8, 3];

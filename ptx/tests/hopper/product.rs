@@ -1,5 +1,7 @@
 //! The product of product.ptx against f64, and what the faults start from.
-use flatshard_ptx::emulate::{Argument, Counts, Launch, Memory, Report, Swizzle, TensorMap, parse};
+use flatshard_ptx::emulate::{
+    Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, Swizzle, TensorMap, parse,
+};
 use flatshard_ptx::expand::expand;
 use half::bf16;
 
@@ -30,9 +32,9 @@ pub struct Setting {
 }
 pub const USUAL: Setting = Setting { tiles: 5, swizzle: Swizzle::B128, depth: 5 * 64 };
 
-pub fn product(source: &str, set: &Setting, schedule: u64) -> Result<(Vec<f64>, Counts), Report> {
+pub fn product(source: &str, set: &Setting, schedule: u64) -> Result<(Vec<f64>, LaunchCounts), LaunchReport> {
     let depth = set.depth;
-    let mut memory = Memory::new();
+    let mut memory = GlobalMemory::new();
     let a = memory.upload("a", &halves(&whole(1, N * depth)));
     let b = memory.upload("b", &halves(&whole(2, N * depth)));
     let d = memory.alloc("d", N * N * 4);
@@ -47,7 +49,7 @@ pub fn product(source: &str, set: &Setting, schedule: u64) -> Result<(Vec<f64>, 
     let arguments = [map(a, set.swizzle), map(b, set.swizzle), out, Argument::U32(set.tiles as u32)];
     let kernels = parse("k.ptx", source).unwrap_or_else(|e| panic!("{e}"));
     let (grid, block) = ([1; 3], [256, 1, 1]);
-    let launch = Launch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
+    let launch = KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
     launch.run(&mut memory).map(|counts| (floats(memory.download(d).unwrap()), counts))
 }
 pub fn exact(depth: usize) -> Vec<f64> {

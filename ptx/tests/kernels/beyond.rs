@@ -1,7 +1,7 @@
 //! Buffers beyond 4 GiB and 2^32 elements, of which only the ends are there: the kernels of elements and of rows find their addresses
 //! in 64 bits. Never compares values: those are the other tests'.
 use crate::harness::*;
-use flatshard_ptx::emulate::{Argument, Kind, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
 use std::ops::Range;
 
@@ -42,11 +42,11 @@ struct Far<'a> {
 
 impl Far<'_> {
     /// With a change of the text; what is there and to be filled must be full.
-    fn run(&self, change: impl Fn(String) -> String) -> Result<(), Report> {
+    fn run(&self, change: impl Fn(String) -> String) -> Result<(), LaunchReport> {
         let Far { variant, grid: [x, y], threads, ctas, operands } = self;
         let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
         let kernels = parse(found.file, &change(found.expand().unwrap_or_else(|e| panic!("{e}")))).unwrap();
-        let (mut memory, mut outputs, mut arguments) = (Memory::new(), vec![], vec![]);
+        let (mut memory, mut outputs, mut arguments) = (GlobalMemory::new(), vec![], vec![]);
         for operand in operands {
             let (dtype, there, value) = match operand {
                 Plain(argument) => {
@@ -64,8 +64,14 @@ impl Far<'_> {
             arguments.push(Argument::Pointer(base));
         }
         let (kernel, arguments) = (&kernels[0], &arguments[..]);
-        let launch =
-            Launch { kernel, grid: [*x, *y, 1], block: [*threads, 1, 1], dynamic_shared: 0, arguments, schedule: 0 };
+        let launch = KernelLaunch {
+            kernel,
+            grid: [*x, *y, 1],
+            block: [*threads, 1, 1],
+            dynamic_shared: 0,
+            arguments,
+            schedule: 0,
+        };
         for &cta in ctas {
             launch.run_some(cta..cta + 1, &mut memory)?;
         }
@@ -258,7 +264,7 @@ fn addresses_of_32_bits_are_found() {
             text.replacen(line, &new(&operands), 1)
         };
         let report = far.run(change).expect_err(far.variant);
-        assert!(report.has(Kind::OutOfBounds), "{report}");
+        assert!(report.has(FindingKind::OutOfBounds), "{report}");
     };
     let one = Some(1.0);
     let add = flat("add_bf16", 8, vec![(Bf16, one), (Bf16, one)], [vec![], vec![]]);

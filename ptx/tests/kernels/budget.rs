@@ -1,7 +1,7 @@
 //! What a launch costs, against `budget.txt`; and that no kernel has a barrier too many or too few. Both for every variant.
 use crate::cases::{Case, cases};
 use crate::harness::SCHEDULES;
-use flatshard_ptx::emulate::{Kernel, parse};
+use flatshard_ptx::emulate::{PtxKernel, parse};
 use flatshard_ptx::kernels::{VARIANTS, Variant, variants};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ const BUDGET: &str = include_str!("../budget.txt");
 const HEAD: &str = "variant entry shape instructions sectors floor conflicts";
 
 /// Every case with its kernel.
-fn prepared() -> Vec<(Case, Kernel)> {
+fn prepared() -> Vec<(Case, PtxKernel)> {
     let with_kernel = |case: Case| {
         let mut kernels = case.job.kernels();
         let name = case.job.choose(&kernels).name.clone();

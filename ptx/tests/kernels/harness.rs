@@ -1,5 +1,7 @@
 //! Runs one kernel everywhere and compares. Never knows what the kernel means.
-use flatshard_ptx::emulate::{Argument, Counts, Kernel, LATE, Launch, Memory, Report, parse};
+use flatshard_ptx::emulate::{
+    Argument, GlobalMemory, KernelLaunch, LATE, LaunchCounts, LaunchReport, PtxKernel, parse,
+};
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};
 
@@ -122,20 +124,20 @@ impl Job {
     pub fn skewed(self, elements: usize) -> Job {
         Job { skew: elements, ..self }
     }
-    pub fn kernels(&self) -> Vec<Kernel> {
+    pub fn kernels(&self) -> Vec<PtxKernel> {
         let variant = Variant::by_name(&self.variant).unwrap_or_else(|| panic!("no variant {}", self.variant));
         let text = variant.expand().unwrap_or_else(|e| panic!("{e}"));
         parse(variant.file, &text).unwrap_or_else(|e| panic!("{e}"))
     }
-    pub fn choose<'k>(&self, kernels: &'k [Kernel]) -> &'k Kernel {
+    pub fn choose<'k>(&self, kernels: &'k [PtxKernel]) -> &'k PtxKernel {
         match kernels {
             [one] if self.entry.is_empty() => one,
             all => all.iter().find(|k| k.name == self.entry).unwrap_or_else(|| panic!("no entry {}", self.entry)),
         }
     }
     /// The outputs' bytes.
-    pub fn run(&self, kernel: &Kernel, schedule: u64) -> Result<(Counts, Vec<Vec<u8>>), Report> {
-        let mut memory = Memory::new();
+    pub fn run(&self, kernel: &PtxKernel, schedule: u64) -> Result<(LaunchCounts, Vec<Vec<u8>>), LaunchReport> {
+        let mut memory = GlobalMemory::new();
         let mut outputs = vec![];
         let mut arguments = vec![];
         for slot in &self.slots {
@@ -159,7 +161,7 @@ impl Job {
             }
         }
         let (grid, block) = ([self.grid[0], self.grid[1], 1], [self.block, 1, 1]);
-        let launch = Launch { kernel, grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
+        let launch = KernelLaunch { kernel, grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
         let counts = launch.run(&mut memory)?;
         let read = |(pointer, start)| memory.download(pointer).unwrap_or_else(|e| panic!("{e}"))[start..].to_vec();
         Ok((counts, outputs.into_iter().map(read).collect()))

@@ -13,10 +13,10 @@ use super::driver::Arg;
 use super::launch::GpuDevice;
 use crate::base::{DType, Error, Result};
 use crate::device::{Attention, View, ViewMut};
-use flatshard_ptx::kernels::attention::{self, Family, MOST};
+use flatshard_ptx::kernels::attention::{self, AttentionFamily, MOST};
 
 /// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
-fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static Family> {
+fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static AttentionFamily> {
     let none = || match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => {
             Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim))
@@ -36,7 +36,7 @@ fn start(of: View) -> usize {
 /// All gradients, of qkv, kv, d_o, lse, delta; with what queries see, and what sees keys.
 fn gradients(
     gpu: &GpuDevice,
-    (family, hopper): (&Family, Option<&hopper::Family>),
+    (family, hopper): (&AttentionFamily, Option<&hopper::HopperFamily>),
     a: &Attention,
     tails: [&TailArgs; 2],
     given: [View; 5],
@@ -67,7 +67,14 @@ pub fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
     hopper::sums(a, dtype, queries)
 }
 
-fn delta_of(gpu: &GpuDevice, family: &Family, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
+fn delta_of(
+    gpu: &GpuDevice,
+    family: &AttentionFamily,
+    a: &Attention,
+    o: View,
+    d_o: View,
+    delta: ViewMut,
+) -> Result<()> {
     let rows = d_o.len() / (a.heads * a.head_dim);
     let shape = [rows, a.heads, a.head_dim].map(|n| Arg::U32(n as u32));
     let [n, heads, dim] = shape;

@@ -13,7 +13,7 @@ use crate::base::{Category, DType, Error, Result};
 use crate::device::buf::Place;
 use crate::device::cpu::{gemm, memory};
 use crate::device::{Buf, Gemm, View, ViewMut};
-use flatshard_ptx::emulate::{self, Argument, Counts, Launch, Memory, TensorMap, parse};
+use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// As small as a GPU may be: launches of tests then have several CTAs, and CTAs several pieces of work.
@@ -22,7 +22,7 @@ const MULTIPROCESSORS: u32 = 1;
 pub struct Sim {
     /// In the order of [`TEXTS`]; parsed when first launched.
     kernels: Vec<OnceLock<Entries>>,
-    /// Of the warps' turns; see [`Launch::schedule`].
+    /// Of the warps' turns; see [`KernelLaunch::schedule`].
     schedule: u64,
     arch: u32,
     gemm: Mutex<gemm::Scratch>,
@@ -30,7 +30,7 @@ pub struct Sim {
 }
 
 /// The entries of a variant, or why it does not parse.
-type Entries = std::result::Result<Vec<emulate::Kernel>, String>;
+type Entries = std::result::Result<Vec<emulate::PtxKernel>, String>;
 
 /// What has run so far.
 #[derive(Clone, Copy, Default, Debug)]
@@ -72,7 +72,7 @@ impl Sim {
     fn count(&self, what: impl FnOnce(&mut Tally)) {
         what(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
     }
-    fn kernel(&self, kernel: Kernel) -> Result<&emulate::Kernel> {
+    fn kernel(&self, kernel: Kernel) -> Result<&emulate::PtxKernel> {
         let Kernel { variant, entry } = kernel;
         let index =
             place(variant).ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
@@ -135,7 +135,7 @@ impl Driver for Sim {
     }
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         let found = self.kernel(kernel)?;
-        let mut memory = Memory::new();
+        let mut memory = GlobalMemory::new();
         let mut arguments = Vec::with_capacity(args.len());
         for (i, arg) in args.iter_mut().enumerate() {
             let name = found.parameters.get(i).map_or("?", |p| p.name.strip_prefix("p_").unwrap_or(&p.name));
@@ -158,7 +158,7 @@ impl Driver for Sim {
             });
         }
         let LaunchShape { grid, block, shared } = shape;
-        let launch = Launch {
+        let launch = KernelLaunch {
             kernel: found,
             grid,
             block,
@@ -169,7 +169,7 @@ impl Driver for Sim {
         let failed = |what: String| Error::op(kernel.entry, format!("sim, variant {}: {what}", kernel.variant));
         let counts = launch.run(&mut memory).map_err(|report| failed(report.to_string()))?;
         memory.filled().map_err(failed)?;
-        let Counts { instructions, global_sectors, .. } = counts;
+        let LaunchCounts { instructions, global_sectors, .. } = counts;
         self.count(|tally| {
             tally.launches += 1;
             tally.instructions += instructions;

@@ -5,14 +5,14 @@ use crate::base::{DType, Error, Result};
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
 use crate::device::gpu::launch::GpuDevice;
 use crate::device::{Attention, View, ViewMut};
-pub(super) use flatshard_ptx::kernels::attention_hopper::Family;
-use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, Tiles, sm_90a_family};
+pub(super) use flatshard_ptx::kernels::attention_hopper::HopperFamily;
+use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel, sm_90a_family};
 
 /// The architecture that `.target sm_90a` is for, and no other.
 pub(super) const ARCH: u32 = 90;
 
 /// The kernels for this call; none where the GPU is another, or the operands (their first bytes are given) do not fit.
-pub(super) fn family(gpu: &GpuDevice, dtype: DType, a: &Attention, starts: &[usize]) -> Option<&'static Family> {
+pub(super) fn family(gpu: &GpuDevice, dtype: DType, a: &Attention, starts: &[usize]) -> Option<&'static HopperFamily> {
     let fits = gpu.driver.arch() == ARCH && starts.iter().all(|at| at % VECTOR == 0);
     sm_90a_family(dtype.name(), a.head_dim).filter(|_| fits)
 }
@@ -44,7 +44,7 @@ fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
 /// Of q and kv.
 pub(super) fn forward(
     gpu: &GpuDevice,
-    tiles: &Tiles,
+    tiles: &TiledKernel,
     a: &Attention,
     t: &TailArgs,
     [q, kv]: [View; 2],
@@ -93,7 +93,7 @@ fn all(
     mut to: Gradients,
 ) -> Result<()> {
     const OP: &str = "attention_backward";
-    let Fused { tiles: Tiles { kernel, columns }, finish, .. } = *fused;
+    let Fused { tiles: TiledKernel { kernel, columns }, finish, .. } = *fused;
     let [n, more] = [fused.sums(a.heads, t.queries), fused.turns(a.heads, t.queries)];
     if sums.dtype() != DType::F32 || sums.len() < n + more {
         let (dtype, len) = (sums.dtype(), sums.len());
@@ -119,7 +119,7 @@ fn all(
 /// Of q, kv, d_o, lse, delta.
 fn dq(
     gpu: &GpuDevice,
-    tiles: &Tiles,
+    tiles: &TiledKernel,
     a: &Attention,
     t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],
@@ -135,7 +135,7 @@ fn dq(
 /// Of q, kv, d_o, lse, delta.
 fn dkv(
     gpu: &GpuDevice,
-    tiles: &Tiles,
+    tiles: &TiledKernel,
     a: &Attention,
     t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],

@@ -33,11 +33,22 @@ macro_rules! args {
     }};
 }
 
-pub fn launch(gpu: &GpuDevice, kernel: &attention::Kernel, rows: usize, heads: usize, args: &mut [Arg]) -> Result<()> {
+pub fn launch(
+    gpu: &GpuDevice,
+    kernel: &attention::AttentionKernel,
+    rows: usize,
+    heads: usize,
+    args: &mut [Arg],
+) -> Result<()> {
     launch_grid(gpu, kernel, [(rows as u32).div_ceil(kernel.rows), heads as u32], args)
 }
-pub fn launch_grid(gpu: &GpuDevice, kernel: &attention::Kernel, [x, y]: [u32; 2], args: &mut [Arg]) -> Result<()> {
-    let attention::Kernel { variant, entry, threads, shared, .. } = *kernel;
+pub fn launch_grid(
+    gpu: &GpuDevice,
+    kernel: &attention::AttentionKernel,
+    [x, y]: [u32; 2],
+    args: &mut [Arg],
+) -> Result<()> {
+    let attention::AttentionKernel { variant, entry, threads, shared, .. } = *kernel;
     gpu.driver.launch(Kernel { variant, entry }, LaunchShape { grid: [x, y, 1], block: [threads, 1, 1], shared }, args)
 }
 

@@ -1,18 +1,6 @@
-//! Every kernel that is shipped, in every variant: the sources of `kernels/` and the constants that shape them. Never
-//! launches anything.
-pub mod attention;
-pub mod attention_hopper;
-pub mod probes;
-
-use crate::expand::{Error, expand};
-
-/// A source of `kernels/` with its constants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Variant {
-    pub name: &'static str,
-    pub file: &'static str,
-    pub given: &'static [(&'static str, i64)],
-}
+//! Every kernel that is shipped, in every variant. Never launches anything.
+use super::variant::{Variant, variant};
+use super::{attention, attention_hopper, probes};
 
 /// A source's variants for the element types: `name_f32`, `name_bf16`, `name_f16`.
 macro_rules! floats {
@@ -24,10 +12,6 @@ macro_rules! floats {
         ]
     };
 }
-const fn variant(name: &'static str, file: &'static str, given: &'static [(&'static str, i64)]) -> Variant {
-    Variant { name, file, given }
-}
-
 /// Of this list by family, those of attention in its own.
 pub const VARIANTS: &[&[Variant]] = &[
     floats!("add", "add.ptx"),
@@ -84,13 +68,6 @@ pub const VARIANTS: &[&[Variant]] = &[
     floats!("swiglu_backward", "glu_backward.ptx", "GELU" = 0),
 ];
 
-// SOURCES, from build.rs.
-include!(concat!(env!("OUT_DIR"), "/sources.rs"));
-
-fn source(file: &str) -> Option<String> {
-    SOURCES.iter().find(|(name, _)| *name == file).map(|(_, text)| text.to_string())
-}
-
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
     let attention = attention::variants().chain(attention_hopper::variants());
@@ -101,29 +78,11 @@ impl Variant {
     pub fn by_name(name: &str) -> Option<&'static Variant> {
         variants().find(|v| v.name == name)
     }
-    /// Plain PTX with `# line "file"` markers.
-    pub fn expand(&self) -> Result<String, Error> {
-        let missing = || Error { what: "no such source".into(), at: (self.file.into(), 1), through: vec![] };
-        expand(self.file, &source(self.file).ok_or_else(missing)?, self.given, &source)
-    }
-}
-
-/// The names behind `.visible .entry`.
-pub fn entries(ptx: &str) -> impl Iterator<Item = &str> {
-    ptx.split(".entry").skip(1).filter_map(|rest| {
-        let name = rest.trim_start();
-        Some(&name[..name.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?])
-    })
-}
-
-/// "sm_90a" of `.target sm_90a`.
-pub fn target(ptx: &str) -> &str {
-    let line = ptx.lines().find_map(|l| l.trim_start().strip_prefix(".target"));
-    line.and_then(|l| l.split([',', ' ', ';']).find(|w| w.starts_with("sm_"))).unwrap_or("sm_80")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::variant::{entries, target};
     use super::*;
 
     #[test]

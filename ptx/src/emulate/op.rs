@@ -1,0 +1,262 @@
+//! What a warp can execute, as data. Never text, and never executed here.
+use super::approximate::Approximate;
+use super::lane::LaneFn;
+use super::operand::{Address, PtxSource, Register, Space, SpecialRegister};
+
+/// What an access orders besides itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryOrder {
+    /// Relaxed at least: meets other strong accesses without a race.
+    pub strong: bool,
+    pub acquire: bool,
+    pub release: bool,
+    /// Among the CTA's threads alone.
+    pub cta: bool,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// `fence.acq_rel`, `fence.sc`, `membar`; whether among the CTA's threads alone.
+    Order { cta: bool },
+    /// `fence.proxy.async`
+    Proxy,
+    /// `fence.mbarrier_init`
+    MbarrierInit,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shuffle {
+    Index,
+    Up,
+    Down,
+    Butterfly,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WarpVote {
+    Ballot,
+    Any,
+    All,
+}
+
+/// Of the operands of an mma; the accumulator is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MmaType {
+    Bf16,
+    F16,
+    Tf32,
+}
+
+pub enum PtxOp {
+    /// Each lane for itself.
+    Lane {
+        function: LaneFn,
+        to: Register,
+        from: [PtxSource; 3],
+    },
+    /// The same, not to the last bit.
+    Approximate {
+        how: Approximate,
+        to: Register,
+        from: [PtxSource; 2],
+    },
+    Special {
+        to: Register,
+        which: SpecialRegister,
+    },
+    /// `mov.b64 {%low, %high}, %x`
+    Split {
+        to: [Option<Register>; 2],
+        bits: u32,
+        from: PtxSource,
+    },
+    Parameter {
+        to: Vec<Register>,
+        offset: usize,
+        bytes: usize,
+    },
+    /// `bytes` is the size of one element; there is a register for each.
+    Load {
+        order: MemoryOrder,
+        space: Space,
+        bytes: usize,
+        to: Vec<Option<Register>>,
+        address: Address,
+    },
+    Store {
+        order: MemoryOrder,
+        space: Space,
+        bytes: usize,
+        from: Vec<PtxSource>,
+        address: Address,
+    },
+    /// `function` of the old value and the operands is stored; the old value goes to `to`.
+    Atomic {
+        order: MemoryOrder,
+        space: Space,
+        bytes: usize,
+        function: LaneFn,
+        to: Option<Register>,
+        address: Address,
+        from: [PtxSource; 2],
+    },
+    Branch(usize),
+    Exit,
+    /// `threads` of the CTA, or all of them.
+    Barrier {
+        id: PtxSource,
+        threads: Option<PtxSource>,
+    },
+    BarrierArrive {
+        id: PtxSource,
+        threads: PtxSource,
+    },
+    WarpBarrier {
+        mask: PtxSource,
+    },
+    /// `elect.sync`: the lowest lane of the mask.
+    Elect {
+        to: Option<Register>,
+        chosen: Register,
+        mask: PtxSource,
+    },
+    Fence(Fence),
+    Shuffle {
+        how: Shuffle,
+        to: Register,
+        valid: Option<Register>,
+        from: PtxSource,
+        lane: PtxSource,
+        clamp: PtxSource,
+        mask: PtxSource,
+    },
+    Vote {
+        how: WarpVote,
+        to: Register,
+        from: Register,
+        negated: bool,
+        mask: PtxSource,
+    },
+    /// `cp.async`: `read` bytes of global memory (the rest zeros) to `bytes` of shared.
+    CopyAsync {
+        bytes: usize,
+        to: Address,
+        from: Address,
+        read: Option<PtxSource>,
+    },
+    CopyCommit,
+    /// Leaves at most so many groups in flight; none, counted singly, for `wait_all`.
+    CopyWait(Option<u64>),
+    /// `ldmatrix`: an 8x8 matrix of 16-bit elements to each register.
+    LoadMatrix {
+        transposed: bool,
+        to: Vec<Register>,
+        address: Address,
+    },
+    /// `mma.sync` m16n8k16, or m16n8k8 for tf32.
+    Mma {
+        kind: MmaType,
+        to: Vec<Register>,
+        a: Vec<PtxSource>,
+        b: Vec<PtxSource>,
+        c: Vec<PtxSource>,
+    },
+    /// What sm_90 brought.
+    Hopper(Hopper),
+}
+
+/// The instructions that came with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers.
+pub enum Hopper {
+    MbarrierInit {
+        at: Address,
+        count: PtxSource,
+    },
+    MbarrierInvalidate {
+        at: Address,
+    },
+    /// `expect`: bytes that are to come before the phase completes. `to` receives the phase.
+    Arrive {
+        to: Option<Register>,
+        at: Address,
+        count: PtxSource,
+        expect: Option<PtxSource>,
+    },
+    ExpectTx {
+        at: Address,
+        bytes: PtxSource,
+    },
+    /// `try_wait` and `test_wait`: for the phase that `arrive` gave, or for the parity of one.
+    Wait {
+        to: Register,
+        at: Address,
+        phase: PtxSource,
+        parity: bool,
+    },
+    BulkLoad {
+        to: Address,
+        from: Address,
+        bytes: PtxSource,
+        barrier: Address,
+    },
+    /// With `add`, f32 that are added to those that are there.
+    BulkStore {
+        to: Address,
+        from: Address,
+        bytes: PtxSource,
+        add: bool,
+    },
+    TensorLoad {
+        to: Address,
+        map: PtxSource,
+        at: Vec<PtxSource>,
+        barrier: Address,
+    },
+    TensorStore {
+        map: PtxSource,
+        at: Vec<PtxSource>,
+        from: Address,
+    },
+    BulkCommit,
+    /// Until at most `left` groups are on their way; with `read`, until their shared memory has been read.
+    BulkWait {
+        left: u64,
+        read: bool,
+    },
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait(u64),
+    Wgmma(Wgmma),
+    Registers {
+        count: u64,
+        more: bool,
+    },
+    ClusterArrive,
+    ClusterWait,
+}
+
+/// `wgmma.mma_async` m64nNk16 with an f32 accumulator.
+pub struct Wgmma {
+    pub kind: MmaType,
+    pub n: usize,
+    pub to: Vec<Register>,
+    pub a: Left,
+    /// Descriptor of B.
+    pub b: PtxSource,
+    /// Whether D is added to.
+    pub keep: PtxSource,
+    pub negate: [bool; 2],
+    /// B, and A from shared memory, stand with M or N contiguous rather than K.
+    pub transposed: [bool; 2],
+}
+pub enum Left {
+    Registers(Vec<Register>),
+    Descriptor(PtxSource),
+}
+
+impl Hopper {
+    /// Undefined without all 32 lanes.
+    pub fn aligned(&self) -> bool {
+        use Hopper::*;
+        matches!(
+            self,
+            WgmmaFence | WgmmaCommit | WgmmaWait(_) | Wgmma(_) | Registers { .. } | ClusterArrive | ClusterWait
+        )
+    }
+}
