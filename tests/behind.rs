@@ -54,7 +54,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             let mut held = Held::new(&rank, &spec, &*strategy, rule, SMALL)?.fill()?;
             held.optimizer.resume(1001);
             let before = rank.meter.live(Category::Other);
-            held.ckpt.save_behind(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(1))?;
+            held.ckpt.save_async(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(1))?;
             let copy = rank.meter.live(Category::Other) - before;
             change(&mut held)?;
 
@@ -72,7 +72,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             // The second save uses the same memory and waits for none.
             held = held.fill()?;
             held.optimizer.resume(1002);
-            held.ckpt.save_behind(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(2))?;
+            held.ckpt.save_async(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(2))?;
             change(&mut held)?;
             assert_eq!(rank.meter.live(Category::Other) - before, copy);
             let layouts = Decoder::new(spec.clone())?.layouts().to_vec();
@@ -82,7 +82,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             // The third waits for the second.
             held = held.fill()?;
             held.optimizer.resume(1003);
-            let earlier = held.ckpt.save_behind(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(3))?;
+            let earlier = held.ckpt.save_async(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(3))?;
             assert_eq!(earlier.map(|t| t.step), (rank.rank == 0).then_some(Some(2)));
             assert_eq!(newest(behind.path()).as_deref(), Some("step-00000002"));
             // And so does one that is not behind training.
@@ -127,7 +127,7 @@ fn a_write_that_fails_behind_training_is_an_error_of_every_rank() {
         let Held { store, mut optimizer, mut ckpt, .. } =
             Held::new(&rank, &spec, &*plain(), ADAMW, u64::MAX)?.fill()?;
         let mut store = Visited { store, visit: lowering };
-        ckpt.save_behind(dir.path(), 1, &mut store, &mut optimizer, &state(2))?;
+        ckpt.save_async(dir.path(), 1, &mut store, &mut optimizer, &state(2))?;
         wait_for(|| ckpt.ended());
         rank.mesh.world.barrier(Tag::new("all have tried", 0))?;
         Ok(ckpt.advance().unwrap_err())

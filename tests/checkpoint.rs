@@ -7,7 +7,7 @@ mod held;
 use common::stores::*;
 use common::*;
 use flatshard::base::{Category, DType};
-use flatshard::ckpt::disk::{Disk, Op};
+use flatshard::ckpt::disk::{Disk, DiskOp};
 use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
 use flatshard::comm::MeshSizes;
 use flatshard::engine::Strategy;
@@ -73,7 +73,7 @@ fn any_mesh_writes_the_same_bytes_and_reads_any() {
         mesh_ranks(sizes, |rank| {
             let mut held = Held::new(&rank, &spec, &**strategy, ADAMW, SMALL)?.fill()?;
             held.ckpt.save(to, 9, &mut *held.store, &mut held.optimizer, &state(100))?;
-            held.ckpt.save_behind(to, 9, &mut *held.store, &mut held.optimizer, &state(200))?;
+            held.ckpt.save_async(to, 9, &mut *held.store, &mut held.optimizer, &state(200))?;
             held.ckpt.settle()?;
             held.ckpt.save_hf(&to.join("hf"), ckpt::Dtype::BF16, &mut *held.store)
         });
@@ -200,23 +200,23 @@ struct Unsynced {
 }
 
 impl Unsynced {
-    fn see(&mut self, rank: usize, op: Op) {
+    fn see(&mut self, rank: usize, op: DiskOp) {
         match op {
-            Op::Make(path) => drop(self.names.insert(path)),
-            Op::Create(path) | Op::Open(path) if self.content.contains(&(rank, path.clone())) => {
+            DiskOp::Make(path) => drop(self.names.insert(path)),
+            DiskOp::Create(path) | DiskOp::Open(path) if self.content.contains(&(rank, path.clone())) => {
                 panic!("{path:?} was written, not synced, and opened again")
             }
-            Op::Create(path) => drop(self.names.insert(path)),
-            Op::Open(_) => {}
-            Op::Write(path) => {
+            DiskOp::Create(path) => drop(self.names.insert(path)),
+            DiskOp::Open(_) => {}
+            DiskOp::Write(path) => {
                 self.content.insert((rank, path));
                 self.writes += 1;
             }
-            Op::Sync(path) => {
+            DiskOp::Sync(path) => {
                 self.names.retain(|name| name.parent() != Some(&path));
                 self.content.remove(&(rank, path));
             }
-            Op::Rename { from, to } => {
+            DiskOp::Rename { from, to } => {
                 assert!(self.content.is_empty(), "{to:?} appears before its content is durable: {:?}", self.content);
                 self.names.remove(&from);
                 let inside = self.names.iter().find(|name| name.starts_with(&from) || to.ends_with("latest"));
@@ -243,7 +243,7 @@ fn a_save_is_durable_before_it_has_its_name() {
             held.ckpt.on_disk(Disk::watched(move |op| seen.lock().unwrap_or_else(|e| e.into_inner()).see(number, op)));
             held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
             held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
-            held.ckpt.save_behind(&runs, 9, &mut *held.store, &mut held.optimizer, &state(2))?;
+            held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &state(2))?;
             held.ckpt.settle()?;
             held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store)
         });

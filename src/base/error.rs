@@ -44,6 +44,10 @@ impl Error {
     pub fn input(what: impl Into<String>) -> Error {
         Error::Input(what.into())
     }
+    /// Bad input: what is wrong with a file of the user's.
+    pub fn in_file(path: &Path, what: impl std::fmt::Display) -> Error {
+        Error::Input(format!("{}: {what}", path.display()))
+    }
     /// Bad input that is the fault of a checkpoint's files.
     pub fn damaged(self) -> Error {
         match self {

@@ -1,9 +1,9 @@
 //! Files that a user or another program made, opened for reading. Regular files only, checked on the open descriptor,
 //! so that a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
 use rustix::fs::OFlags;
-use std::fs::{File, FileType, OpenOptions};
+use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Configurations, indices, tokenizers, templates: the largest in use have some 50 MB.
@@ -30,6 +30,11 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(len as usize);
     file.take(MOST).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Whether both are one file or directory, by whatever links and mounts.
+pub fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
 fn name(kind: FileType) -> &'static str {

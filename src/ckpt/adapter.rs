@@ -1,21 +1,13 @@
-//! Adapters (LoRA) in the format of the PEFT library: `adapter_config.json` beside `adapter_model.safetensors`, whose
-//! names are the model's under `base_model.model.`. Never writes a model: that is a save like any other, after a merge.
-use super::layout::{ADAPTER_PREFIX, Share, pretty, runs};
-use super::load::widen;
-use super::source::bad;
-use super::{CHUNK, Checkpointer};
+//! The config of adapters (LoRA) in the format of the PEFT library: `adapter_config.json`. Never reads weights.
+use super::layout::pretty;
 use crate::base::{Error, Result, open};
-use crate::device::Device;
-use crate::nn::{Lora, Segment};
-use crate::store::Store;
-use safetensors::{Dtype, SafeTensors};
+use crate::nn::Lora;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 pub const FILE: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+/// Beside it: tensors whose names are the model's under [`ADAPTER_PREFIX`](super::layout::ADAPTER_PREFIX).
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// The text of `adapter_config.json`. `base`: the directory of the model that is adapted.
 pub fn config(lora: &Lora, base: Option<&Path>) -> String {
@@ -50,8 +42,10 @@ pub fn base(dir: &Path) -> Option<String> {
 /// What `dir/adapter_config.json` says. An error names the key whose meaning is not known here.
 pub fn read(dir: &Path) -> Result<Lora> {
     let path = dir.join(FILE);
-    let text = open::read(&path).map_err(|e| bad(&path, format!("{e}; an adapter's directory has this file")))?;
-    let config: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| bad(&path, format!("not JSON: {e}")))?;
+    let text =
+        open::read(&path).map_err(|e| Error::in_file(&path, format!("{e}; an adapter's directory has this file")))?;
+    let config: Map<String, Value> =
+        serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, format!("not JSON: {e}")))?;
     let is_set = |key: &str| match config.get(key) {
         None | Some(Value::Null | Value::Bool(false)) => false,
         Some(Value::Object(map)) => !map.is_empty(),
@@ -71,11 +65,11 @@ pub fn read(dir: &Path) -> Result<Lora> {
         "trainable_token_indices",
     ];
     if let Some(key) = UNKNOWN.into_iter().find(|key| is_set(key)) {
-        return Err(bad(&path, format!("{key} is {}: plain LoRA alone is read here", config[key])));
+        return Err(Error::in_file(&path, format!("{key} is {}: plain LoRA alone is read here", config[key])));
     }
     let expect = |key: &str, value: &str| match config.get(key).and_then(Value::as_str) {
         Some(found) if found != value => {
-            Err(bad(&path, format!("{key} is {found:?}, and {value:?} alone is read here")))
+            Err(Error::in_file(&path, format!("{key} is {found:?}, and {value:?} alone is read here")))
         }
         _ => Ok(()),
     };
@@ -83,7 +77,7 @@ pub fn read(dir: &Path) -> Result<Lora> {
     expect("bias", "none")?;
     let number = |key: &str| {
         let found = config.get(key).and_then(Value::as_f64).filter(|x| x.is_finite() && *x > 0.0);
-        found.ok_or_else(|| bad(&path, format!("{key} is not a number above 0")))
+        found.ok_or_else(|| Error::in_file(&path, format!("{key} is not a number above 0")))
     };
     let targets = match config.get("target_modules") {
         Some(Value::String(one)) => vec![one.clone()],
@@ -91,134 +85,6 @@ pub fn read(dir: &Path) -> Result<Lora> {
         _ => Vec::new(),
     };
     Ok(Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, targets })
-}
-
-/// A module's two matrices, row by row in f32: A (rank, inputs) and B (outputs, rank).
-#[derive(Default)]
-struct Pair {
-    a: Vec<f32>,
-    b: Vec<f32>,
-    inputs: usize,
-}
-
-/// By the name of the module's weight.
-fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
-    let path = dir.join(WEIGHTS);
-    let mut bytes = Vec::new();
-    open::file(&path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|e| bad(&path, e))?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(&path, format!("not a safetensors file: {e}")))?;
-    let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
-    for (name, view) in tensors.tensors() {
-        let strange =
-            || bad(&path, format!("tensor {name} with shape {:?} is no adapter of rank {rank}", view.shape()));
-        let module = name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&name);
-        let is_a = module.ends_with(".lora_A.weight");
-        let module = module.strip_suffix(if is_a { ".lora_A.weight" } else { ".lora_B.weight" }).ok_or_else(strange)?;
-        let &[rows, columns] = view.shape() else { return Err(strange()) };
-        if (if is_a { rows } else { columns }) != rank {
-            return Err(strange());
-        }
-        if !matches!(view.dtype(), Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            return Err(bad(&path, format!("tensor {name} is {:?}; F32, BF16 and F16 are read", view.dtype())));
-        }
-        let pair = pairs.entry(format!("{module}.weight")).or_default();
-        let matrix = if is_a { &mut pair.a } else { &mut pair.b };
-        matrix.resize(rows * columns, 0.0);
-        match view.dtype() {
-            Dtype::F32 => widen(view.data(), Dtype::F32, matrix),
-            dtype => {
-                // In a copy that is aligned to two bytes, which a file need not be.
-                let pairs = view.data().chunks_exact(2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
-                widen(bytemuck::cast_slice(&pairs.collect::<Vec<u16>>()), dtype, matrix);
-            }
-        }
-        if let Some(n) = Some(matrix.iter().filter(|x| !x.is_finite()).count()).filter(|&n| n > 0) {
-            let what = format!(
-                "tensor {name} has non-finite values (NaN or infinity): {n} of {}; give an adapter without them",
-                matrix.len()
-            );
-            return Err(bad(&path, what));
-        }
-        if is_a {
-            pair.inputs = columns;
-        }
-    }
-    match pairs.iter().find(|(_, pair)| pair.a.is_empty() || pair.b.is_empty()) {
-        Some((name, _)) => Err(bad(&path, format!("{name} has one of its two matrices only"))),
-        None if pairs.is_empty() => Err(bad(&path, "holds no adapter")),
-        None => Ok(pairs),
-    }
-}
-
-impl Pair {
-    /// Adds `scale (B A)` to elements `at..` of the matrix, as many as there are in `w`.
-    fn add(&self, scale: f32, rank: usize, at: usize, w: &mut [f32]) {
-        for (i, w) in w.iter_mut().enumerate() {
-            let (row, column) = ((at + i) / self.inputs, (at + i) % self.inputs);
-            let b = &self.b[row * rank..(row + 1) * rank];
-            let dot: f32 = b.iter().enumerate().map(|(k, b)| b * self.a[k * self.inputs + column]).sum();
-            *w += scale * dot;
-        }
-    }
-}
-
-impl Checkpointer {
-    /// Adds the adapters in `dir` to the weights that the store holds: W + alpha / rank B A, in f32. Every rank changes
-    /// what it owns. An adapter of a matrix that the model does not have is an error, and then nothing has changed.
-    pub fn merge(&mut self, dir: &Path, store: &mut dyn Store) -> Result<usize> {
-        let read = read(dir).and_then(|lora| Ok((pairs(dir, lora.rank)?, lora)));
-        let checked = read.and_then(|(pairs, lora)| self.check(dir, &pairs, &lora).map(|()| (pairs, lora)));
-        let (pairs, lora) = self.exchange.agree(&*self.dev, "open the adapter", checked)?;
-        let mut chunk = vec![0f32; CHUNK / 4];
-        let dev: &dyn Device = &*self.dev;
-        let merged = store.for_each_piece(&mut |mut piece| {
-            for run in runs(piece.layout, piece.start, piece.master.len(), Share::ALL) {
-                let Some(pair) = pairs.get(&run.segment.name) else { continue };
-                for from in (0..run.range.len()).step_by(CHUNK / 4) {
-                    let n = (run.range.len() - from).min(CHUNK / 4);
-                    let start = run.range.start + from;
-                    let values = &mut chunk[..n];
-                    dev.download(piece.master.as_view().slice(start..start + n), bytemuck::cast_slice_mut(values))?;
-                    for (part, place) in run.segment.stretches(run.at + from..run.at + from + n) {
-                        let part = part.start - run.at - from..part.end - run.at - from;
-                        pair.add(lora.scale(), lora.rank, place, &mut values[part]);
-                    }
-                    dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(start..start + n))?;
-                }
-            }
-            match piece.param {
-                Some(param) => dev.copy(piece.master.as_view(), param),
-                None => Ok(()),
-            }
-        });
-        let merged = merged.and_then(|()| store.weights_changed());
-        self.exchange.agree(&*self.dev, "merge the adapter", merged)?;
-        Ok(pairs.len())
-    }
-
-    /// Every adapter is one of a matrix of this model.
-    fn check(&self, dir: &Path, pairs: &BTreeMap<String, Pair>, lora: &Lora) -> Result<()> {
-        let segments = || self.layouts.iter().flat_map(|l| &l.segments);
-        for (name, pair) in pairs {
-            let (rows, columns) = (pair.b.len() / lora.rank, pair.inputs);
-            match segments().find(|s| s.name == *name).map(Segment::global_shape) {
-                Some(shape) if shape == [rows, columns] => {}
-                Some(shape) => {
-                    return Err(bad(
-                        &dir.join(WEIGHTS),
-                        format!("adapts {name} as ({rows}, {columns}); in this model it has shape {shape:?}"),
-                    ));
-                }
-                None => {
-                    return Err(bad(
-                        &dir.join(WEIGHTS),
-                        format!("adapts {name}, which this model does not have; give the model that it was trained on"),
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// An adapter to go on with must be of the run's rank, alpha and modules.

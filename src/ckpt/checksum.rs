@@ -21,6 +21,11 @@ pub fn checksum(bytes: &[u8], first: usize) -> u64 {
     sum
 }
 
+/// Every tensor's checksum: ranks' sums added up.
+pub(super) fn total(ranks: &[Vec<u64>], tensors: usize) -> Vec<u64> {
+    (0..tensors).map(|i| ranks.iter().fold(0u64, |sum, rank| sum.wrapping_add(rank[i]))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

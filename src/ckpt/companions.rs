@@ -1,9 +1,8 @@
 //! What stands beside the weights so that a directory is a model to others: the config, and the tokenizer's files. Kept
 //! as they were where a model came with them. Never interprets a tokenizer.
 use super::layout::pretty;
-use super::source::bad;
 use super::{adapter, hf};
-use crate::base::{Result, open};
+use crate::base::{Error, Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -59,7 +58,7 @@ impl Companions {
                 match open::read(&dir.join(name)) {
                     Ok(content) => companions.files.push((name.to_string(), content)),
                     Err(e) if e.kind() == ErrorKind::NotFound => {}
-                    Err(e) => return Err(bad(&dir.join(name), e)),
+                    Err(e) => return Err(Error::in_file(&dir.join(name), e)),
                 }
             }
         }
@@ -68,8 +67,8 @@ impl Companions {
             let then = Spec { dropout: spec.dropout, ..hf::read(dir)? };
             let path = dir.join(hf::FILE);
             if then == *spec {
-                let text = open::read(&path).map_err(|e| bad(&path, e))?;
-                companions.config = Some(serde_json::from_slice(&text).map_err(|e| bad(&path, e))?);
+                let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
+                companions.config = Some(serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, e))?);
             }
         }
         Ok(companions)

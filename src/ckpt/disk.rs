@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// One operation that has succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum DiskOp {
     /// A new directory.
     Make(PathBuf),
     /// A new file, or an empty one in place of another.
@@ -29,13 +29,13 @@ pub enum Op {
 
 /// The file system, and who watches what is done to it.
 #[derive(Clone, Default)]
-pub struct Disk(Option<Arc<dyn Fn(Op) + Send + Sync>>);
+pub struct Disk(Option<Arc<dyn Fn(DiskOp) + Send + Sync>>);
 
 impl Disk {
-    pub fn watched(watcher: impl Fn(Op) + Send + Sync + 'static) -> Disk {
+    pub fn watched(watcher: impl Fn(DiskOp) + Send + Sync + 'static) -> Disk {
         Disk(Some(Arc::new(watcher)))
     }
-    fn done(&self, op: impl FnOnce() -> Op) {
+    fn done(&self, op: impl FnOnce() -> DiskOp) {
         if let Some(watcher) = &self.0 {
             watcher(op());
         }
@@ -43,7 +43,7 @@ impl Disk {
 
     pub(super) fn make_dir(&self, dir: &Path) -> Result<()> {
         fs::create_dir(dir).map_err(|e| Error::io("make", dir, e))?;
-        self.done(|| Op::Make(dir.into()));
+        self.done(|| DiskOp::Make(dir.into()));
         Ok(())
     }
     /// `dir` and what is missing above it; a crash takes none of them away again.
@@ -62,13 +62,13 @@ impl Disk {
 
     pub(super) fn create(&self, path: &Path) -> Result<Writing> {
         let file = File::create(path).map_err(|e| Error::io("write", path, e))?;
-        self.done(|| Op::Create(path.into()));
+        self.done(|| DiskOp::Create(path.into()));
         Ok(Writing { disk: self.clone(), path: path.into(), file })
     }
     /// Of a file that exists.
     pub(super) fn open(&self, path: &Path) -> io::Result<Writing> {
         let file = OpenOptions::new().write(true).open(path)?;
-        self.done(|| Op::Open(path.into()));
+        self.done(|| DiskOp::Open(path.into()));
         Ok(Writing { disk: self.clone(), path: path.into(), file })
     }
     /// A small file, all at once.
@@ -81,18 +81,18 @@ impl Disk {
     /// The names in `dir` outlive a crash.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
         File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))?;
-        self.done(|| Op::Sync(dir.into()));
+        self.done(|| DiskOp::Sync(dir.into()));
         Ok(())
     }
     pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)?;
-        self.done(|| Op::Rename { from: from.into(), to: to.into() });
+        self.done(|| DiskOp::Rename { from: from.into(), to: to.into() });
         Ok(())
     }
     /// The two change places.
     pub(super) fn exchange(&self, from: &Path, to: &Path) -> io::Result<()> {
         renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)?;
-        self.done(|| Op::Rename { from: from.into(), to: to.into() });
+        self.done(|| DiskOp::Rename { from: from.into(), to: to.into() });
         Ok(())
     }
 }
@@ -108,15 +108,19 @@ pub(super) struct Writing {
 impl Writing {
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.file.write_all_at(bytes, offset).map_err(|e| Error::io("write", &self.path, e))?;
-        self.disk.done(|| Op::Write(self.path.clone()));
+        self.disk.done(|| DiskOp::Write(self.path.clone()));
         Ok(())
     }
     pub fn sync(&self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
-        self.disk.done(|| Op::Sync(self.path.clone()));
+        self.disk.done(|| DiskOp::Sync(self.path.clone()));
         Ok(())
     }
 }
+
+/// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level
+/// cache.
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// "." for a bare name.
 pub(super) fn parent(path: &Path) -> &Path {
@@ -152,7 +156,8 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         disk.make_dirs(&at("a/b")).unwrap();
         disk.make_dirs(&at("a/b")).unwrap();
-        let made = [Op::Make(at("a")), Op::Sync(dir.path().into()), Op::Make(at("a/b")), Op::Sync(at("a"))];
+        let made =
+            [DiskOp::Make(at("a")), DiskOp::Sync(dir.path().into()), DiskOp::Make(at("a/b")), DiskOp::Sync(at("a"))];
         assert_eq!(*seen.lock().unwrap(), made);
     }
 }

@@ -13,7 +13,7 @@ pub const MAX: u64 = 100_000_000;
 
 /// A tensor of a file. `offset` is that of its first byte in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct TensorEntry {
     pub name: String,
     pub shape: Vec<usize>,
     pub dtype: Dtype,
@@ -34,7 +34,7 @@ pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
 
 /// The tensors that `json`, the header of a file of `file` bytes, describes, in the order of their offsets. They do not
 /// overlap, leave no gap and end where the file ends.
-pub fn tensors(json: &[u8], file: u64) -> Result<Vec<Entry>> {
+pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
     let unusable = |e: &dyn fmt::Display| Error::input(format!("has a header that cannot be used: {}", quote(e)));
     serde_json::from_slice::<Unique>(json).map_err(|e| unusable(&e))?;
     let meta: Metadata = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
@@ -48,10 +48,10 @@ pub fn tensors(json: &[u8], file: u64) -> Result<Vec<Entry>> {
             return Err(Error::input(format!("{how}: it has {file} bytes, its header describes {promised}")));
         }
     }
-    let mut entries: Vec<Entry> = meta
+    let mut entries: Vec<TensorEntry> = meta
         .tensors()
         .into_iter()
-        .map(|(name, info)| Entry {
+        .map(|(name, info)| TensorEntry {
             name,
             shape: info.shape.clone(),
             dtype: info.dtype,
@@ -142,7 +142,7 @@ mod tests {
         let of = |json: &str, data: u64| tensors(json.as_bytes(), 8 + json.len() as u64 + data);
         let found = of(good, 12).unwrap();
         let at = 8 + good.len() as u64;
-        let entry = |name: &str, shape: &[usize], dtype, offset| Entry {
+        let entry = |name: &str, shape: &[usize], dtype, offset| TensorEntry {
             name: name.into(),
             shape: shape.into(),
             dtype,

@@ -17,7 +17,7 @@ pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 
 /// One tensor on disk.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct FileTensor {
     pub name: String,
     pub shape: Vec<usize>,
     /// F32 in checkpoints; BF16 and F16 in models for others and of others.
@@ -28,7 +28,7 @@ pub struct Tensor {
     pub offset: u64,
 }
 
-impl Tensor {
+impl FileTensor {
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -41,7 +41,7 @@ impl Tensor {
 /// each that learns.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
-    pub list: Vec<Tensor>,
+    pub list: Vec<FileTensor>,
     /// What this rank has of each.
     parts: Vec<Segment>,
     /// Place among the model's tensors, and among those of a moment.
@@ -77,7 +77,7 @@ impl Tensors {
 
 /// What a file of the plan is.
 #[derive(Clone, Debug)]
-pub struct File {
+pub struct PlannedFile {
     pub name: String,
     /// Length, JSON and padding: everything before the tensors.
     pub header: Vec<u8>,
@@ -89,34 +89,34 @@ pub struct File {
 pub const ADAPTER_PREFIX: &str = "base_model.model.";
 
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct FilePlan {
     /// How the files of the model's tensors begin: `model`, or `adapter_model`.
     pub stem: &'static str,
     pub tensors: Tensors,
-    pub files: Vec<File>,
+    pub files: Vec<PlannedFile>,
     /// `model.safetensors.index.json` and its like: name and text, where a stem takes several files.
     pub indices: Vec<(String, String)>,
 }
 
-impl Plan {
+impl FilePlan {
     /// A checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order. `moments`: names of
     /// the optimizer's state ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
-    pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> Plan {
-        Plan::new(layouts, moments, Dtype::F32, max_file_bytes)
+    pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> FilePlan {
+        FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
     /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are
     /// all that is stored.
-    pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
-        Plan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
+    pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
+        FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
 
     /// The model without its adapters: what a run with adapters starts from.
-    pub fn of_base(layouts: &[Layout]) -> Plan {
-        Plan::part(layouts, false, &[], Dtype::F32, u64::MAX)
+    pub fn of_base(layouts: &[Layout]) -> FilePlan {
+        FilePlan::part(layouts, false, &[], Dtype::F32, u64::MAX)
     }
 
-    fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> Plan {
+    fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
         let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
         let segments: Vec<&Segment> = segments.collect();
         let (stem, prefix) = if adapters { ("adapter_model", ADAPTER_PREFIX) } else { ("model", "") };
@@ -124,7 +124,7 @@ impl Plan {
         let mut place = |s: &Segment| if s.trainable { trained.next() } else { None };
         let by_name = segments.iter().enumerate().map(|(i, s)| (s.name.clone(), (i, place(s)))).collect();
         let trained: Vec<&Segment> = segments.iter().copied().filter(|s| s.trainable).collect();
-        let mut plan = Plan {
+        let mut plan = FilePlan {
             stem,
             tensors: Tensors {
                 list: Vec::with_capacity(segments.len() + trained.len() * moments.len()),
@@ -172,11 +172,11 @@ impl Plan {
                 weight_map.insert(tensor.clone(), json!(name));
                 let size = byte_len(&shape, dtype);
                 let file = self.files.len();
-                self.tensors.list.push(Tensor { name: tensor, shape, dtype, file, offset });
+                self.tensors.list.push(FileTensor { name: tensor, shape, dtype, file, offset });
                 offset += size;
                 total += size;
             }
-            self.files.push(File { name, header, bytes: offset });
+            self.files.push(PlannedFile { name, header, bytes: offset });
         }
         if count > 1 {
             weight_map.sort_keys();
@@ -218,7 +218,7 @@ pub(super) fn pretty(value: &Value) -> String {
 
 /// A range of one tensor inside a piece of a unit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run<'a> {
+pub struct ElementRun<'a> {
     pub segment: &'a Segment,
     /// First element in this rank's part of the tensor; a multiple of [`ALIGN`].
     pub at: usize,
@@ -252,13 +252,13 @@ impl Share {
 }
 
 /// The real elements (no padding) of a piece that starts at `start` of its unit and is `len` long, cut to `share`.
-pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = Run<'_>> {
+pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = ElementRun<'_>> {
     let part = share.range(len);
     let piece = start + part.start..start + part.end;
     layout.segments.iter().filter(move |segment| share.has(segment)).filter_map(move |segment| {
         let all = segment.range();
         let (from, to) = (all.start.max(piece.start), all.end.min(piece.end));
-        (from < to).then(|| Run { segment, at: from - all.start, range: from - start..to - start })
+        (from < to).then(|| ElementRun { segment, at: from - all.start, range: from - start..to - start })
     })
 }
 
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn plan_is_read_by_the_safetensors_crate() {
         for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
-            let plan = Plan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], max);
+            let plan = FilePlan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], max);
             assert_eq!(plan.files.len(), files, "files of at most {max} bytes");
             assert_eq!(plan.indices.is_empty(), max == MAX_FILE_BYTES);
             for (f, file) in plan.files.iter().enumerate() {
@@ -295,7 +295,7 @@ mod tests {
                     .collect();
                 assert_eq!(file.header.len() % DATA_ALIGN, 0);
                 let read = SafeTensors::deserialize(&bytes).unwrap();
-                let mine: Vec<&Tensor> = plan.tensors.list.iter().filter(|t| t.file == f).collect();
+                let mine: Vec<&FileTensor> = plan.tensors.list.iter().filter(|t| t.file == f).collect();
                 assert_eq!(read.len(), mine.len());
                 for t in mine {
                     let view = read.tensor(&t.name).unwrap();
@@ -305,7 +305,7 @@ mod tests {
                 }
             }
         }
-        let plan = Plan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
+        let plan = FilePlan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
         let index: Value = serde_json::from_str(&plan.indices[0].1).unwrap();
         assert_eq!(index["weight_map"]["0.q.weight"], "model-00002-of-00002.safetensors");
         assert_eq!(index["metadata"]["total_size"], 4 * (300 + 30 + 130));
@@ -349,7 +349,7 @@ mod tests {
             let (mut seen, mut sums) = (lens.map(|len| vec![0; len]), [0u64; 4]);
             for rank in 0..tp {
                 let unit = unit(rank, tp);
-                let tensors = Plan::of_masters(std::slice::from_ref(&unit), &[], u64::MAX).tensors;
+                let tensors = FilePlan::of_masters(std::slice::from_ref(&unit), &[], u64::MAX).tensors;
                 let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
                 for (piece, index) in (0..pieces).flat_map(|piece| (0..of).map(move |index| (piece, index))) {
                     for run in runs(&unit, piece * len, len, Share { index, of, whole: rank == 0 }) {

@@ -1,16 +1,17 @@
 //! Reading: each rank reads the ranges of the files that its pieces need, through one small buffer, and nothing else.
 //! Never judges the files: [`super::source`] has done that before a weight changes.
-use super::checksum::checksum;
-use super::layout::{Run, Share, Tensor, runs};
-use super::source::{Source, bad};
+use super::checkpointer::Checkpointer;
+use super::checksum::{checksum, total};
+use super::disk::CHUNK;
+use super::elements::{not_finite, on_device, widen};
+use super::layout::{ElementRun, FileTensor, Share, runs};
+use super::source::TensorSource;
 use super::state::{Checksums, TrainerState};
-use super::{CHUNK, Checkpointer, total};
-use crate::base::{DType, Result};
+use crate::base::{Error, Result};
 use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, Spec};
 use crate::optim::Optimizer;
 use crate::store::{Store, assign};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -19,12 +20,12 @@ use std::path::Path;
 /// Where the trainer stood, when the checkpoint in `dir` is whole in form and of this model and optimizer. Reads
 /// headers and small files only: what a program checks before it starts any rank.
 pub fn inspect(dir: &Path, spec: &Spec, layouts: &[Layout], moments: &[&str]) -> Result<TrainerState> {
-    Source::checkpoint(dir, spec, layouts, moments).map(|(_, state, _)| state)
+    TensorSource::checkpoint(dir, spec, layouts, moments).map(|(_, state, _)| state)
 }
 
 /// Whether the Hugging Face model in `dir` is this model (`--pretrain`).
 pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> {
-    Source::model(dir, spec, layouts).map(|_| ())
+    TensorSource::model(dir, spec, layouts).map(|_| ())
 }
 
 impl Checkpointer {
@@ -32,7 +33,7 @@ impl Checkpointer {
     /// is an error on all ranks; after one, the store's content is unspecified. After [`crate::base::Error::Damaged`],
     /// all may load another one.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
-        let opened = Source::checkpoint(dir, &self.spec, &self.layouts, self.moments);
+        let opened = TensorSource::checkpoint(dir, &self.spec, &self.layouts, self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         optimizer.resume(state.optimizer_steps);
@@ -42,20 +43,20 @@ impl Checkpointer {
 
     /// Fills the store from a Hugging Face model directory (F32, BF16 or F16), or from the model part of a checkpoint.
     pub fn load_model(&mut self, dir: &Path, store: &mut dyn Store) -> Result<()> {
-        let opened = Source::model(dir, &self.spec, &self.layouts);
+        let opened = TensorSource::model(dir, &self.spec, &self.layouts);
         let source = self.exchange.agree(&*self.dev, "open the model", opened)?;
         self.read(&source, store, None, None)
     }
 
     fn read(
         &mut self,
-        source: &Source,
+        source: &TensorSource,
         store: &mut dyn Store,
         optimizer: Option<&mut Optimizer>,
         checksums: Option<&Checksums>,
     ) -> Result<()> {
         let tensors = source.tensors.list.len();
-        let read = Reader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
+        let read = TensorReader::new(source, &*self.dev, self.share(store)).read(store, optimizer);
         let (sums, strange) = match read {
             Ok((sums, strange)) => (Ok(sums), strange),
             Err(e) => (Err(if checksums.is_some() { e.damaged() } else { e }), Vec::new()),
@@ -70,8 +71,8 @@ impl Checkpointer {
 }
 
 /// One rank's way through the files. Holds [`CHUNK`] bytes as they are on disk, and as many values.
-struct Reader<'a> {
-    source: &'a Source,
+struct TensorReader<'a> {
+    source: &'a TensorSource,
     dev: &'a dyn Device,
     /// u16, so that it is aligned for the half types.
     bytes: Vec<u16>,
@@ -85,11 +86,11 @@ struct Reader<'a> {
     strange: Vec<u64>,
 }
 
-impl<'a> Reader<'a> {
-    fn new(source: &'a Source, dev: &'a dyn Device, share: Share) -> Reader<'a> {
+impl<'a> TensorReader<'a> {
+    fn new(source: &'a TensorSource, dev: &'a dyn Device, share: Share) -> TensorReader<'a> {
         let none = vec![0; source.tensors.list.len()];
         let (bytes, values) = (vec![0; CHUNK / 2], vec![0.0; CHUNK / 4]);
-        Reader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
+        TensorReader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
     }
 
     /// Every run of this rank's pieces, into masters, parameters and moments. Returns for each tensor the sum over what
@@ -113,7 +114,7 @@ impl<'a> Reader<'a> {
         Ok((self.sums, self.strange))
     }
 
-    fn run(&mut self, group: usize, run: &Run, mut to: ViewMut) -> Result<()> {
+    fn run(&mut self, group: usize, run: &ElementRun, mut to: ViewMut) -> Result<()> {
         let index = self.source.tensors.find(group, &run.segment.name)?;
         let (tensor, len) = (&self.source.tensors.list[index], to.len());
         let counted = self.share.index == 0 && self.share.has(run.segment);
@@ -146,8 +147,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether the second copy of a tied tensor says what the first one says, in `range` of this rank's part of it.
-    fn same(&mut self, index: usize, tensor: &Tensor, twin: &Tensor, range: Range<usize>) -> Result<()> {
-        let mut values = |tensor: &Tensor| -> Result<Vec<f32>> {
+    fn same(&mut self, index: usize, tensor: &FileTensor, twin: &FileTensor, range: Range<usize>) -> Result<()> {
+        let mut values = |tensor: &FileTensor| -> Result<Vec<f32>> {
             let mut out = vec![0.0; range.len()];
             widen(read(self.source, (index, tensor), range.clone(), &mut self.bytes)?, tensor.dtype, &mut out);
             Ok(out)
@@ -164,7 +165,7 @@ impl<'a> Reader<'a> {
                     tensor.name,
                     place.next().map_or(0, |(_, place)| place)
                 );
-                Err(bad(&self.source.files[twin.file].0, what))
+                Err(Error::in_file(&self.source.files[twin.file].0, what))
             }
         }
     }
@@ -172,8 +173,8 @@ impl<'a> Reader<'a> {
 
 /// The bytes of `tensor` in `range` of this rank's part of it, one after the other; `index` is its place in the plan.
 fn read<'b>(
-    source: &Source,
-    (index, tensor): (usize, &Tensor),
+    source: &TensorSource,
+    (index, tensor): (usize, &FileTensor),
     range: Range<usize>,
     buf: &'b mut [u16],
 ) -> Result<&'b [u8]> {
@@ -183,40 +184,7 @@ fn read<'b>(
     for (part, place) in source.tensors.stretches(index, range.clone()) {
         let to = &mut bytes[(part.start - range.start) * size..(part.end - range.start) * size];
         file.read_exact_at(to, tensor.offset + (size * place) as u64)
-            .map_err(|e| bad(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
+            .map_err(|e| Error::in_file(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
     }
     Ok(bytes)
-}
-
-/// How many of the values are NaN or infinite: all bits of their exponent are set.
-fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
-    let half = |exponent: u16| {
-        let is = |b: &&[u8; 2]| u16::from_le_bytes(**b) & exponent == exponent;
-        bytes.as_chunks::<2>().0.iter().filter(is).count()
-    };
-    let count = match dtype {
-        Dtype::BF16 => half(0x7f80),
-        Dtype::F16 => half(0x7c00),
-        _ => bytes.as_chunks::<4>().0.iter().filter(|b| !f32::from_le_bytes(**b).is_finite()).count(),
-    };
-    count as u64
-}
-
-/// What a buffer of such elements holds.
-fn on_device(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::BF16 => Some(DType::Bf16),
-        Dtype::F16 => Some(DType::F16),
-        _ => None,
-    }
-}
-
-/// Elements as a file holds them, as values. bf16 and f16 need `bytes` aligned to 2.
-pub(super) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
-    match dtype {
-        Dtype::BF16 => bytemuck::cast_slice::<u8, bf16>(bytes).convert_to_f32_slice(out),
-        Dtype::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
-        _ => bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(bytes),
-    }
 }

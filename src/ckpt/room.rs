@@ -1,15 +1,14 @@
 //! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor
 //! is. Never writes a tensor.
 use super::disk::{self, Disk};
-use super::layout::{Plan, pretty};
+use super::layout::{FilePlan, pretty};
 use super::{companions, hf};
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// In an export: which run wrote it. Readers of models pass over it.
@@ -62,13 +61,13 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
 
 /// Whether both paths lead to one directory, by whatever links and mounts.
 pub fn same_place(a: &Path, b: &Path) -> bool {
-    let inode = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     let path = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok();
-    inode(a).is_some_and(|inode_a| inode(b) == Some(inode_a)) || path(a).is_some_and(|path_a| path(b) == Some(path_a))
+    let same = |a| fs::metadata(b).is_ok_and(|b| open::is_same(&a, &b));
+    fs::metadata(a).is_ok_and(same) || path(a).is_some_and(|path_a| path(b) == Some(path_a))
 }
 
 /// The directory with every tensor file at its full length: a full disk is found here, before anything is written.
-pub(super) fn create(disk: &Disk, dir: &Path, plan: &Plan) -> Result<()> {
+pub(super) fn create(disk: &Disk, dir: &Path, plan: &FilePlan) -> Result<()> {
     let parent = disk::parent(dir);
     disk.make_dirs(parent)?;
     if free(parent).is_some_and(|free| free < plan.bytes()) {
@@ -100,7 +99,7 @@ fn free(dir: &Path) -> Option<u64> {
     statvfs(dir).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize))
 }
 
-fn no_room(path: &Path, plan: &Plan, cause: std::io::Error) -> Error {
+fn no_room(path: &Path, plan: &FilePlan, cause: std::io::Error) -> Error {
     let free = free(disk::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
         "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (--keep), or \

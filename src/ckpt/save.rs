@@ -3,48 +3,25 @@
 //!
 //! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0
 //! *publishes*. Behind training, the second and the third each run in a thread, and the ranks agree between them.
-use super::behind::Job;
-use super::disk::{self, Disk};
-use super::layout::{Plan, Share, runs};
+use super::async_save::{AsyncSave, SaveJob};
+use super::checkpointer::Checkpointer;
+use super::checksum::total;
+use super::disk::{self, CHUNK};
+use super::layout::FilePlan;
+use super::publish::{Publication, SavedCheckpoint};
 use super::room::{check_export, create, mark};
-use super::state::{self, Checksums, TrainerState, file_checksum, hex};
-use super::writer::Writer;
-use super::{CHUNK, Checkpointer, dirs, hf};
+use super::state::TrainerState;
+use super::writer::{ShardWriter, each_run};
+use super::{dirs, hf};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
-use crate::device::View;
 use crate::optim::Optimizer;
 use crate::store::Store;
 use safetensors::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
-
-/// A checkpoint, or an exported model, that is complete and durable.
-#[derive(Debug)]
-pub struct Saved {
-    pub path: PathBuf,
-    /// The step of a checkpoint.
-    pub step: Option<u64>,
-    /// Of all ranks.
-    pub bytes: u64,
-    /// From the call that began it until it was complete.
-    pub seconds: f64,
-    /// What did not go as asked, without harm to the checkpoint: an old one that could not be removed. On rank 0.
-    pub note: Option<String>,
-}
-
-/// What goes on behind training. Every rank is in the same state.
-#[derive(Default)]
-pub(super) enum Behind {
-    #[default]
-    Nothing,
-    Writing(Job, Box<Publication>),
-    /// Rank 0 has the thread until its end was told; the others have nothing left to do.
-    Publishing(Option<JoinHandle<Result<Saved>>>),
-}
 
 impl Checkpointer {
     /// Writes `dir/step-{state.step}`, points `latest` to it and removes what lies behind the `keep` newest. All ranks
@@ -56,7 +33,7 @@ impl Checkpointer {
         store: &mut dyn Store,
         optimizer: &mut Optimizer,
         state: &TrainerState,
-    ) -> Result<Saved> {
+    ) -> Result<SavedCheckpoint> {
         self.settle()?;
         let publication = self.room_for_step(dir, keep, optimizer, state)?;
         self.write(publication, store, Some(optimizer))
@@ -65,40 +42,41 @@ impl Checkpointer {
     /// As [`Checkpointer::save`], but returns when this rank's part is copied: the copy is written while training goes
     /// on. A save that is still under way is waited for first. Then [`Checkpointer::ended`], [`Checkpointer::advance`]
     /// and [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
-    pub fn save_behind(
+    pub fn save_async(
         &mut self,
         dir: &Path,
         keep: usize,
         store: &mut dyn Store,
         optimizer: &mut Optimizer,
         state: &TrainerState,
-    ) -> Result<Option<Saved>> {
+    ) -> Result<Option<SavedCheckpoint>> {
         let earlier = self.settle()?;
         let publication = self.room_for_step(dir, keep, optimizer, state)?;
         let share = self.share(store);
         let mut snapshot = std::mem::take(&mut self.snapshot);
         let job = snapshot.take(&*self.dev, &publication.plan, share, store, Some(optimizer)).and_then(|()| {
             let Publication { disk, plan, dir, .. } = &publication;
-            Job::start(snapshot, disk.clone(), plan.clone(), dir.clone(), self.timeline.clone())
+            SaveJob::start(snapshot, disk.clone(), plan.clone(), dir.clone(), self.timeline.clone())
         });
         let job = self.exchange.agree(&*self.dev, "copy its part of the checkpoint", job);
-        self.behind = Behind::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, Box::new(publication));
+        self.background =
+            AsyncSave::Writing(job.inspect_err(|_| publication.abandon(self.rank()))?, Box::new(publication));
         Ok(earlier)
     }
 
     /// Whether this rank has written its part of a save behind training, well or not. When every rank has,
     /// [`Checkpointer::advance`] is due.
     pub fn ended(&self) -> bool {
-        matches!(&self.behind, Behind::Writing(job, _) if job.ended())
+        matches!(&self.background, AsyncSave::Writing(job, _) if job.ended())
     }
 
     /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not
     /// write is an error on all.
     pub fn advance(&mut self) -> Result<()> {
-        let (job, publication) = match std::mem::take(&mut self.behind) {
-            Behind::Writing(job, publication) => (job, publication),
+        let (job, publication) = match std::mem::take(&mut self.background) {
+            AsyncSave::Writing(job, publication) => (job, publication),
             other => {
-                self.behind = other;
+                self.background = other;
                 return Ok(());
             }
         };
@@ -106,18 +84,18 @@ impl Checkpointer {
         let (snapshot, sums) = job.join();
         self.snapshot = snapshot;
         let all = self.exchange.share(&*self.dev, WRITE, sums, tensors);
-        let sums = super::total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
+        let sums = total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
         let timeline = self.timeline.clone();
         let publish = move || timeline.host(Lane::Checkpoint, "publish", None, || publication.publish(&sums));
         let thread = (self.rank() == 0).then(|| std::thread::spawn(publish));
-        self.behind = Behind::Publishing(thread);
+        self.background = AsyncSave::Publishing(thread);
         Ok(())
     }
 
     /// The save behind training that has become complete since the last call: on rank 0, once.
-    pub fn published(&mut self) -> Result<Option<Saved>> {
-        match &mut self.behind {
-            Behind::Publishing(thread) => {
+    pub fn published(&mut self) -> Result<Option<SavedCheckpoint>> {
+        match &mut self.background {
+            AsyncSave::Publishing(thread) => {
                 thread.take_if(|t| t.is_finished()).map(|t| t.join().unwrap_or_else(|_| Err(lost()))).transpose()
             }
             _ => Ok(None),
@@ -125,20 +103,20 @@ impl Checkpointer {
     }
 
     /// Waits until nothing goes on behind training. Returns on rank 0 what [`Checkpointer::published`] has not.
-    pub fn settle(&mut self) -> Result<Option<Saved>> {
-        if matches!(self.behind, Behind::Nothing) {
+    pub fn settle(&mut self) -> Result<Option<SavedCheckpoint>> {
+        if matches!(self.background, AsyncSave::Nothing) {
             return Ok(None);
         }
         self.advance()?;
-        let Behind::Publishing(thread) = std::mem::take(&mut self.behind) else { return Ok(None) };
+        let AsyncSave::Publishing(thread) = std::mem::take(&mut self.background) else { return Ok(None) };
         let saved = thread.map(|t| t.join().unwrap_or_else(|_| Err(lost()))).transpose();
         self.exchange.agree(&*self.dev, PUBLISH, saved)
     }
 
     /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. [`check_export`] says what `dir` may
     /// be.
-    pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<Saved> {
-        let plan = Plan::new(&self.layouts, &[], dtype, self.max_file_bytes);
+    pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<SavedCheckpoint> {
+        let plan = FilePlan::new(&self.layouts, &[], dtype, self.max_file_bytes);
         // Through a symbolic link, the directory that it names is replaced, and not the link.
         let dir = fs::canonicalize(dir).unwrap_or(dir.to_path_buf());
         let publication = self.room(Arc::new(plan), dir, dtype, None)?;
@@ -160,7 +138,7 @@ impl Checkpointer {
     /// Rank 0 finds out whether `target` may be written and whether it fits, and makes the files under another name.
     fn room(
         &mut self,
-        plan: Arc<Plan>,
+        plan: Arc<FilePlan>,
         target: PathBuf,
         dtype: Dtype,
         state: Option<(TrainerState, usize)>,
@@ -197,16 +175,22 @@ impl Checkpointer {
         publication: Publication,
         store: &mut dyn Store,
         optimizer: Option<&mut Optimizer>,
-    ) -> Result<Saved> {
+    ) -> Result<SavedCheckpoint> {
         let tensors = publication.plan.tensors.list.len();
         let (path, bytes, started) = (publication.target.clone(), publication.plan.bytes(), publication.started);
         let step = publication.state.as_ref().map(|(state, _)| state.step);
         let sums = self.write_part(&publication, store, optimizer);
         let all = self.exchange.share(&*self.dev, WRITE, sums, tensors);
-        let sums = super::total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
+        let sums = total(&all.inspect_err(|_| publication.abandon(self.rank()))?, tensors);
         let published = (self.rank() == 0).then(|| publication.publish(&sums)).transpose();
         let saved = self.exchange.agree(&*self.dev, PUBLISH, published)?;
-        Ok(saved.unwrap_or_else(|| Saved { path, step, bytes, seconds: started.elapsed().as_secs_f64(), note: None }))
+        Ok(saved.unwrap_or_else(|| SavedCheckpoint {
+            path,
+            step,
+            bytes,
+            seconds: started.elapsed().as_secs_f64(),
+            note: None,
+        }))
     }
 
     /// This rank's runs of all tensors, synced; returns its part of their checksums.
@@ -217,7 +201,7 @@ impl Checkpointer {
         optimizer: Option<&mut Optimizer>,
     ) -> Result<Vec<u64>> {
         let share = self.share(store);
-        let mut writer = Writer::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
+        let mut writer = ShardWriter::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
         let mut chunk = vec![0f32; CHUNK / 4];
         each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
             for from in (0..data.len()).step_by(CHUNK / 4) {
@@ -237,81 +221,4 @@ const PUBLISH: &str = "complete the checkpoint";
 
 fn lost() -> Error {
     Error::op("async-save", "the thread that publishes panicked")
-}
-
-/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In
-/// the order of the store's pieces, and of the moments within each.
-pub(super) fn each_run(
-    plan: &Plan,
-    share: Share,
-    store: &mut dyn Store,
-    mut optimizer: Option<&mut Optimizer>,
-    f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
-) -> Result<()> {
-    store.for_each_piece(&mut |piece| {
-        let stored = runs(piece.layout, piece.start, piece.master.len(), share);
-        for run in stored.filter(|run| plan.tensors.holds(&run.segment.name)) {
-            let index = |group| plan.tensors.find(group, &run.segment.name);
-            f(index(0)?, run.at, piece.master.as_view().slice(run.range.clone()))?;
-            let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
-            for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
-                f(index(1 + moment)?, run.at, state.as_view().slice(run.range.clone()))?;
-            }
-        }
-        Ok(())
-    })
-}
-
-/// The third stage, which rank 0 does when all tensors are on disk.
-pub(super) struct Publication {
-    disk: Disk,
-    plan: Arc<Plan>,
-    /// Where the tensors are.
-    dir: PathBuf,
-    /// The name that `dir` gets.
-    target: PathBuf,
-    /// Files beside the tensors, on rank 0.
-    small: Vec<(String, Vec<u8>)>,
-    /// Of a checkpoint, with the number of checkpoints to keep.
-    state: Option<(TrainerState, usize)>,
-    started: Instant,
-}
-
-impl Publication {
-    /// The small files, the state last; then the directory's name, and `latest`.
-    fn publish(self, sums: &[u64]) -> Result<Saved> {
-        let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
-        let step = self.state.as_ref().map(|(state, _)| state.step);
-        let note = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
-        Ok(Saved { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), note })
-    }
-
-    fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
-        let (disk, mut checksums) = (&self.disk, Checksums::default());
-        for (name, content) in &self.small {
-            disk.write(&self.dir.join(name), content)?;
-            checksums.files.insert(name.clone(), file_checksum(content));
-        }
-        let Some((state, keep)) = &self.state else {
-            disk.sync_dir(&self.dir)?;
-            return dirs::publish(disk, &self.dir, &self.target).map(|()| None);
-        };
-        let headers = self.plan.files.iter().map(|file| (file.name.clone(), file_checksum(&file.header)));
-        checksums.headers.extend(headers);
-        let tensors = self.plan.tensors.list.iter().zip(sums);
-        checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
-        disk.write(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
-        disk.sync_dir(&self.dir)?;
-        dirs::publish(disk, &self.dir, &self.target)?;
-        let all = disk::parent(&self.target);
-        dirs::point_latest(disk, all, &dirs::name(state.step))?;
-        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
-    }
-
-    /// After a failure: what cannot be removed now is removed by the next `prepare`.
-    fn abandon(&self, rank: usize) {
-        if rank == 0 {
-            let _ = fs::remove_dir_all(&self.dir);
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Files to read from: opened, their headers checked, their tensors matched with the model's, all before a weight
 //! changes. Never trusts what a file says of itself, and never reads a tensor.
-use super::layout::{Plan, Tensor, Tensors};
+use super::layout::{FilePlan, FileTensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
@@ -12,24 +12,24 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Opened files of a checkpoint or model, with the tensors that the plan asks for.
-pub(super) struct Source {
+pub(super) struct TensorSource {
     pub files: Vec<(PathBuf, File)>,
     pub tensors: Tensors,
     /// A head that a model with tied embeddings stores once more: the index of the tensor that it must equal, and
     /// itself.
-    pub twin: Option<(usize, Tensor)>,
+    pub twin: Option<(usize, FileTensor)>,
 }
 
-impl Source {
+impl TensorSource {
     pub fn checkpoint(
         dir: &Path,
         spec: &Spec,
         layouts: &[Layout],
         moments: &[&str],
-    ) -> Result<(Source, TrainerState, Checksums)> {
+    ) -> Result<(TensorSource, TrainerState, Checksums)> {
         let (state, checksums) = state::read(dir)?;
         for (name, sum) in &checksums.files {
-            let stated = header::plain(name).map_err(|e| bad(&dir.join(state::FILE), e))?;
+            let stated = header::plain(name).map_err(|e| Error::in_file(&dir.join(state::FILE), e))?;
             let path = dir.join(stated);
             let content =
                 open::read(&path).map_err(|e| damaged(&path, format!("{e}; the checkpoint is not complete")))?;
@@ -41,8 +41,8 @@ impl Source {
                 ));
             }
         }
-        let plan = Plan::of_masters(layouts, moments, u64::MAX);
-        let mut found = Found::default();
+        let plan = FilePlan::of_masters(layouts, moments, u64::MAX);
+        let mut found = OpenedFiles::default();
         found.open(dir, plan.stem).map_err(Error::damaged)?;
         if !moments.is_empty() {
             found.open(dir, "optimizer").map_err(Error::damaged)?;
@@ -60,12 +60,12 @@ impl Source {
         Ok((source, state, checksums))
     }
 
-    pub fn model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<Source> {
+    pub fn model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<TensorSource> {
         is_model(dir)?;
         let then = hf::read(dir)?;
-        let mut found = Found::default();
+        let mut found = OpenedFiles::default();
         found.open(dir, "model")?;
-        let source = found.matched(dir, &Plan::of_base(layouts), false)?;
+        let source = found.matched(dir, &FilePlan::of_base(layouts), false)?;
         same_model(dir, &then, spec)?;
         Ok(source)
     }
@@ -86,7 +86,7 @@ impl Source {
     }
 }
 
-impl Source {
+impl TensorSource {
     /// An error where tensors hold `counts` values that are not finite: weights would make each step a skipped one,
     /// moments would make such weights. `saved`: they are a checkpoint's.
     pub fn finite(&self, counts: &[u64], saved: bool) -> Result<()> {
@@ -102,29 +102,25 @@ impl Source {
             tensor.name,
             tensor.len()
         );
-        Err(bad(&self.files[tensor.file].0, what))
+        Err(Error::in_file(&self.files[tensor.file].0, what))
     }
 }
 
-pub(super) fn bad(path: &Path, what: impl std::fmt::Display) -> Error {
-    Error::input(format!("{}: {what}", path.display()))
-}
-
 fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
-    bad(path, what).damaged()
+    Error::in_file(path, what).damaged()
 }
 
 fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
     match hf::differences(then, now) {
         none if none.is_empty() => Ok(()),
-        some => Err(bad(&dir.join(hf::FILE), format!("is of another model: {}", some.join("; ")))),
+        some => Err(Error::in_file(&dir.join(hf::FILE), format!("is of another model: {}", some.join("; ")))),
     }
 }
 
 /// Whether `dir` looks like a model directory at all. What people give instead is told apart: the name of a model on
 /// the hub, the hub's cache, weights in a form that can run code when they are read.
 pub fn is_model(dir: &Path) -> Result<()> {
-    let refuse = |what: String| Err(bad(dir, what));
+    let refuse = |what: String| Err(Error::in_file(dir, what));
     let list = match fs::read_dir(dir) {
         Ok(list) => list,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -171,14 +167,14 @@ pub fn is_model(dir: &Path) -> Result<()> {
 
 /// What the files say that they hold.
 #[derive(Default)]
-struct Found {
+struct OpenedFiles {
     files: Vec<(PathBuf, File)>,
     /// Checksums of their headers.
     headers: Vec<String>,
-    tensors: BTreeMap<String, Tensor>,
+    tensors: BTreeMap<String, FileTensor>,
 }
 
-impl Found {
+impl OpenedFiles {
     /// `stem.safetensors`, or the files that its index names.
     fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
         let single = dir.join(format!("{stem}.safetensors"));
@@ -187,20 +183,25 @@ impl Found {
             return self.add(single, |_, _| Ok(()));
         }
         let text = open::read(&index).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => bad(&single, "is missing, and so is an index of several such files"),
-            _ => bad(&index, e),
+            std::io::ErrorKind::NotFound => {
+                Error::in_file(&single, "is missing, and so is an index of several such files")
+            }
+            _ => Error::in_file(&index, e),
         })?;
-        let placed = header::index(&text).map_err(|e| bad(&index, e))?;
+        let placed = header::index(&text).map_err(|e| Error::in_file(&index, e))?;
         let names: BTreeSet<&String> = placed.values().collect();
         for name in names {
             self.add(dir.join(name), |tensor, path| match placed.get(tensor) {
                 Some(file) if file == name => Ok(()),
-                _ => Err(bad(path, format!("holds tensor {tensor}, which {} does not place there", index.display()))),
+                _ => Err(Error::in_file(
+                    path,
+                    format!("holds tensor {tensor}, which {} does not place there", index.display()),
+                )),
             })?;
         }
         match placed.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
             Some((tensor, file)) => {
-                Err(bad(&dir.join(file), format!("lacks tensor {tensor}, which the index places there")))
+                Err(Error::in_file(&dir.join(file), format!("lacks tensor {tensor}, which the index places there")))
             }
             None => Ok(()),
         }
@@ -208,19 +209,21 @@ impl Found {
 
     /// Reads and checks the header of one file. `expected` judges each tensor's name.
     fn add(&mut self, path: PathBuf, expected: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
-        let failed = |e: std::io::Error| bad(&path, e);
+        let failed = |e: std::io::Error| Error::in_file(&path, e);
         let file = open::file(&path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0)
-            .map_err(|_| bad(&path, format!("has {length} bytes: truncated, or not a safetensors file")))?;
-        let mut text = vec![0; header::length(prefix, length).map_err(|e| bad(&path, e))? as usize];
+            .map_err(|_| Error::in_file(&path, format!("has {length} bytes: truncated, or not a safetensors file")))?;
+        let mut text = vec![0; header::length(prefix, length).map_err(|e| Error::in_file(&path, e))? as usize];
         file.read_exact_at(&mut text, 8).map_err(failed)?;
-        for header::Entry { name, shape, dtype, offset } in header::tensors(&text, length).map_err(|e| bad(&path, e))? {
+        for header::TensorEntry { name, shape, dtype, offset } in
+            header::tensors(&text, length).map_err(|e| Error::in_file(&path, e))?
+        {
             expected(&name, &path)?;
-            let tensor = Tensor { name: name.clone(), shape, dtype, file: self.files.len(), offset };
+            let tensor = FileTensor { name: name.clone(), shape, dtype, file: self.files.len(), offset };
             if self.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(bad(&path, format!("holds tensor {name}, which another file holds too")));
+                return Err(Error::in_file(&path, format!("holds tensor {name}, which another file holds too")));
             }
         }
         self.headers.push(file_checksum(&[&prefix[..], &text].concat()));
@@ -240,7 +243,7 @@ impl Found {
 
     /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that
     /// models of others go by are understood, and buffers without weights are passed over.
-    fn matched(mut self, dir: &Path, plan: &Plan, exact: bool) -> Result<Source> {
+    fn matched(mut self, dir: &Path, plan: &FilePlan, exact: bool) -> Result<TensorSource> {
         const FLAGS: &str = "give the flags of the model that was saved";
         let mut tensors = plan.tensors.clone();
         let mut missing = Vec::new();
@@ -253,11 +256,11 @@ impl Found {
                 continue;
             };
             self.fits(&found, &want.name, &want.shape, exact)?;
-            *want = Tensor { name: std::mem::take(&mut want.name), ..found };
+            *want = FileTensor { name: std::mem::take(&mut want.name), ..found };
         }
         if !missing.is_empty() {
             let what = format!("no file holds {}, which this model and optimizer have; {FLAGS}", named(&missing));
-            return Err(bad(dir, what));
+            return Err(Error::in_file(dir, what));
         }
         let mut twin = None;
         if !exact {
@@ -273,27 +276,27 @@ impl Found {
             Some(first) => {
                 let names: Vec<String> = self.tensors.keys().cloned().collect();
                 let what = format!("holds {}, which this model does not have; {FLAGS}", named(&names));
-                Err(bad(&self.files[first.file].0, what))
+                Err(Error::in_file(&self.files[first.file].0, what))
             }
-            None => Ok(Source { files: self.files, tensors, twin }),
+            None => Ok(TensorSource { files: self.files, tensors, twin }),
         }
     }
 
-    fn fits(&self, found: &Tensor, name: &str, shape: &[usize], exact: bool) -> Result<()> {
+    fn fits(&self, found: &FileTensor, name: &str, shape: &[usize], exact: bool) -> Result<()> {
         let path = &self.files[found.file].0;
         if found.shape != shape {
             let what = format!(
                 "tensor {name} has shape {:?}, in this model {shape:?}; give the flags of the model that was saved",
                 found.shape
             );
-            return Err(bad(path, what));
+            return Err(Error::in_file(path, what));
         }
         match found.dtype {
             Dtype::F32 => Ok(()),
             Dtype::BF16 | Dtype::F16 if !exact => Ok(()),
             other => {
                 let read = if exact { "a checkpoint's are F32" } else { "F32, BF16 and F16 are read" };
-                Err(bad(path, format!("tensor {name} is {other:?}; {read}")))
+                Err(Error::in_file(path, format!("tensor {name} is {other:?}; {read}")))
             }
         }
     }

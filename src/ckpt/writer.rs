@@ -1,18 +1,20 @@
 //! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a
 //! checksum and synced. Never decides what is written, and never makes a file.
-use super::CHUNK;
 use super::checksum::checksum;
-use super::disk::{Disk, Writing};
-use super::layout::Plan;
+use super::disk::{CHUNK, Disk, Writing};
+use super::layout::{FilePlan, Share, runs};
 use crate::base::{Error, Result};
+use crate::device::View;
+use crate::optim::Optimizer;
+use crate::store::Store;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) struct Writer {
-    plan: Arc<Plan>,
+pub(super) struct ShardWriter {
+    plan: Arc<FilePlan>,
     /// With whether this rank wrote into it.
     files: Vec<(Writing, bool)>,
     sums: Vec<u64>,
@@ -20,8 +22,8 @@ pub(super) struct Writer {
     narrow: Vec<u16>,
 }
 
-impl Writer {
-    pub fn open(disk: &Disk, plan: Arc<Plan>, dir: &Path) -> Result<Writer> {
+impl ShardWriter {
+    pub fn open(disk: &Disk, plan: Arc<FilePlan>, dir: &Path) -> Result<ShardWriter> {
         let open = |name: &String| {
             let path = dir.join(name);
             match disk.open(&path) {
@@ -35,7 +37,7 @@ impl Writer {
             }
         };
         let files = plan.files.iter().map(|f| open(&f.name)).collect::<Result<_>>()?;
-        Ok(Writer { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
+        Ok(ShardWriter { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
     }
 
     /// `values`: f32 elements of this rank's part of tensor `index` (its place in the plan) from element `at` on; at
@@ -77,4 +79,27 @@ impl Writer {
         self.files.iter().filter(|(_, wrote)| *wrote).try_for_each(|(file, _)| file.sync())?;
         Ok(self.sums)
     }
+}
+
+/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In
+/// the order of the store's pieces, and of the moments within each.
+pub(super) fn each_run(
+    plan: &FilePlan,
+    share: Share,
+    store: &mut dyn Store,
+    mut optimizer: Option<&mut Optimizer>,
+    f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
+) -> Result<()> {
+    store.for_each_piece(&mut |piece| {
+        let stored = runs(piece.layout, piece.start, piece.master.len(), share);
+        for run in stored.filter(|run| plan.tensors.holds(&run.segment.name)) {
+            let index = |group| plan.tensors.find(group, &run.segment.name);
+            f(index(0)?, run.at, piece.master.as_view().slice(run.range.clone()))?;
+            let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
+            for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
+                f(index(1 + moment)?, run.at, state.as_view().slice(run.range.clone()))?;
+            }
+        }
+        Ok(())
+    })
 }

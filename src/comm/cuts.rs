@@ -41,12 +41,12 @@ pub fn watch(mesh: Mesh, graphs: &Arc<Graphs>) -> Mesh {
     mesh.wrap(|group| of(group, graphs))
 }
 fn of(group: Arc<dyn Collective>, graphs: &Arc<Graphs>) -> Arc<dyn Collective> {
-    Arc::new(Hooked::with(group, Cuts(graphs.clone())))
+    Arc::new(Hooked::with(group, GraphCuts(graphs.clone())))
 }
 
-struct Cuts(Arc<Graphs>);
+struct GraphCuts(Arc<Graphs>);
 
-impl Hook for Cuts {
+impl Hook for GraphCuts {
     fn before(&self, _: Seam, _: Started) {
         self.0.cut();
     }

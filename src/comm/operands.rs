@@ -5,7 +5,7 @@ use crate::base::{DType, Error, Result};
 
 /// The call, for its errors.
 #[derive(Clone, Copy, Debug)]
-pub struct CollectiveCall<'a> {
+pub struct CheckedCall<'a> {
     /// World rank.
     pub rank: usize,
     pub op: &'static str,
@@ -16,7 +16,7 @@ pub struct CollectiveCall<'a> {
     pub tag: Tag,
 }
 
-impl CollectiveCall<'_> {
+impl CheckedCall<'_> {
     pub fn error(&self, what: impl Into<String>) -> Error {
         let (rank, op, group) = (self.rank, self.op, self.group.to_string());
         Error::Comm { rank, op, group, unit: self.tag.to_string(), what: what.into() }
@@ -64,8 +64,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_both_sizes() {
-        let call =
-            CollectiveCall { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
+        let call = CheckedCall { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
         call.shards(5, 20).unwrap();
         let text = call.shards(5, 21).unwrap_err().to_string();
         assert_eq!(text, "rank 3: all_gather on fsdp of 4 (gather 7): full has 21 elements, 4 shards of 5 are 20");
@@ -83,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_gather_may_be_in_place_and_nowhere_else() {
-        let call = CollectiveCall { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
+        let call = CheckedCall { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
         call.overlap(100..200, 1000..1200, 1).unwrap(); // apart
         call.overlap(1100..1200, 1000..1200, 1).unwrap(); // its own place
         assert!(call.overlap(1000..1100, 1000..1200, 1).is_err()); // rank 0's place

@@ -1,6 +1,6 @@
 //! A group of one rank, on any device: what a collective comes down to is a copy on the compute stream. Never
 //! communicates.
-use super::operands::CollectiveCall;
+use super::operands::CheckedCall;
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
@@ -20,8 +20,8 @@ impl Solo {
     pub fn new(device: Arc<dyn Device>, axis: Axis, rank: usize) -> Solo {
         Solo { device, rank, axis }
     }
-    fn call(&self, op: &'static str, tag: Tag) -> CollectiveCall<'static> {
-        CollectiveCall { rank: self.rank, op, group: self.axis.name(), size: 1, tag }
+    fn call(&self, op: &'static str, tag: Tag) -> CheckedCall<'static> {
+        CheckedCall { rank: self.rank, op, group: self.axis.name(), size: 1, tag }
     }
     /// Unless it is there already.
     fn copy(&self, from: View, mut to: ViewMut) -> Result<Ticket> {

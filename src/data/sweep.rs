@@ -1,9 +1,9 @@
 //! Keeps the directory of token files within its limit, and clears what killed builders left. Never removes a file that
 //! a process has locked, which is one that it reads or writes, and never one whose name is not of ours.
+use crate::base::open;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -52,6 +52,5 @@ fn remove_unused(path: &Path) -> bool {
 
 /// The file at `path` is still `file`.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
-    let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
-    file.metadata().ok().map(id) == fs::metadata(path).ok().map(id)
+    file.metadata().is_ok_and(|held| fs::metadata(path).is_ok_and(|named| open::is_same(&held, &named)))
 }

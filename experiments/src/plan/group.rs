@@ -4,7 +4,7 @@ use super::clock::{Clock, Seconds, SimStream};
 use super::links::{Collected, Placement};
 use super::machine::MachineModel;
 use flatshard::base::{Category, DType, Error, Meter, Result};
-use flatshard::comm::operands::CollectiveCall;
+use flatshard::comm::operands::CheckedCall;
 use flatshard::comm::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket};
 use flatshard::device::{Buf, View, ViewMut, unbacked};
 use std::collections::HashMap;
@@ -90,8 +90,8 @@ struct PendingCollective {
 }
 
 impl PlannedGroup {
-    fn call(&self, what: Collected, tag: Tag) -> CollectiveCall<'static> {
-        CollectiveCall { rank: 0, op: what.name(), group: self.axis.name(), size: self.placement.ranks, tag }
+    fn call(&self, what: Collected, tag: Tag) -> CheckedCall<'static> {
+        CheckedCall { rank: 0, op: what.name(), group: self.axis.name(), size: self.placement.ranks, tag }
     }
     /// `bytes` of the full buffer.
     fn start(&self, what: Collected, tag: Tag, bytes: usize) -> Result<Ticket> {

@@ -4,9 +4,9 @@ use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Keys of `config.json` that change nothing of what a training step computes: where the file came from, token ids, how
-/// to generate, outputs that we never return, and dropout and initialisation, which are the run's own affair. Names
-/// that start with an underscore are transformers' own notes.
+/// ConfigKeys of `config.json` that change nothing of what a training step computes: where the file came from, token
+/// ids, how to generate, outputs that we never return, and dropout and initialisation, which are the run's own affair.
+/// Names that start with an underscore are transformers' own notes.
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",
@@ -77,16 +77,16 @@ const HARMLESS: &[&str] = &[
 /// Of GPT-2 besides: sizes that follow from others, and heads for other tasks.
 const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
 
-pub struct Keys<'a> {
+pub struct ConfigKeys<'a> {
     map: &'a Map<String, Value>,
     /// Before the name in messages: "rope_scaling." or nothing.
     prefix: String,
     asked: RefCell<BTreeSet<String>>,
 }
 
-impl<'a> Keys<'a> {
-    pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> Keys<'a> {
-        Keys { map, prefix: prefix.into(), asked: RefCell::default() }
+impl<'a> ConfigKeys<'a> {
+    pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> ConfigKeys<'a> {
+        ConfigKeys { map, prefix: prefix.into(), asked: RefCell::default() }
     }
     /// The key as an error says it.
     pub fn name(&self, key: &str) -> String {
@@ -140,9 +140,9 @@ impl<'a> Keys<'a> {
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
-    pub fn object(&self, key: &str) -> Result<Option<Keys<'a>>> {
+    pub fn object(&self, key: &str) -> Result<Option<ConfigKeys<'a>>> {
         let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Keys::new(map, format!("{}.", self.name(key)))))
+        Ok(map.map(|map| ConfigKeys::new(map, format!("{}.", self.name(key)))))
     }
     pub fn need<T>(&self, key: &str, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<T> {
         read(self, key)?.ok_or_else(|| Error::input(format!("{} is missing", self.name(key))))

@@ -1,6 +1,6 @@
 //! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's
 //! class there. Never reads a file.
-use super::keys::Keys;
+use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
 use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2 are the supported ones";
 
 pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
-    let keys = Keys::new(map, "");
+    let keys = ConfigKeys::new(map, "");
     keys.only("quantization_config", &[])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let spec = match keys.text("model_type")? {
@@ -30,7 +30,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
 }
 
 /// Llama and its descendants: what they have in common, then what some have.
-fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
+fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
     let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
     let (dim, heads) = (size("hidden_size", "embed_dim")?, size("num_attention_heads", "num_heads")?);
@@ -88,11 +88,11 @@ fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
     if gemma {
         spec.activation = Activation::GeGlu;
         (spec.post_norms, spec.norm_from_one, spec.scaled_embedding) = (true, true, true);
-        spec.query_scalar = keys.or("query_pre_attn_scalar", 256.0, Keys::positive)?;
+        spec.query_scalar = keys.or("query_pre_attn_scalar", 256.0, ConfigKeys::positive)?;
         let softcap = |key| keys.positive(key).map(|cap| cap.unwrap_or(0.0) as f32);
         if arch == Arch::Gemma2 {
-            spec.score_cap = keys.or("attn_logit_softcapping", 50.0, Keys::positive)?.unwrap_or(0.0) as f32;
-            spec.logit_cap = keys.or("final_logit_softcapping", 30.0, Keys::positive)?.unwrap_or(0.0) as f32;
+            spec.score_cap = keys.or("attn_logit_softcapping", 50.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
+            spec.logit_cap = keys.or("final_logit_softcapping", 30.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
         } else {
             // transformers has the key and does not act on it.
             keys.only("attn_logit_softcapping", &[])?;
@@ -103,8 +103,8 @@ fn rotary_family(keys: &Keys, arch: Arch) -> Result<Spec> {
 }
 
 /// The window, and which layers are within it; (0, none) where none is.
-fn windows(keys: &Keys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
-    let within = |keys: &Keys, key: &str| keys.size(key, "max_len");
+fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
+    let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
     let window = match arch {
         Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, within)?,
         Arch::Qwen2 | Arch::Qwen3 => {
@@ -144,7 +144,7 @@ fn windows(keys: &Keys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)>
 }
 
 /// Whether each layer is within the window, where the file says so layer by layer.
-fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>> {
+fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
     let Some(types) = keys.present("layer_types") else { return Ok(None) };
     let kind = |value: &Value| match value.as_str() {
         Some("sliding_attention") => Ok(true),
@@ -162,7 +162,7 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>> {
 }
 
 /// The rotation of most layers, and of those within the window where the family has two.
-fn rotaries(keys: &Keys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
+fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
     let two = arch == Arch::Gemma3;
     let theta = keys.positive("rope_theta")?.unwrap_or(if two { 1_000_000.0 } else { 10_000.0 });
     let local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
@@ -192,13 +192,13 @@ fn rotaries(keys: &Keys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<R
 }
 
 /// One rotation: `rope_scaling` of transformers 4, `rope_parameters` (or one layer type's part of it) of 5.
-fn rotary(keys: &Keys, theta: f64, max_len: usize) -> Result<Rotary> {
+fn rotary(keys: &ConfigKeys, theta: f64, max_len: usize) -> Result<Rotary> {
     keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
     let theta = keys.positive("rope_theta")?.unwrap_or(theta);
     let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     keys.get("type");
     let original = || Ok(keys.size("original_max_position_embeddings", "max_positions")?.unwrap_or(max_len));
-    let need = |key| keys.need(key, Keys::positive);
+    let need = |key| keys.need(key, ConfigKeys::positive);
     let scaling = match keys.text(key)? {
         None | Some("default") => Scaling::None,
         Some("linear") => Scaling::Linear { factor: need("factor")? },
@@ -219,7 +219,7 @@ fn rotary(keys: &Keys, theta: f64, max_len: usize) -> Result<Rotary> {
     Ok(Rotary { theta, scaling })
 }
 
-fn yarn(keys: &Keys, original: usize, max_len: usize) -> Result<Scaling> {
+fn yarn(keys: &ConfigKeys, original: usize, max_len: usize) -> Result<Scaling> {
     let factor = keys.positive("factor")?.unwrap_or(max_len as f64 / original as f64);
     let (mscale, all) = (keys.number("mscale")?.unwrap_or(0.0), keys.number("mscale_all_dim")?.unwrap_or(0.0));
     let size = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
@@ -234,7 +234,7 @@ fn yarn(keys: &Keys, original: usize, max_len: usize) -> Result<Scaling> {
     })
 }
 
-fn gpt2(keys: &Keys) -> Result<Spec> {
+fn gpt2(keys: &ConfigKeys) -> Result<Spec> {
     keys.only("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
     keys.only("scale_attn_weights", &[json!(true)])?;
     for off in ["scale_attn_by_inverse_layer_idx", "add_cross_attention", "reorder_and_upcast_attn"] {

@@ -5,7 +5,7 @@ use super::post::{self, Places, Post};
 use super::watch::HostsWatch;
 use super::worker::{self, Desk, DeskState, HostsGathered, RING};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::operands::CollectiveCall;
+use crate::comm::operands::CheckedCall;
 use crate::comm::shm::{self, CollectiveKind, Sources};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Waiting};
 use crate::device::{self, Buf, View, ViewMut};
@@ -44,7 +44,7 @@ impl HostsGroup {
         let worker = Mutex::new(Worker::Idle(Box::new(post)));
         Ok(HostsGroup { places, link, local, desk, crossed, worker, _watch: watch })
     }
-    fn check(&self, kind: CollectiveKind, tag: Tag) -> CollectiveCall<'static> {
+    fn check(&self, kind: CollectiveKind, tag: Tag) -> CheckedCall<'static> {
         post::call(&self.places, kind.name(), tag)
     }
     fn id(&self) -> u64 {

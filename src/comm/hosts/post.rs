@@ -7,7 +7,7 @@
 use super::link::Link;
 use super::wire::{Channel, Fault, Move};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::operands::CollectiveCall;
+use crate::comm::operands::CheckedCall;
 use crate::comm::shm::{self, CollectiveKind, Desc, Sources};
 use crate::comm::{Axis, Collective, CommUse, Tag, Waiting};
 use crate::device::Buf;
@@ -102,7 +102,7 @@ impl Post {
         };
         Ok(Post { places, local, stage, channel, link, waiting, crossed: Arc::default(), count: 0 })
     }
-    pub fn call(&self, op: &'static str, tag: Tag) -> CollectiveCall<'_> {
+    pub fn call(&self, op: &'static str, tag: Tag) -> CheckedCall<'_> {
         call(&self.places, op, tag)
     }
     /// The stages of all ranks of the host, and how many bytes each has.
@@ -184,8 +184,8 @@ impl Post {
 }
 
 /// The call, for its errors.
-pub(super) fn call(places: &Places, op: &'static str, tag: Tag) -> CollectiveCall<'static> {
-    CollectiveCall { rank: places.ranks[places.me], op, group: places.axis.name(), size: places.size(), tag }
+pub(super) fn call(places: &Places, op: &'static str, tag: Tag) -> CheckedCall<'static> {
+    CheckedCall { rank: places.ranks[places.me], op, group: places.axis.name(), size: places.size(), tag }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::comm::Comm;
 use super::ring::OpRing;
 use super::work::Work;
 use crate::base::{Category, DType, Error, Meter, Result};
-use crate::comm::operands::CollectiveCall;
+use crate::comm::operands::CheckedCall;
 use crate::comm::{Axis, Tag};
 use crate::device::Buf;
 use crate::device::gpu::Arg;
@@ -80,8 +80,8 @@ impl NcclGroup {
             token: Mutex::new(token),
         }))
     }
-    pub(super) fn call(&self, op: &'static str, tag: Tag) -> CollectiveCall<'_> {
-        CollectiveCall { rank: self.world_rank, op, group: &self.name, size: self.channel.ranks.len(), tag }
+    pub(super) fn call(&self, op: &'static str, tag: Tag) -> CheckedCall<'_> {
+        CheckedCall { rank: self.world_rank, op, group: &self.name, size: self.channel.ranks.len(), tag }
     }
     pub(super) fn failed(&self, e: DriverError) -> Error {
         self.cuda.failed(&self.name, e)
@@ -98,7 +98,7 @@ impl NcclGroup {
         forked.map_err(|e| self.failed(e))
     }
     /// NCCL's part, and what it leaves to do, in the group's stream.
-    pub(super) fn enqueue_nccl(&self, call: CollectiveCall, work: Work, operands: &mut [Arg]) -> Result<()> {
+    pub(super) fn enqueue_nccl(&self, call: CheckedCall, work: Work, operands: &mut [Arg]) -> Result<()> {
         let raw = self.channel.stream.cu_stream().cast();
         let enqueued = self.channel.comm.run(|handle, nccl| work.enqueue(operands, self.index, nccl, handle, raw));
         enqueued.map_err(|what| {

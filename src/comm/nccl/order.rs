@@ -11,7 +11,7 @@ use super::group::NcclGroup;
 use super::ring::{CapturedOp, Late, NcclOp, OpRing, RING};
 use super::work::Work;
 use crate::base::Result;
-use crate::comm::operands::CollectiveCall;
+use crate::comm::operands::CheckedCall;
 use crate::comm::{CommStats, Tag, Ticket, Times};
 use crate::device::gpu::Arg;
 use crate::device::gpu::guest::{Asked, Guest, Taken};
@@ -30,7 +30,7 @@ fn number(ticket: Ticket) -> u64 {
 
 impl NcclGroup {
     /// Asks for an operation: it is kept back with the device's calls where these are, or given to the streams at once.
-    pub(super) fn start(&self, call: CollectiveCall, bytes: usize, work: Work, operands: &mut [Arg]) -> Result<Ticket> {
+    pub(super) fn start(&self, call: CheckedCall, bytes: usize, work: Work, operands: &mut [Arg]) -> Result<Ticket> {
         let seq = {
             let mut ring = self.room(&call)?;
             let seq = ring.asked;
@@ -69,7 +69,7 @@ impl NcclGroup {
 
     /// The ring with a free place. While there is none, the lock is open for the watching thread. Where a piece ends
     /// for lack of room depends on what was asked for alone: on all ranks alike.
-    fn room(&self, call: &CollectiveCall) -> Result<MutexGuard<'_, OpRing>> {
+    fn room(&self, call: &CheckedCall) -> Result<MutexGuard<'_, OpRing>> {
         let kept_back = {
             let ring = self.lock();
             ring.asked - ring.given

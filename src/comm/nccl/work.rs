@@ -79,9 +79,9 @@ fn reduction(op: Reduce) -> c_int {
 }
 
 /// An operand's address, elements and type.
-type Operand = (*mut c_void, usize, DType);
+type RawOperand = (*mut c_void, usize, DType);
 
-fn at(arg: &Arg) -> Operand {
+fn at(arg: &Arg) -> RawOperand {
     match arg {
         Arg::In(view) => (view.as_ptr().cast_mut().cast(), view.len(), view.dtype()),
         Arg::InOut(view) | Arg::Out(view) => {

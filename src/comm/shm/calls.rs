@@ -7,7 +7,7 @@ use super::op::{OpStep, ShmOp};
 use super::record::{CollectiveKind, Desc};
 use super::sum::Sources;
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::operands::CollectiveCall;
+use crate::comm::operands::CheckedCall;
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::Arc;
@@ -61,9 +61,9 @@ impl ShmGroup {
         }
     }
     /// The call as what its operands are checked for.
-    fn check(&self, kind: CollectiveKind, tag: Tag) -> CollectiveCall<'_> {
+    fn check(&self, kind: CollectiveKind, tag: Tag) -> CheckedCall<'_> {
         let Hub { axis, me, .. } = &self.hub;
-        CollectiveCall { rank: self.hub.name(*me), op: kind.name(), group: axis.name(), size: self.hub.size(), tag }
+        CheckedCall { rank: self.hub.name(*me), op: kind.name(), group: axis.name(), size: self.hub.size(), tag }
     }
 }
 

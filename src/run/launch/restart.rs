@@ -184,8 +184,8 @@ fn explained(e: Error, traces: Option<&Path>, world: usize, started: SystemTime)
 
 #[cfg(test)]
 mod tests {
-    use crate::run::plan::batch;
     use super::*;
+    use crate::run::plan::batch;
 
     #[test]
     fn limits_and_ranges_are_read_or_refused() {

@@ -399,7 +399,7 @@ impl<'a> Trainer<'a> {
             let (store, optimizer) = self.engine.state();
             let checkpointer = &mut self.checkpointer;
             let save = || match behind {
-                true => checkpointer.save_behind(dir, keep, store, optimizer, &state),
+                true => checkpointer.save_async(dir, keep, store, optimizer, &state),
                 false => checkpointer.save(dir, keep, store, optimizer, &state).map(Some),
             };
             let what = if behind { "copy" } else { "save" };

@@ -247,8 +247,8 @@ fn weights(dir: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use crate::run::settings::Settings;
     use super::*;
+    use crate::run::settings::Settings;
 
     fn rank(host: &str, facts: &[(&str, &str)]) -> Facts {
         let facts = facts.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();

@@ -96,10 +96,10 @@ impl Drop for Probe {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::base::Meter;
     use crate::comm::{MeshSizes, shm};
     use crate::device::cpu::CpuDevice;
-    use super::*;
 
     /// Every rank on a host of its own, with a path of its own.
     fn told(dirs: &[PathBuf]) -> Vec<Result<()>> {

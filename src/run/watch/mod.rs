@@ -14,7 +14,7 @@ pub mod tensorboard;
 pub use log::Log;
 
 use crate::base::{Error, Result};
-use crate::ckpt::Saved;
+use crate::ckpt::SavedCheckpoint;
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
@@ -280,7 +280,7 @@ impl<'a> Watch<'a> {
     }
 
     /// That a checkpoint is complete, if one is.
-    pub fn checkpoint(&mut self, saved: Option<Saved>) -> Result<()> {
+    pub fn checkpoint(&mut self, saved: Option<SavedCheckpoint>) -> Result<()> {
         let Some(saved) = saved else { return Ok(()) };
         let (path, size) = (saved.path.display(), report::mib(saved.bytes));
         self.say(LogLevel::Info, format_args!("checkpoint: {path}, {size} in {:.2}s", saved.seconds));
@@ -306,7 +306,7 @@ impl<'a> Watch<'a> {
     }
 
     /// All steps are done, and the model is in `exported` where that was asked for.
-    pub fn trained(&mut self, exported: Option<&Saved>) {
+    pub fn trained(&mut self, exported: Option<&SavedCheckpoint>) {
         self.progress.iter().for_each(Progress::finish);
         if let Some(saved) = exported {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));

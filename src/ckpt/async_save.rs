@@ -1,10 +1,9 @@
-//! Saving behind training: a copy of what this rank owns, written by a thread. Never touches the store after the copy,
+//! An async save: a copy of what this rank owns, written by a thread. Never touches the store after the copy,
 //! and never holds more than one copy.
-use super::CHUNK;
-use super::disk::Disk;
-use super::layout::{Plan, Share};
-use super::save::each_run;
-use super::writer::Writer;
+use super::disk::{CHUNK, Disk};
+use super::layout::{FilePlan, Share};
+use super::publish::{Publication, SavedCheckpoint};
+use super::writer::{ShardWriter, each_run};
 use crate::base::meter::Lease;
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, Error, Result};
@@ -19,7 +18,7 @@ use std::thread::JoinHandle;
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// Tensor, first element in this rank's part of it, bytes, one after the other.
+    /// FileTensor, first element in this rank's part of it, bytes, one after the other.
     runs: Vec<(usize, usize, usize)>,
     lease: Option<Lease>,
 }
@@ -29,7 +28,7 @@ impl Snapshot {
     pub fn take(
         &mut self,
         dev: &dyn Device,
-        plan: &Plan,
+        plan: &FilePlan,
         share: Share,
         store: &mut dyn Store,
         mut optimizer: Option<&mut Optimizer>,
@@ -58,7 +57,7 @@ impl Snapshot {
         })
     }
 
-    fn write(&self, mut writer: Writer) -> Result<Vec<u64>> {
+    fn write(&self, mut writer: ShardWriter) -> Result<Vec<u64>> {
         let mut rest = &self.bytes[..];
         for &(index, at, len) in &self.runs {
             let (mine, after) = rest.split_at(len);
@@ -72,17 +71,23 @@ impl Snapshot {
 }
 
 /// The thread that writes one snapshot, and gives it back.
-pub(super) struct Job(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
+pub(super) struct SaveJob(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
 
-impl Job {
-    pub fn start(snapshot: Snapshot, disk: Disk, plan: Arc<Plan>, dir: PathBuf, timeline: Timeline) -> Result<Job> {
+impl SaveJob {
+    pub fn start(
+        snapshot: Snapshot,
+        disk: Disk,
+        plan: Arc<FilePlan>,
+        dir: PathBuf,
+        timeline: Timeline,
+    ) -> Result<SaveJob> {
         let write = move || {
-            let write = || Writer::open(&disk, plan, &dir).and_then(|writer| snapshot.write(writer));
+            let write = || ShardWriter::open(&disk, plan, &dir).and_then(|writer| snapshot.write(writer));
             let sums = timeline.host(Lane::Checkpoint, "write", None, write);
             (snapshot, sums)
         };
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
-        thread.map(Job).map_err(|e| Error::Run(format!("cannot start a thread that saves: {e}")))
+        thread.map(SaveJob).map_err(|e| Error::Run(format!("cannot start a thread that saves: {e}")))
     }
     pub fn ended(&self) -> bool {
         self.0.is_finished()
@@ -92,4 +97,14 @@ impl Job {
         let lost = |_| (Snapshot::default(), Err(Error::op("async-save", "the thread that saves panicked")));
         self.0.join().unwrap_or_else(lost)
     }
+}
+
+/// The save that runs in the background. Every rank is in the same state.
+#[derive(Default)]
+pub(super) enum AsyncSave {
+    #[default]
+    Nothing,
+    Writing(SaveJob, Box<Publication>),
+    /// Rank 0 has the thread until its end was told; the others have nothing left to do.
+    Publishing(Option<JoinHandle<Result<SavedCheckpoint>>>),
 }

@@ -1,0 +1,37 @@
+//! Elements as a file holds them: as values, and how many of them are not finite. Never reads a file.
+use crate::base::DType;
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use safetensors::Dtype;
+
+/// How many of the values are NaN or infinite: all bits of their exponent are set.
+pub(super) fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
+    let half = |exponent: u16| {
+        let is = |b: &&[u8; 2]| u16::from_le_bytes(**b) & exponent == exponent;
+        bytes.as_chunks::<2>().0.iter().filter(is).count()
+    };
+    let count = match dtype {
+        Dtype::BF16 => half(0x7f80),
+        Dtype::F16 => half(0x7c00),
+        _ => bytes.as_chunks::<4>().0.iter().filter(|b| !f32::from_le_bytes(**b).is_finite()).count(),
+    };
+    count as u64
+}
+
+/// What a buffer of such elements holds.
+pub(super) fn on_device(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::BF16 => Some(DType::Bf16),
+        Dtype::F16 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+/// Elements as a file holds them, as values. bf16 and f16 need `bytes` aligned to 2.
+pub(super) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
+    match dtype {
+        Dtype::BF16 => bytemuck::cast_slice::<u8, bf16>(bytes).convert_to_f32_slice(out),
+        Dtype::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
+        _ => bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(bytes),
+    }
+}

@@ -1,0 +1,79 @@
+//! The last stage of a save: small files, checksums, then the name. Never touches a checkpoint that is complete before
+//! the new one is.
+use super::dirs;
+use super::disk::{self, Disk};
+use super::layout::FilePlan;
+use super::state::{self, Checksums, TrainerState, file_checksum, hex};
+use crate::base::Result;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A checkpoint, or an exported model, that is complete and durable.
+#[derive(Debug)]
+pub struct SavedCheckpoint {
+    pub path: PathBuf,
+    /// The step of a checkpoint.
+    pub step: Option<u64>,
+    /// Of all ranks.
+    pub bytes: u64,
+    /// From the call that began it until it was complete.
+    pub seconds: f64,
+    /// What did not go as asked, without harm to the checkpoint: an old one that could not be removed. On rank 0.
+    pub note: Option<String>,
+}
+
+/// The third stage, which rank 0 does when all tensors are on disk.
+pub(super) struct Publication {
+    pub disk: Disk,
+    pub plan: Arc<FilePlan>,
+    /// Where the tensors are.
+    pub dir: PathBuf,
+    /// The name that `dir` gets.
+    pub target: PathBuf,
+    /// Files beside the tensors, on rank 0.
+    pub small: Vec<(String, Vec<u8>)>,
+    /// Of a checkpoint, with the number of checkpoints to keep.
+    pub state: Option<(TrainerState, usize)>,
+    pub started: Instant,
+}
+
+impl Publication {
+    /// The small files, the state last; then the directory's name, and `latest`.
+    pub fn publish(self, sums: &[u64]) -> Result<SavedCheckpoint> {
+        let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
+        let step = self.state.as_ref().map(|(state, _)| state.step);
+        let note = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
+        Ok(SavedCheckpoint { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), note })
+    }
+
+    fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
+        let (disk, mut checksums) = (&self.disk, Checksums::default());
+        for (name, content) in &self.small {
+            disk.write(&self.dir.join(name), content)?;
+            checksums.files.insert(name.clone(), file_checksum(content));
+        }
+        let Some((state, keep)) = &self.state else {
+            disk.sync_dir(&self.dir)?;
+            return dirs::publish(disk, &self.dir, &self.target).map(|()| None);
+        };
+        let headers = self.plan.files.iter().map(|file| (file.name.clone(), file_checksum(&file.header)));
+        checksums.headers.extend(headers);
+        let tensors = self.plan.tensors.list.iter().zip(sums);
+        checksums.tensors.extend(tensors.map(|(t, sum)| (t.name.clone(), hex(*sum))));
+        disk.write(&self.dir.join(state::FILE), state::to_text(state, &checksums).as_bytes())?;
+        disk.sync_dir(&self.dir)?;
+        dirs::publish(disk, &self.dir, &self.target)?;
+        let all = disk::parent(&self.target);
+        dirs::point_latest(disk, all, &dirs::name(state.step))?;
+        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
+    }
+
+    /// After a failure: what cannot be removed now is removed by the next `prepare`.
+    pub fn abandon(&self, rank: usize) {
+        if rank == 0 {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
