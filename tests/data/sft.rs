@@ -1,7 +1,7 @@
 //! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is dropped,
 //! what is skipped, and every message for a bad row.
 use super::*;
-use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row};
+use flatshard::data::{ChatTemplate, Outcome, Recipe, Row};
 use serde_json::{Value, json};
 
 fn template(name: &str, tokenizer: &Tokenizer) -> Arc<ChatTemplate> {

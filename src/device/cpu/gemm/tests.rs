@@ -233,7 +233,7 @@ fn scratch_stops_growing() {
 /// AMX on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod model {
-    use super::super::{amx, blocked::Block};
+    use super::super::blocked::Block;
     use super::*;
 
     type Tile = [[u32; 16]; 16];
