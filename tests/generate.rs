@@ -6,8 +6,8 @@ mod plain;
 
 use common::stores::*;
 use common::*;
-use flatshard::base::DType;
 use flatshard::base::CATEGORIES;
+use flatshard::base::DType;
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;

@@ -31,7 +31,7 @@ pub use dataset::{DataOptions, Dataset, Report, no_rows};
 pub use format::Format;
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
-pub use prefetch::Prefetch;
+pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
 pub use recipe::{Outcome, Recipe, Row};
 pub use synthetic::Synthetic;
 pub use template::ChatTemplate;

@@ -1,49 +1,98 @@
 //! A loader on a thread of its own, some steps ahead. Never reorders: what comes out is what the loader gives.
 use super::loader::{Loader, StepData};
+use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-/// Steps that are filled ahead of the one in use.
-const AHEAD: usize = 2;
+/// Steps' buffers: the loop holds the step in use and the next one, and two more are filled or being filled.
+const BUFFERS: usize = 4;
 
-/// Buffers go round: the thread fills an empty one, the loop swaps it for the one that it has used. Neither side
-/// allocates once all are at their size.
+/// Buffers circulate: the thread fills an empty one, the loop takes a full one and gives it back when its step is done. Neither
+/// side allocates once all are at their size.
 pub struct Prefetch {
     /// None once the thread is to end.
     empty: Option<SyncSender<StepData>>,
     full: Receiver<StepData>,
     thread: Option<JoinHandle<()>>,
+    /// The step after the one in use, where it was looked at already.
+    ahead: Option<Fetched>,
+    /// The step that is fetched next.
+    number: u64,
+    timeline: Timeline,
+}
+
+/// One rank's part of a step, as the loop gets it.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The optimizer step that it is for.
+    pub step: u64,
+    pub data: StepData,
+    /// Seconds that the loop waited for it.
+    pub waited_s: f64,
+}
+
+#[derive(Clone, Default)]
+pub struct PrefetchOptions {
+    /// The optimizer step, counted from 1, that the loader's next data is for.
+    pub first_step: u64,
+    /// Rows and tokens per row to fill each micro-batch up to, so that all have one shape.
+    pub fill_up: Option<(usize, usize)>,
+    /// Where the loop's waiting is recorded.
+    pub timeline: Timeline,
 }
 
 impl Prefetch {
-    pub fn start(mut loader: Loader) -> Result<Prefetch> {
-        let (empty, take) = sync_channel::<StepData>(AHEAD + 1);
-        let (give, full) = sync_channel(AHEAD + 1);
-        for _ in 0..AHEAD {
+    pub fn start(mut loader: Loader, options: PrefetchOptions) -> Result<Prefetch> {
+        let (empty, take) = sync_channel::<StepData>(BUFFERS);
+        let (give, full) = sync_channel(BUFFERS);
+        for _ in 0..BUFFERS {
             let _ = empty.send(StepData::default()); // there is room
         }
+        let PrefetchOptions { first_step, fill_up, timeline } = options;
         let work = move || {
             while let Ok(mut step) = take.recv() {
                 loader.next(&mut step);
+                if let Some((rows, len)) = fill_up {
+                    step.batches.iter_mut().for_each(|batch| batch.fill_up(rows * len, len));
+                }
                 if give.send(step).is_err() {
-                    break; // nobody wants it any more
+                    break; // the loop has ended
                 }
             }
         };
         let thread = std::thread::Builder::new().name("data".into()).spawn(work);
         let thread = thread.map_err(|e| Error::Run(format!("data: no thread to prefetch with: {e}")))?;
-        Ok(Prefetch { empty: Some(empty), full, thread: Some(thread) })
+        Ok(Prefetch { empty: Some(empty), full, thread: Some(thread), ahead: None, number: first_step, timeline })
     }
 
-    /// The next step in place of `step`, as soon as it is there.
-    pub fn next(&mut self, step: &mut StepData) -> Result<()> {
-        let Ok(next) = self.full.recv() else { return Err(self.failure()) };
-        let used = std::mem::replace(step, next);
-        if let Some(empty) = &self.empty {
-            let _ = empty.send(used); // where the thread has ended, the next call says so
+    /// The next step's data. Blocks until it is filled.
+    pub fn next(&mut self) -> Result<Fetched> {
+        match self.ahead.take() {
+            Some(fetched) => Ok(fetched),
+            None => self.fetch(),
         }
-        Ok(())
+    }
+    /// What [`Prefetch::next`] will return.
+    pub fn peek(&mut self) -> Result<&Fetched> {
+        let fetched = self.next()?;
+        Ok(self.ahead.insert(fetched))
+    }
+    /// Takes the buffers of a step that is done.
+    pub fn give_back(&self, used: StepData) {
+        if let Some(empty) = &self.empty {
+            let _ = empty.send(used); // if the thread has ended, the next call says so
+        }
+    }
+
+    fn fetch(&mut self) -> Result<Fetched> {
+        let (started, step) = (Instant::now(), self.number);
+        let wait = || self.full.recv();
+        let received = self.timeline.host(Lane::Data, "wait for micro-batches", Some(step), wait);
+        let Ok(data) = received else { return Err(self.failure()) };
+        self.number += 1;
+        Ok(Fetched { step, data, waited_s: started.elapsed().as_secs_f64() })
     }
 
     fn failure(&mut self) -> Error {

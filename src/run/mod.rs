@@ -4,6 +4,7 @@
 //! [`launch`] starts the ranks, each of which does [`run`].
 pub mod launch;
 pub mod r#loop;
+pub mod generate;
 pub mod plan;
 pub mod settings;
 pub mod trace;
@@ -14,7 +15,7 @@ pub use settings::StrategyName;
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use launch::restart;
-use r#loop::generate;
+
 use plan::Plan;
 use plan::check;
 use settings::LogLevel;

@@ -1,7 +1,7 @@
 //! Packing, dealing by length and prefetching: who gets what, whatever the world. Never trains: that packed samples do not see
 //! each other is tests/packing.rs.
 use super::*;
-use flatshard::data::Prefetch;
+use flatshard::data::{Prefetch, PrefetchOptions};
 
 /// Row r is `r` and then as many ones as make it `len(r)` long.
 fn skewed(n: u64, max_len: usize) -> (Files, Arc<Dataset>) {
@@ -168,15 +168,20 @@ fn by_length_a_step_keeps_its_samples_and_ranks_get_like_work() {
 fn a_prefetching_loader_gives_what_the_loader_gives_in_the_same_buffers() {
     let (_files, data) = skewed(1000, 64);
     let mut direct = Loader::new(data.clone(), packed(2, 2, 1, 2)).unwrap();
-    let mut ahead = Prefetch::start(Loader::new(data.clone(), packed(2, 2, 1, 2)).unwrap()).unwrap();
-    let mut got = StepData::default();
+    let start =
+        |rank| Prefetch::start(Loader::new(data.clone(), packed(2, 2, rank, 2)).unwrap(), PrefetchOptions::default());
+    let mut ahead = start(1).unwrap();
     let mut buffers = BTreeSet::new();
     for n in 0..200 {
-        ahead.next(&mut got).unwrap();
-        assert_eq!(got, step(&mut direct), "step {n}");
-        buffers.insert(got.batches[0].tokens.as_ptr());
+        if n % 3 == 1 {
+            assert_eq!(ahead.peek().unwrap().step, n);
+        }
+        let got = ahead.next().unwrap();
+        assert_eq!((got.step, &got.data), (n, &step(&mut direct)));
+        buffers.insert(got.data.batches[0].tokens.as_ptr());
+        ahead.give_back(got.data);
     }
-    assert!(buffers.len() <= 3, "{} buffers for tokens", buffers.len());
+    assert!(buffers.len() <= 4, "{} buffers for tokens", buffers.len());
     // One that nobody reads ends as soon as it is dropped.
-    drop(Prefetch::start(Loader::new(data, packed(2, 2, 0, 2)).unwrap()).unwrap());
+    drop(start(0).unwrap());
 }

@@ -8,12 +8,12 @@ use super::{calibrate, report, trace};
 use clap::Parser;
 use flatshard::base::{Category, DType, Error, Result};
 use flatshard::device::gpu::{GpuDevice, cuda};
-use flatshard::run::settings::args;
-use flatshard::run::settings::args::Parsed;
-use flatshard::run::settings::config;
 use flatshard::run::plan::outline::Outline;
 use flatshard::run::settings::DeviceName;
 use flatshard::run::settings::StrategyName;
+use flatshard::run::settings::args;
+use flatshard::run::settings::args::Parsed;
+use flatshard::run::settings::config;
 use std::path::PathBuf;
 use std::sync::Arc;
 

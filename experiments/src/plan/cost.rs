@@ -2,8 +2,8 @@
 use super::candidates::Candidate;
 use super::machine::MachineModel;
 use super::simulate::{BatchShape, Simulated};
-use flatshard::base::Category;
 use flatshard::base::CATEGORIES;
+use flatshard::base::Category;
 use flatshard::comm::MeshSizes;
 use flatshard::engine::EngineOptions;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A plan for people, as a table, and for programs, as JSON. Never computes more than sums and ratios of what it shows.
 use super::cost::{Cluster, Cost, PlanRow, RESERVED};
-use flatshard::base::Category;
 use flatshard::base::CATEGORIES;
+use flatshard::base::Category;
 use serde_json::{Value, json};
 
 fn gib(bytes: usize) -> f64 {

@@ -1,10 +1,10 @@
-//! What ranks must know of each other before a step, in one small sum. Never trains.
+//! What ranks must know of each other before a step, in one small sum, asked for one step ahead. Never trains.
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::{Buf, Device, View};
 use std::sync::Arc;
 
-/// One rank's part, or what came of all.
+/// One rank's part, or the result over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Vote {
     /// With loss, in this step's micro-batches: the sum over ranks that hold different ones.
@@ -13,7 +13,7 @@ pub struct Vote {
     pub stop: Option<i32>,
     /// The largest of all.
     pub held_bytes: u64,
-    /// A save behind training is written: by all ranks.
+    /// An async checkpoint is written, by all ranks.
     pub saved: bool,
     /// Of the collectives that were started so far ([`crate::comm::flight`]): the same on all ranks, or the run is lost.
     pub schedule: u64,
@@ -31,6 +31,8 @@ pub struct Agreement {
     buf: Buf,
     host: Vec<f64>,
     mine: Vote,
+    /// For the next step, where it was asked for ahead of time.
+    ahead: Option<Vote>,
 }
 
 impl Agreement {
@@ -39,18 +41,23 @@ impl Agreement {
         let len = 2 + OF_A_RANK * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
         let counts = mesh.coords.sp == 0 && mesh.coords.tp == 0;
-        Ok(Agreement { group, counts, buf, host: vec![0.0; len], mine: Vote::default() })
+        Ok(Agreement { group, counts, buf, host: vec![0.0; len], mine: Vote::default(), ahead: None })
     }
 
-    /// Every rank calls it; all get the same.
-    pub fn reach(&mut self, device: &dyn Device, mine: Vote) -> Result<Vote> {
-        self.ask(device, mine)?;
+    /// What all ranks agree on for the step at hand. It was asked for during the step before; for a first step, `mine` asks now.
+    /// Collective.
+    pub fn next(&mut self, device: &dyn Device, mine: impl FnOnce() -> Vote) -> Result<Vote> {
+        if let Some(vote) = self.ahead.take() {
+            return Ok(vote);
+        }
+        self.ask(device, mine())?;
         let (from, to) = self.answer();
         device.download(from, to)?;
-        self.reached()
+        self.settled()
     }
 
-    /// Starts to: for who waits for the device anyway, and downloads [`Agreement::answer`] then.
+    /// Asks about the step after the one that the device works on. Collective. The caller downloads [`Agreement::answer`] with what
+    /// it waits for, and then calls [`Agreement::settle`].
     pub fn ask(&mut self, device: &dyn Device, mine: Vote) -> Result<()> {
         self.mine = mine;
         self.host.fill(0.0);
@@ -64,12 +71,21 @@ impl Agreement {
         let ticket = self.group.all_reduce(Tag::new("agreement", 0), self.buf.view_mut(), Reduce::Sum)?;
         self.group.wait(ticket)
     }
-    /// Where it is, and where it goes.
+    /// What to download, and where to.
     pub fn answer(&mut self) -> (View<'_>, &mut [u8]) {
         (self.buf.view(), bytemuck::cast_slice_mut(&mut self.host))
     }
-    /// What came of it, once it is there.
-    pub fn reached(&self) -> Result<Vote> {
+    /// The answer is downloaded: [`Agreement::next`] returns it.
+    pub fn settle(&mut self) -> Result<()> {
+        self.ahead = Some(self.settled()?);
+        Ok(())
+    }
+    /// The save that ranks agreed on has ended already.
+    pub fn forget_save(&mut self) {
+        self.ahead.iter_mut().for_each(|vote| vote.saved = false);
+    }
+
+    fn settled(&self) -> Result<Vote> {
         let ranks = self.host[2..].chunks_exact(OF_A_RANK);
         if let Some(other) = ranks.clone().position(|rank| rank[2] != self.host[4]) {
             return Err(Error::Run(format!(

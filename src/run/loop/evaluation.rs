@@ -1,0 +1,54 @@
+//! The held-out rows, and the text that a trained model writes at the end. Never changes a weight.
+use crate::base::Result;
+use crate::data::{Loader, LoaderOptions, StepData};
+use crate::engine::{Engine, Sampling};
+use crate::run::plan::Plan;
+
+/// Tokens of the held-out text that the final sample continues.
+const PROMPT: usize = 64;
+
+/// This rank's part of the held-out rows.
+pub struct HeldOut {
+    loader: Loader,
+    options: LoaderOptions,
+    data: StepData,
+}
+
+impl HeldOut {
+    /// None where nothing is held out or evaluation is off.
+    pub fn of(plan: &Plan, loader: &Loader) -> Result<Option<HeldOut>> {
+        let loader = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
+        let options = plan.loader(0)?;
+        Ok(loader.map(|loader| HeldOut { loader, options, data: StepData::default() }))
+    }
+
+    /// The sum of the token losses of all held-out rows over all ranks, and the number of those tokens. Collective.
+    pub fn evaluate(&mut self, engine: &mut Engine) -> Result<(f64, u64)> {
+        self.loader.seek(0);
+        let (mut loss, mut tokens) = (0.0, 0);
+        for _ in 0..self.loader.rows_per_epoch().div_ceil(self.options.global_batch()) {
+            self.loader.next(&mut self.data);
+            let (sum, count) = engine.evaluate(&self.data.batches)?;
+            loss += sum;
+            tokens += count;
+        }
+        Ok((loss, tokens))
+    }
+}
+
+/// Held-out text and how the model continues it, to print; None where no sample is asked for. Collective.
+pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
+    let run = &plan.settings.run;
+    let count = run.sample_tokens.unwrap_or(0);
+    if run.sample != Some(true) || count == 0 || !plan.is_text() {
+        return Ok(None);
+    }
+    let len = plan.dataset.max_len();
+    let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
+    plan.dataset.fill(plan.dataset.rows() - 1, &mut tokens, &mut targets);
+    let prompt = &tokens[..PROMPT.min(len)];
+    let sampling = Sampling { temperature: 0.8, seed: plan.engine.seed, ..Sampling::default() };
+    let written = engine.generate(prompt, count, &sampling)?;
+    let text = |tokens: &[u32]| plan.tokenizer.decode(tokens);
+    Ok(Some(format!("--- held-out text ---\n{}\n--- as the model goes on ---\n{}\n", text(prompt), text(&written))))
+}

@@ -1,0 +1,71 @@
+//! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they do, then trains or merges. On failure
+//! the other ranks hear of it at once. Never parses and never validates: the [`Plan`] is right by the time it comes here.
+use super::merge;
+use super::same;
+use super::shared;
+use super::stops::Stops;
+use super::trainer::{Rank, Trainer};
+use crate::base::{Error, Result};
+use crate::comm::env::RankEnv;
+use crate::comm::flight::Flight;
+use crate::comm::mesh::Mesh;
+use crate::run::launch::device::{self, Seat};
+use crate::run::plan::Plan;
+use crate::run::trace::Tracer;
+use crate::run::watch::{self, Log};
+use std::time::Instant;
+
+/// Runs this process's rank to its end.
+pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
+    let stops = Stops::catch(plan, env)?;
+    let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
+    let wanted = plan.wanted();
+    let env = &wanted.known(env);
+    wanted.caution(env).iter().for_each(|caution| log.warn(caution));
+    let Seat { device, member, gpu, graphs } = device::take(&wanted, env, tracer.meter())?;
+    log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
+    if let (Some(_), Some(_), 0) = (&graphs, &plan.profile, env.rank) {
+        log.info(
+            "profiled steps are given to the GPU call by call: a step that is replayed as a whole has no parts to time",
+        );
+    }
+    let flight = Flight::default();
+    let world = Mesh::world(&member)?;
+    let agreed =
+        same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
+    if let Err(e) = agreed {
+        if !matches!(e, Error::Input(_)) {
+            member.abort(); // what all ranks refuse alike needs no word to the others
+        }
+        return Err(e);
+    }
+    let mesh = tracer.watch(flight.watch(Mesh::with_world(world, member, plan.mesh)?));
+    let result = match &plan.settings.lora.merge {
+        Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
+        None => {
+            let rank = Rank { plan, log, device, gpu, graphs: graphs.clone(), flight: &flight, mesh: &mesh };
+            Trainer::new(&rank, &mut tracer, stops).and_then(|mut trainer| trainer.run())
+        }
+    };
+    if let Err(e) = &result {
+        if !matches!(e, Error::Signal(_)) {
+            mesh.member.abort();
+            dump_flight(plan, &flight, env.rank, e);
+        }
+        tracer.salvage();
+        watch::failed(plan, env, e);
+    }
+    if let (Some(graphs), 0, Ok(())) = (&graphs, env.rank, &result) {
+        log.info(graphs.given());
+    }
+    result
+}
+
+/// Writes this rank's flight recorder, where the run keeps such files. The run's own error is what counts, so a failure to write is
+/// ignored.
+fn dump_flight(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
+    // Bad input is refused before anything was computed.
+    if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_))) {
+        let _ = flight.dump(dir, rank, e);
+    }
+}

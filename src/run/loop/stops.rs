@@ -1,0 +1,29 @@
+//! What asks a run to end after the step at hand: a signal, or the time limit. Never ends it itself.
+use crate::base::Result;
+use crate::comm::env::RankEnv;
+use crate::run::launch;
+use crate::run::plan::Plan;
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
+use std::time::Instant;
+
+pub struct Stops {
+    signals: Signals,
+    deadline: Option<Instant>,
+}
+
+impl Stops {
+    /// Catches the plan's signals from now on.
+    pub fn catch(plan: &Plan, env: &RankEnv) -> Result<Stops> {
+        Ok(Stops {
+            signals: launch::catch(&plan.restarts.signals)?,
+            // Our own launcher watches the clock for all ranks, over restarts.
+            deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
+        })
+    }
+    /// A signal that came; SIGTERM when time is up.
+    pub fn pending(&mut self) -> Option<i32> {
+        let late = || self.deadline.is_some_and(|deadline| Instant::now() > deadline).then_some(SIGTERM);
+        self.signals.pending().next().or_else(late)
+    }
+}

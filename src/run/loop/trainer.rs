@@ -1,0 +1,343 @@
+//! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
+use super::agree::{Agreement, Vote};
+use super::evaluation::{self, HeldOut};
+use super::load::{self, Loaded};
+use super::stops::Stops;
+use super::verify::Verify;
+use crate::base::timeline::Lane;
+use crate::base::{Error, Result};
+use crate::ckpt::{Checkpointer, TrainerState};
+use crate::comm::flight::Flight;
+use crate::comm::mesh::Mesh;
+use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions};
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::graphs::Graphs;
+use crate::engine::{Engine, Step, StepReport};
+use crate::run::plan::Plan;
+use crate::run::settings::LogLevel;
+use crate::run::trace::Tracer;
+use crate::run::watch::{Log, StepDone, Watch};
+use std::io::{ErrorKind, Write};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where a rank runs, and what records it.
+pub struct Rank<'a> {
+    pub plan: &'a Plan,
+    pub log: &'a Log,
+    pub device: Arc<dyn Device>,
+    pub gpu: Option<Arc<Cuda>>,
+    /// Where steps are captured.
+    pub graphs: Option<Arc<Graphs>>,
+    pub flight: &'a Flight,
+    pub mesh: &'a Mesh,
+}
+
+/// How far the run is.
+#[derive(Clone, Copy, Default)]
+struct Position {
+    /// Steps done; samples and loss tokens consumed by all ranks.
+    step: u64,
+    samples: u64,
+    trained_tokens: u64,
+    /// Steps that changed weights.
+    updates: u64,
+}
+
+pub struct Trainer<'a> {
+    rank: &'a Rank<'a>,
+    engine: Engine,
+    batches: Prefetch,
+    agreement: Agreement,
+    stops: Stops,
+    held_out: Option<HeldOut>,
+    checkpointer: Checkpointer,
+    verify: Option<Verify>,
+    tracer: &'a mut Tracer,
+    watch: Watch<'a>,
+    /// Now, and where this start began.
+    position: Position,
+    began: Position,
+    /// Step of the newest checkpoint of this run.
+    saved: Option<u64>,
+    bad_in_a_row: u32,
+}
+
+impl<'a> Trainer<'a> {
+    /// Builds the engine, reads weights or a checkpoint, and starts to fetch data. Collective.
+    pub fn new(rank: &'a Rank<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
+        let Rank { plan, mesh, log, .. } = *rank;
+        let mut engine = Engine::new(rank.device.clone(), mesh, &plan.engine)?;
+        let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
+        let held_out = HeldOut::of(plan, &loader)?;
+
+        tracer.phase(0, "load");
+        let Loaded { mut checkpointer, resumed, seconds } =
+            load::load(plan, rank.device.clone(), mesh, &mut engine, log)?;
+        let mut position = Position { updates: engine.updates(), ..Position::default() };
+        if let Some(state) = resumed.as_ref().map(|resume| &resume.state) {
+            (position.step, position.samples) = (state.step, state.samples_consumed);
+            position.trained_tokens = state.trained_tokens;
+        }
+        loader.seek(position.samples);
+        tracer.attach(&mut engine, &mut checkpointer)?;
+
+        let mut watch = Watch::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
+        let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
+        let verify = |every| Verify::new(rank.device.clone(), mesh, engine.state().0, every);
+        let verify = every.map(verify).transpose()?;
+        let agreement = Agreement::new(mesh)?;
+        let fill_up = match plan.fills_up() {
+            true => Some((plan.loader(0)?.batch_size, plan.dataset.max_len())),
+            false => None,
+        };
+        let timeline = tracer.timeline().clone();
+        let batches = Prefetch::start(loader, PrefetchOptions { first_step: position.step + 1, fill_up, timeline })?;
+        watch.begin(resumed.as_ref(), seconds)?;
+        verify.iter().for_each(|verify| watch.say(LogLevel::Info, format_args!("{verify}")));
+        let saved = resumed.map(|_| position.step);
+        Ok(Trainer {
+            rank,
+            engine,
+            batches,
+            agreement,
+            stops,
+            held_out,
+            checkpointer,
+            verify,
+            tracer,
+            watch,
+            position,
+            began: position,
+            saved,
+            bad_in_a_row: 0,
+        })
+    }
+
+    /// All steps of the run, and its end: the last checkpoint, evaluation, the exported model and a sample.
+    pub fn run(&mut self) -> Result<()> {
+        self.trace_up_to(self.position.step + 1)?;
+        while self.position.step < self.rank.plan.steps() {
+            let next = self.position.step + 1;
+            self.step().map_err(|e| at_step(next, e))?;
+        }
+        self.finish()
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let batch = self.batches.next()?;
+        let (step, agreed) = self.agree(&batch)?;
+        let report = self.train_step(&batch, &step)?;
+        self.report(batch, &step, &report, &agreed)
+    }
+
+    /// What all ranks agree on for the step of `batch`. [`Error::Signal`], with a checkpoint saved, where any rank is to stop.
+    fn agree(&mut self, batch: &Fetched) -> Result<(Step, Vote)> {
+        let tokens = batch.data.loss_tokens();
+        let device = &*self.rank.device;
+        let mine = || vote(tokens, self.rank, &mut self.stops, &self.checkpointer, &self.watch);
+        let agreed = self.agreement.next(device, mine)?;
+        if let Some(signal) = agreed.stop {
+            let done = self.position.step;
+            self.watch.say(LogLevel::Info, format_args!("signal {signal}: stopping after step {done}"));
+            self.save(false)?;
+            return Err(Error::Signal(signal));
+        }
+        if agreed.saved {
+            self.checkpointer.advance()?;
+        }
+        let published = self.checkpointer.published()?;
+        self.watch.checkpoint(published)?;
+        let lr = self.rank.plan.schedule.lr(batch.step);
+        Ok((Step { number: batch.step, lr, tokens: agreed.tokens }, agreed))
+    }
+
+    /// One optimizer step. While the device works on it, the ranks agree on the next one.
+    fn train_step(&mut self, batch: &Fetched, step: &Step) -> Result<StepReport> {
+        let device = &*self.rank.device;
+        let graphs = self.rank.graphs.as_deref().filter(|_| self.rank.plan.static_shapes());
+        graphs.map_or(Ok(()), |graphs| graphs.join_in(true))?;
+        self.engine.begin_step(&batch.data.batches, step)?;
+        graphs.map_or(Ok(()), |graphs| graphs.join_in(false))?;
+        if step.number == self.rank.plan.steps() {
+            return self.engine.end_step(step, None);
+        }
+        let tokens = self.batches.peek()?.data.loss_tokens();
+        let mine = vote(tokens, self.rank, &mut self.stops, &self.checkpointer, &self.watch);
+        self.agreement.ask(device, mine)?;
+        let report = self.engine.end_step(step, Some(self.agreement.answer()))?;
+        self.agreement.settle()?;
+        Ok(report)
+    }
+
+    /// Tells what a step did, and does what is due after it: verification, evaluation, a checkpoint, a trace.
+    fn report(&mut self, batch: Fetched, step: &Step, report: &StepReport, agreed: &Vote) -> Result<()> {
+        let plan = self.rank.plan;
+        let Fetched { data, waited_s, .. } = batch;
+        self.tracer.done(step.number);
+        self.watch.step(&StepDone {
+            number: step.number,
+            lr: step.lr,
+            report,
+            data: &data,
+            data_time_s: waited_s,
+            trained_tokens: agreed.tokens,
+            held_bytes: agreed.held_bytes,
+            updates: self.engine.updates(),
+        })?;
+        self.check(step.number, report)?;
+        self.rank.mesh.member.set_timeout(plan.comm_timeout); // no rank is starting any more
+        let Position { trained_tokens, .. } = self.position;
+        self.position = Position {
+            step: step.number,
+            samples: data.position,
+            trained_tokens: trained_tokens + agreed.tokens,
+            updates: self.engine.updates(),
+        };
+        self.batches.give_back(data);
+        if step.number < plan.steps() {
+            let due = |every: Option<u64>| every.is_some_and(|n| n > 0 && step.number.is_multiple_of(n));
+            if due(plan.settings.run.eval_every) {
+                self.evaluate()?;
+            }
+            if due(plan.settings.checkpoint.save_every) {
+                self.save(plan.save.behind)?;
+            }
+            self.trace_up_to(step.number + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Too many steps in a row that are not finite end the run; so do replicas that differ.
+    fn check(&mut self, step: u64, report: &StepReport) -> Result<()> {
+        // No loss scale helps a loss that is not finite itself.
+        let bad = report.stuck || !report.loss.is_finite();
+        self.bad_in_a_row = if bad { self.bad_in_a_row + 1 } else { 0 };
+        let most = self.rank.plan.settings.faults.max_bad_steps.unwrap_or(0);
+        if self.bad_in_a_row > most {
+            return Err(Error::Run(format!(
+                "loss {:.4}, gradient norm {}: step {} in a row that is not finite, where --max-bad-steps is {most}; lower --lr, look \
+                 at the data of these steps, or resume from a checkpoint before them",
+                report.loss, report.grad_norm, self.bad_in_a_row
+            )));
+        }
+        if let Some(verify) = &mut self.verify {
+            let (store, optimizer) = self.engine.state();
+            verify.after(step, store, optimizer)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let plan = self.rank.plan;
+        if !self.has_learned() {
+            let skipped = self.position.step - self.began.step;
+            return Err(Error::Run(format!(
+                "all {skipped} steps were skipped, since their gradients were not finite: the model has learned nothing and is \
+                 not saved. Lower --lr, check the data, or train longer where a loss scale is still falling"
+            )));
+        }
+        // First what must not be lost.
+        self.save(false)?;
+        self.trace_up_to(self.position.step + 1)?;
+        self.evaluate()?;
+        let (dir, dtype) = (&plan.settings.checkpoint.save_hf, plan.save.dtype);
+        let exported =
+            dir.as_ref().map(|dir| self.checkpointer.save_hf(dir, dtype, self.engine.state().0)).transpose()?;
+        self.watch.trained(exported.as_ref());
+        self.tracer.phase(self.position.step, "sample");
+        self.sample()?;
+        self.tracer.end(self.rank.mesh)?;
+        self.watch.end(self.position.step)
+    }
+
+    /// The steps before `next` are traced, where they were to be.
+    fn trace_up_to(&mut self, next: u64) -> Result<()> {
+        if self.tracer.is_waiting() {
+            let report = self.tracer.next(next, self.rank.mesh, &*self.rank.device).map_err(|e| at_step(next, e))?;
+            self.watch.traced(report)?;
+        }
+        Ok(())
+    }
+
+    /// The held-out rows, once.
+    fn evaluate(&mut self) -> Result<()> {
+        let (Some(held_out), step) = (&mut self.held_out, self.position.step) else { return Ok(()) };
+        let started = Instant::now();
+        self.tracer.phase(step, "evaluate");
+        let (loss, tokens) = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
+        self.watch.evaluated(step, loss, tokens, started.elapsed().as_secs_f64())
+    }
+
+    /// A step of this start changed weights, or there was none.
+    fn has_learned(&self) -> bool {
+        self.position.step == self.began.step || self.position.updates > self.began.updates
+    }
+
+    /// A checkpoint of the last step, unless there is one, none is asked for, or every step was skipped. Returns before it is written
+    /// where `in_background`; else no save is in flight when this returns.
+    fn save(&mut self, in_background: bool) -> Result<()> {
+        let (plan, step) = (self.rank.plan, self.position.step);
+        let Some(dir) = &plan.settings.checkpoint.ckpt_dir else { return Ok(()) };
+        if !self.has_learned() {
+            let why = "every step so far was skipped";
+            self.watch.say(LogLevel::Warn, format_args!("no checkpoint after step {step}: {why}"));
+            return Ok(());
+        }
+        let keep = plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
+        let failed = |e| at_step(step, e);
+        let earlier = if in_background { None } else { self.checkpointer.settle().map_err(failed)? };
+        let mut saved = None;
+        self.tracer.phase(step, "save");
+        if self.saved != Some(step) {
+            // The save that ranks agreed on is the one before, which ends now.
+            self.agreement.forget_save();
+            let Position { samples, trained_tokens, .. } = self.position;
+            let state = TrainerState {
+                scaler: self.engine.scaler().map(|scaler| scaler.state()),
+                ..plan.trainer_state(step, samples, trained_tokens)
+            };
+            let (store, optimizer) = self.engine.state();
+            let checkpointer = &mut self.checkpointer;
+            let save = || match in_background {
+                true => checkpointer.save_async(dir, keep, store, optimizer, &state),
+                false => checkpointer.save(dir, keep, store, optimizer, &state).map(Some),
+            };
+            let what = if in_background { "copy" } else { "save" };
+            saved = self.tracer.timeline().host(Lane::Checkpoint, what, Some(step), save).map_err(failed)?;
+            self.saved = Some(step);
+        }
+        self.watch.checkpoint(earlier)?;
+        self.watch.checkpoint(saved)?;
+        self.watch.restart_clock();
+        Ok(())
+    }
+
+    /// Some text by the trained model, on stdout. All ranks compute, rank 0 prints.
+    fn sample(&mut self) -> Result<()> {
+        let sample = evaluation::sample(self.rank.plan, &mut self.engine)?;
+        if let Some(sample) = sample.filter(|_| self.rank.mesh.rank() == 0) {
+            // The run does not fail for this, and a closed pipe is no failure at all.
+            let failed = std::io::stdout().write_all(sample.as_bytes()).err();
+            let failed = failed.filter(|e| e.kind() != ErrorKind::BrokenPipe);
+            failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("the sample is lost: {e}")));
+        }
+        Ok(())
+    }
+}
+
+/// What this rank says before a step of `tokens` loss tokens.
+fn vote(tokens: u64, rank: &Rank, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Watch) -> Vote {
+    let schedule = rank.flight.schedule() ^ rank.graphs.as_deref().map_or(0, Graphs::decided);
+    Vote { tokens, stop: stops.pending(), held_bytes: watch.held_bytes(), saved: checkpointer.ended(), schedule }
+}
+
+/// The error with the step in front, once, so that its message says rank, step and operation.
+fn at_step(step: u64, e: Error) -> Error {
+    match e {
+        Error::Input(_) | Error::Signal(_) => e,
+        Error::Run(text) if text.starts_with("step ") => Error::Run(text),
+        e => Error::Run(format!("step {step}: {e}")),
+    }
+}
