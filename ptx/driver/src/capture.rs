@@ -1,7 +1,8 @@
 //! Calls taken down instead of done, with what each comes after; and the graphs made of them, whose branches run in any order that
 //! the edges allow. Never looks at what a node does.
-use crate::code::{Code, Result};
-use crate::queue::{Draw, Mark, Node, Outcome, Run};
+use crate::code::{Code, DriverResult};
+use crate::queue::{Node, NodeProgress, NodeRun, StreamMark};
+use flatshard_ptx::emulate::SplitMix64;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -11,7 +12,7 @@ pub const GLOBAL: i32 = 0;
 pub const RELAXED: i32 = 2;
 
 #[derive(Clone)]
-pub enum Step {
+pub enum CapturedCall {
     Node(Node),
     /// An event that is recorded, or waited for, by each launch (CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL).
     Record(u64),
@@ -21,14 +22,14 @@ pub enum Step {
 #[derive(Clone)]
 pub struct Vertex {
     after: Vec<usize>,
-    pub step: Step,
+    pub step: CapturedCall,
 }
-pub type Graph = Arc<Vec<Vertex>>;
+pub type CapturedGraph = Arc<Vec<Vertex>>;
 
 /// A graph that can be launched; launches of one follow each other.
 pub struct Exec {
-    pub graph: Graph,
-    pub last: Option<Arc<Mark>>,
+    pub graph: CapturedGraph,
+    pub last: Option<Arc<StreamMark>>,
 }
 
 pub struct Capture {
@@ -46,7 +47,7 @@ impl Capture {
         let (thread, fronts) = (std::thread::current().id(), HashMap::from([(origin, vec![])]));
         Capture { origin, thread, mode, invalid: false, vertices: vec![], fronts }
     }
-    pub fn add(&mut self, stream: u64, step: Step) -> Result {
+    pub fn add(&mut self, stream: u64, step: CapturedCall) -> DriverResult {
         if self.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
@@ -69,7 +70,7 @@ impl Capture {
         self.fronts.keys().copied()
     }
     /// All of it, where everything that was forked has come back to the stream where it began.
-    pub fn end(&self) -> Result<Graph> {
+    pub fn end(&self) -> DriverResult<CapturedGraph> {
         if self.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
@@ -88,11 +89,11 @@ impl Capture {
 }
 
 /// One launch: each vertex once, after those that it comes after. `runs` are theirs.
-pub fn launch(graph: Graph, runs: Vec<Run>, mut draw: Draw) -> Run {
-    let mut runs: Vec<Option<Run>> = runs.into_iter().map(Some).collect();
+pub fn launch(graph: CapturedGraph, runs: Vec<NodeRun>, mut draw: SplitMix64) -> NodeRun {
+    let mut runs: Vec<Option<NodeRun>> = runs.into_iter().map(Some).collect();
     let random = draw.0 != 0;
     Box::new(move |memory| {
-        let free = |runs: &[Option<Run>], at: usize| graph[at].after.iter().all(|&before| runs[before].is_none());
+        let free = |runs: &[Option<NodeRun>], at: usize| graph[at].after.iter().all(|&before| runs[before].is_none());
         let mut ready: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].is_some() && free(&runs, at)).collect();
         if random {
             for at in (1..ready.len()).rev() {
@@ -102,12 +103,12 @@ pub fn launch(graph: Graph, runs: Vec<Run>, mut draw: Draw) -> Run {
         for at in ready {
             let Some(run) = &mut runs[at] else { continue };
             match run(memory)? {
-                Outcome::Done => runs[at] = None,
-                Outcome::Moved => {}
-                Outcome::Waits => continue,
+                NodeProgress::Done => runs[at] = None,
+                NodeProgress::Moved => {}
+                NodeProgress::Waits => continue,
             }
-            return Ok(if runs.iter().all(Option::is_none) { Outcome::Done } else { Outcome::Moved });
+            return Ok(if runs.iter().all(Option::is_none) { NodeProgress::Done } else { NodeProgress::Moved });
         }
-        Ok(if runs.is_empty() { Outcome::Done } else { Outcome::Waits })
+        Ok(if runs.is_empty() { NodeProgress::Done } else { NodeProgress::Waits })
     })
 }

@@ -1,8 +1,7 @@
 //! Modules of PTX, their functions, and launches in the emulator. Never runs a kernel before its turn.
-use crate::code::{Code, Result};
+use crate::code::{Code, DriverResult, say};
 use crate::queue::{Node, at_once};
-use crate::settings::Settings;
-use crate::state::say;
+use crate::settings::SimSettings;
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, PtxKernel, parse};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +14,11 @@ fn newest_ptx(cuda: i32) -> (i32, i32) {
 #[derive(Default)]
 pub struct Kernels {
     modules: HashMap<u64, Arc<Vec<PtxKernel>>>,
-    functions: HashMap<u64, Function>,
+    functions: HashMap<u64, LoadedFunction>,
 }
 
 #[derive(Clone)]
-pub struct Function {
+pub struct LoadedFunction {
     pub module: u64,
     kernels: Arc<Vec<PtxKernel>>,
     index: usize,
@@ -28,10 +27,10 @@ pub struct Function {
 }
 
 /// What is wrong with a module, in the words of a compiler's log.
-pub type Log = String;
+pub type CompileLog = String;
 
 /// Checks what a driver's compiler would refuse, and parses the rest.
-pub fn compile(settings: &Settings, ptx: &str) -> std::result::Result<Arc<Vec<PtxKernel>>, (Code, Log)> {
+pub fn compile(settings: &SimSettings, ptx: &str) -> std::result::Result<Arc<Vec<PtxKernel>>, (Code, CompileLog)> {
     let directive = |name: &str| {
         let line = ptx.lines().find_map(|line| line.trim_start().strip_prefix(name));
         line.map(|rest| rest.trim().trim_end_matches(';').to_string()).unwrap_or_default()
@@ -61,26 +60,26 @@ impl Kernels {
     pub fn add(&mut self, handle: u64, kernels: Arc<Vec<PtxKernel>>) {
         self.modules.insert(handle, kernels);
     }
-    pub fn remove(&mut self, module: u64) -> Result {
+    pub fn remove(&mut self, module: u64) -> DriverResult {
         self.functions.retain(|_, f| f.module != module);
         self.modules.remove(&module).map(|_| ()).ok_or(Code::INVALID_HANDLE)
     }
     /// A function of a module under a handle of its own; that of before where it was asked for before.
-    pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> Result<u64> {
+    pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> DriverResult<u64> {
         let kernels = self.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
         let index = kernels.iter().position(|k| k.name == name).ok_or(Code::NOT_FOUND)?;
         if let Some((known, _)) = self.functions.iter().find(|(_, f)| f.module == module && f.index == index) {
             return Ok(*known);
         }
-        let mut function = Function { module, kernels: kernels.clone(), index, dynamic: 0 };
+        let mut function = LoadedFunction { module, kernels: kernels.clone(), index, dynamic: 0 };
         function.dynamic = UNASKED.saturating_sub(function.shared());
         self.functions.insert(fresh, function);
         Ok(fresh)
     }
-    pub fn get(&self, function: u64) -> Result<&Function> {
+    pub fn get(&self, function: u64) -> DriverResult<&LoadedFunction> {
         self.functions.get(&function).ok_or(Code::INVALID_HANDLE)
     }
-    pub fn get_mut(&mut self, function: u64) -> Result<&mut Function> {
+    pub fn get_mut(&mut self, function: u64) -> DriverResult<&mut LoadedFunction> {
         self.functions.get_mut(&function).ok_or(Code::INVALID_HANDLE)
     }
 }
@@ -100,13 +99,13 @@ pub fn shared_most(arch: u32) -> usize {
 
 /// Grid, block, bytes of dynamic shared memory.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct GridShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared: usize,
 }
 
-impl Function {
+impl LoadedFunction {
     pub fn kernel(&self) -> &PtxKernel {
         &self.kernels[self.index]
     }
@@ -132,7 +131,7 @@ impl Function {
     }
 
     /// A launch with these parameters, each of its declared size. What the driver sees at once is an error now.
-    pub fn launch(&self, shape: Shape, arguments: &[Vec<u8>]) -> Result<Node> {
+    pub fn launch(&self, shape: GridShape, arguments: &[Vec<u8>]) -> DriverResult<Node> {
         let threads: u64 = shape.block.iter().map(|&n| u64::from(n)).product();
         let limits = [shape.grid[1], shape.grid[2]].iter().all(|&n| n <= 65535) && shape.block[2] <= 64;
         if shape.grid.contains(&0) || threads == 0 || threads > self.threads() as u64 || !limits {
@@ -144,10 +143,10 @@ impl Function {
         if REGISTERS / (self.kernel().registers_a_thread(threads as usize) as usize).max(1) < threads as usize {
             return Err(Code::LAUNCH_OUT_OF_RESOURCES);
         }
-        let arguments = arguments.iter().map(|bytes| argument(bytes)).collect::<Result<Vec<Argument>>>()?;
+        let arguments = arguments.iter().map(|bytes| argument(bytes)).collect::<DriverResult<Vec<Argument>>>()?;
         let (kernels, index) = (self.kernels.clone(), self.index);
         Ok(at_once(move |memory| {
-            let Shape { grid, block, shared } = shape;
+            let GridShape { grid, block, shared } = shape;
             let kernel = &kernels[index];
             let launch =
                 KernelLaunch { kernel, grid, block, dynamic_shared: shared, arguments: &arguments, schedule: 0 };
@@ -175,7 +174,7 @@ impl Function {
 }
 
 /// By its size, which is what tells parameters apart: nothing else of their type is known to a launch.
-fn argument(bytes: &[u8]) -> Result<Argument> {
+fn argument(bytes: &[u8]) -> DriverResult<Argument> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Ok(Argument::U32(u32::from_le_bytes(bytes)));
     }

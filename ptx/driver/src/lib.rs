@@ -5,33 +5,19 @@
 //! Built as one shared library. Under the names libcuda.so.1, libcublasLt.so.12, libnccl.so.2 and libnvidia-ml.so.1 (symbolic links to
 //! one file: the loader takes one inode for one library, so they share their streams and memory) it serves a whole process.
 //!
-//! | file | what |
-//! | --- | --- |
-//! | `settings` | FLATSHARD_SIMCUDA: the machine, the order, planted faults |
-//! | `queue` | streams, events, the order in which work runs |
-//! | `capture` | calls taken down as graphs, and graphs that run |
-//! | `memory` | device memory, pinned memory, what was never written |
-//! | `kernels` | modules, and launches in the emulator |
-//! | `state` | everything behind one lock; waiting |
-//! | `api` | the `extern "C"` functions: pointers are followed there and nowhere else |
-//! | `cublaslt` | libcublasLt: matrix products |
-//! | `nccl` | libnccl: collectives between processes |
-//! | `nvml` | libnvidia-ml: what the GPUs say of themselves |
-//! | `code` | results |
-//!
 //! # The seam
 //!
 //! A library beside this one (matrix products, collectives) enqueues its work where the driver does:
 //!
 //! ```
-//! use flatshard_simcuda::{Outcome, enqueue, node, at_once};
+//! use flatshard_simcuda::{NodeProgress, enqueue, node, at_once};
 //! # fn products(stream: u64, to: u64, bytes: usize) -> Result<(), flatshard_simcuda::Code> {
 //! enqueue(stream, at_once(move |memory| memory.write(to, bytes).map(|bytes| bytes.fill(0))))?;   // done in one go
 //! enqueue(stream, node(move || {                  // called at each launch, also of a graph that has captured it
 //!     let mut asked = 0;                          // the state of one launch
 //!     Box::new(move |_memory| {                   // asked again and again until it is `Done`
 //!         asked += 1;
-//!         Ok(if asked < 3 { Outcome::Waits } else { Outcome::Done })
+//!         Ok(if asked < 3 { NodeProgress::Waits } else { NodeProgress::Done })
 //!     })
 //! }))
 //! # }
@@ -39,25 +25,25 @@
 //!
 //! * A stream is the `CUstream` as a number. Work runs when somebody waits (or asks, or nobody has called for a while), on the thread that
 //!   waits, under the driver's one lock: it must not call the API, and must not block. What depends on another process answers
-//!   [`Outcome::Waits`]; other streams then go on, and it is asked again.
-//! * Addresses are numbers too: [`Memory::read`] and [`Memory::write`] look them up, whether of a device or pinned. Out of bounds, and
+//!   [`NodeProgress::Waits`]; other streams then go on, and it is asked again.
+//! * Addresses are numbers too: [`DriverMemory::read`] and [`DriverMemory::write`] look them up, whether of a device or pinned. Out of bounds, and
 //!   bytes that nothing has written, are errors that are said on standard error and that lose the context, as a kernel's fault does.
 //! * An `Err` loses the context: every later call answers with its code.
 //! * While the stream captures, the node becomes one of the graph's, and nothing runs; whatever is to be checked at the call is checked
 //!   before [`enqueue`]. [`capturing`] says whether a stream does.
-pub mod api;
-mod capture;
-mod code;
-mod cublaslt;
-mod kernels;
-mod memory;
-mod nccl;
-mod nvml;
-mod queue;
-mod settings;
-mod state;
+mod code; // results
+mod settings; // FLATSHARD_SIMCUDA: the machine, the order, planted faults
+mod memory; // device memory, pinned memory, what was never written
+mod queue; // streams, events, the order in which work runs
+mod kernels; // modules, and launches in the emulator
+mod capture; // calls captured as graphs, and graphs that run
+mod state; // everything, behind one lock; waiting
+pub mod api; // libcuda's functions: pointers are followed in the `extern "C"` functions and nowhere else
+mod cublaslt; // libcublasLt: matrix products
+mod nccl; // libnccl: collectives between processes
+mod nvml; // libnvidia-ml: what a monitor reads
 
-pub use code::{Code, Result};
-pub use memory::Memory;
-pub use queue::{Node, Outcome, Run, at_once, node};
-pub use state::{alloc, capturing, current_gpu, enqueue, free, room, say};
+pub use code::{Code, DriverResult, say};
+pub use memory::DriverMemory;
+pub use queue::{Node, NodeProgress, NodeRun, at_once, node};
+pub use state::{alloc, capturing, current_gpu, enqueue, free, room};

@@ -3,8 +3,7 @@
 //!
 //! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given twice: what uses
 //! freed memory is told so.
-use crate::code::{Code, Result};
-use crate::state::say;
+use crate::code::{Code, DriverResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
 use std::ops::Range;
@@ -17,77 +16,77 @@ const RANGE: u64 = 1 << 36;
 const ALIGNED: u64 = 256;
 const PAGE: usize = 4096;
 
-enum Bytes {
+enum BlockBytes {
     /// Of this GPU.
     Device(usize, Vec<u8>),
-    Pinned(Pinned),
+    Pinned(PinnedBytes),
     /// Freed: the address is not given again.
     Gone,
 }
 
 /// Host memory that a program reads and writes as it likes.
-struct Pinned {
+struct PinnedBytes {
     at: *mut u8,
     layout: Layout,
 }
 // SAFETY: the memory of one allocation, which its owner alone frees.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBytes {}
 
-impl Drop for Pinned {
+impl Drop for PinnedBytes {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `Memory::pin`, freed once.
+        // SAFETY: allocated with this layout in `DriverMemory::pin`, freed once.
         unsafe { std::alloc::dealloc(self.at, self.layout) }
     }
 }
 
-struct Block {
+struct AllocatedBlock {
     name: String,
     address: u64,
-    bytes: Bytes,
+    bytes: BlockBytes,
     shadow: Shadow,
 }
 
-impl Block {
+impl AllocatedBlock {
     fn len(&self) -> usize {
         match &self.bytes {
-            Bytes::Device(_, bytes) => bytes.len(),
-            Bytes::Pinned(pinned) => pinned.layout.size(),
-            Bytes::Gone => 0,
+            BlockBytes::Device(_, bytes) => bytes.len(),
+            BlockBytes::Pinned(pinned) => pinned.layout.size(),
+            BlockBytes::Gone => 0,
         }
     }
     fn slice(&mut self) -> &mut [u8] {
         match &mut self.bytes {
-            Bytes::Device(_, bytes) => bytes,
+            BlockBytes::Device(_, bytes) => bytes,
             // SAFETY: as long as the block, whose owner does not touch it while the "GPU" does, or has a race on a GPU too.
-            Bytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
-            Bytes::Gone => &mut [],
+            BlockBytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
+            BlockBytes::Gone => &mut [],
         }
     }
 }
 
 #[derive(Default)]
-pub struct Memory {
+pub struct DriverMemory {
     /// In the order of their addresses.
-    blocks: Vec<Block>,
+    blocks: Vec<AllocatedBlock>,
     allocated: u64,
 }
 
-impl Memory {
+impl DriverMemory {
     /// Device memory that nothing has written. Its address is a multiple of 256 and not of 512.
     pub(crate) fn alloc(&mut self, gpu: usize, bytes: usize) -> u64 {
         self.allocated += 1;
         let address = DEVICE + self.allocated * RANGE + ALIGNED;
         let name = format!("allocation {} ({bytes} bytes)", self.allocated);
-        self.insert(Block {
+        self.insert(AllocatedBlock {
             name,
             address,
-            bytes: Bytes::Device(gpu, vec![0xFF; bytes]),
+            bytes: BlockBytes::Device(gpu, vec![0xFF; bytes]),
             shadow: Shadow::new(bytes, false),
         });
         address
     }
-    /// Pinned host memory.
-    pub(crate) fn pin(&mut self, bytes: usize) -> Result<*mut u8> {
+    /// PinnedBytes host memory.
+    pub(crate) fn pin(&mut self, bytes: usize) -> DriverResult<*mut u8> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
         // SAFETY: not of size 0 (the call has refused that).
         let at = unsafe { std::alloc::alloc(layout) };
@@ -95,29 +94,35 @@ impl Memory {
             return Err(Code::OUT_OF_MEMORY);
         }
         let name = format!("pinned memory ({bytes} bytes)");
-        let pinned = Pinned { at, layout };
-        self.insert(Block { name, address: at as u64, bytes: Bytes::Pinned(pinned), shadow: Shadow::new(bytes, true) });
+        let pinned = PinnedBytes { at, layout };
+        self.insert(AllocatedBlock {
+            name,
+            address: at as u64,
+            bytes: BlockBytes::Pinned(pinned),
+            shadow: Shadow::new(bytes, true),
+        });
         Ok(at)
     }
-    fn insert(&mut self, block: Block) {
+    fn insert(&mut self, block: AllocatedBlock) {
         let at = self.blocks.partition_point(|b| b.address < block.address);
         self.blocks.insert(at, block);
     }
-    pub(crate) fn free(&mut self, address: u64) -> Result {
-        let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, Bytes::Device(..)));
+    pub(crate) fn free(&mut self, address: u64) -> DriverResult {
+        let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, BlockBytes::Device(..)));
         let block = block.ok_or(Code::INVALID_VALUE)?;
-        (block.bytes, block.shadow) = (Bytes::Gone, Shadow::default());
+        (block.bytes, block.shadow) = (BlockBytes::Gone, Shadow::default());
         block.name.push_str(", freed");
         Ok(())
     }
-    pub(crate) fn unpin(&mut self, address: u64) -> Result {
-        let at = self.blocks.iter().position(|b| b.address == address && matches!(b.bytes, Bytes::Pinned(_)));
+    pub(crate) fn unpin(&mut self, address: u64) -> DriverResult {
+        let at = self.blocks.iter().position(|b| b.address == address && matches!(b.bytes, BlockBytes::Pinned(_)));
         self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
         Ok(())
     }
-    /// Bytes in use on a GPU.
+    /// BlockBytes in use on a GPU.
     pub(crate) fn used(&self, gpu: usize) -> usize {
-        let of = |b: &Block| if matches!(b.bytes, Bytes::Device(on, _) if on == gpu) { b.len() } else { 0 };
+        let of =
+            |b: &AllocatedBlock| if matches!(b.bytes, BlockBytes::Device(on, _) if on == gpu) { b.len() } else { 0 };
         self.blocks.iter().map(of).sum()
     }
 
@@ -126,7 +131,7 @@ impl Memory {
         let index = self.blocks.partition_point(|b| b.address <= address).checked_sub(1)?;
         let offset = address - self.blocks[index].address;
         let near = match self.blocks[index].bytes {
-            Bytes::Pinned(_) => self.blocks[index].len() as u64,
+            BlockBytes::Pinned(_) => self.blocks[index].len() as u64,
             _ => RANGE - ALIGNED,
         };
         (offset < near).then_some((index, offset as usize))
@@ -138,12 +143,12 @@ impl Memory {
     /// Whether an address is a device's (and not pinned), and of which.
     pub fn gpu_of(&self, address: u64) -> Option<usize> {
         match self.blocks[self.find(address)?.0].bytes {
-            Bytes::Device(gpu, _) => Some(gpu),
+            BlockBytes::Device(gpu, _) => Some(gpu),
             _ => None,
         }
     }
     pub(crate) fn is_pinned(&self, address: u64) -> bool {
-        self.find(address).is_some_and(|(index, _)| matches!(self.blocks[index].bytes, Bytes::Pinned(_)))
+        self.find(address).is_some_and(|(index, _)| matches!(self.blocks[index].bytes, BlockBytes::Pinned(_)))
     }
     /// Start and length of the allocation that an address points into.
     pub fn extent(&self, address: u64) -> Option<(u64, usize)> {
@@ -154,7 +159,7 @@ impl Memory {
     pub fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address).is_some_and(|(index, offset)| offset + bytes <= self.blocks[index].len())
     }
-    fn range(&self, what: &str, address: u64, bytes: usize) -> Result<(usize, Range<usize>)> {
+    fn range(&self, what: &str, address: u64, bytes: usize) -> DriverResult<(usize, Range<usize>)> {
         let Some((index, offset)) = self.find(address) else {
             say(&format!("{what} of {bytes} bytes at {address:#x}, which is in no allocation"));
             return Err(Code::ILLEGAL_ADDRESS);
@@ -166,8 +171,8 @@ impl Memory {
         }
         Ok((index, offset..offset + bytes))
     }
-    /// What is there now. Bytes that nothing has written are an error.
-    pub fn read(&mut self, address: u64, bytes: usize) -> Result<&[u8]> {
+    /// What is there now. BlockBytes that nothing has written are an error.
+    pub fn read(&mut self, address: u64, bytes: usize) -> DriverResult<&[u8]> {
         let (index, range) = self.range("a read", address, bytes)?;
         let block = &mut self.blocks[index];
         if let Some(byte) = block.shadow.unwritten_in(range.clone()) {
@@ -178,7 +183,7 @@ impl Memory {
         Ok(&block.slice()[range])
     }
     /// To be filled by the caller: from now on it counts as written.
-    pub fn write(&mut self, address: u64, bytes: usize) -> Result<&mut [u8]> {
+    pub fn write(&mut self, address: u64, bytes: usize) -> DriverResult<&mut [u8]> {
         let (index, range) = self.range("a write", address, bytes)?;
         let block = &mut self.blocks[index];
         block.shadow.set(range.clone(), true);

@@ -14,7 +14,7 @@ const NOT_FOUND: c_int = 6;
 
 /// What every GPU says; a number that is `None` is not told.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Said {
+struct NvmlReadings {
     /// `nvmlClocksThrottleReasons`.
     throttle: u64,
     ecc_corrected: Option<u64>,
@@ -25,7 +25,7 @@ struct Said {
     /// Milliwatts.
     power: u64,
 }
-const USUAL: Said = Said {
+const USUAL: NvmlReadings = NvmlReadings {
     throttle: 0,
     ecc_corrected: Some(0),
     ecc_uncorrected: Some(0),
@@ -35,31 +35,31 @@ const USUAL: Said = Said {
     power: 312_500,
 };
 
-fn parse(text: &str) -> Option<Said> {
-    let mut said = USUAL;
+fn parse(text: &str) -> Option<NvmlReadings> {
+    let mut readings = USUAL;
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=')?;
         let number = if value == "none" { None } else { Some(value.parse().ok()?) };
         match key {
-            "throttle" => said.throttle = number?,
-            "ecc_corrected" => said.ecc_corrected = number,
-            "ecc_uncorrected" => said.ecc_uncorrected = number,
-            "sm_clock" => said.sm_clock = number?,
-            "memory_clock" => said.memory_clock = number?,
-            "temperature" => said.temperature = number?,
-            "power" => said.power = number?,
+            "throttle" => readings.throttle = number?,
+            "ecc_corrected" => readings.ecc_corrected = number,
+            "ecc_uncorrected" => readings.ecc_uncorrected = number,
+            "sm_clock" => readings.sm_clock = number?,
+            "memory_clock" => readings.memory_clock = number?,
+            "temperature" => readings.temperature = number?,
+            "power" => readings.power = number?,
             _ => return None,
         }
     }
-    Some(said)
+    Some(readings)
 }
 
 /// Between nvmlInit and nvmlShutdown: how often it was opened, and what it says.
-static OPEN: Mutex<(usize, Said)> = Mutex::new((0, USUAL));
+static OPEN: Mutex<(usize, NvmlReadings)> = Mutex::new((0, USUAL));
 
-fn said() -> Result<Said, c_int> {
-    let (open, said) = *OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if open > 0 { Ok(said) } else { Err(UNINITIALIZED) }
+fn readings() -> Result<NvmlReadings, c_int> {
+    let (open, readings) = *OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if open > 0 { Ok(readings) } else { Err(UNINITIALIZED) }
 }
 /// # Safety
 /// `out` takes a `T`.
@@ -78,16 +78,16 @@ fn gpu(handle: *mut c_void) -> Result<usize, c_int> {
     let gpu = (handle as usize).checked_sub(1).ok_or(INVALID_ARGUMENT)?;
     if gpu < crate::room().len() { Ok(gpu) } else { Err(INVALID_ARGUMENT) }
 }
-fn of<T>(handle: *mut c_void, tell: impl FnOnce(Said) -> T) -> Result<T, c_int> {
-    let said = said()?;
-    gpu(handle).map(|_| tell(said))
+fn of<T>(handle: *mut c_void, tell: impl FnOnce(NvmlReadings) -> T) -> Result<T, c_int> {
+    let readings = readings()?;
+    gpu(handle).map(|_| tell(readings))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> c_int {
-    let Some(said) = parse(&variable("FLATSHARD_SIMNVML").unwrap_or_default()) else { return INVALID_ARGUMENT };
+    let Some(readings) = parse(&variable("FLATSHARD_SIMNVML").unwrap_or_default()) else { return INVALID_ARGUMENT };
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    *open = (open.0 + 1, said);
+    *open = (open.0 + 1, readings);
     SUCCESS
 }
 #[unsafe(no_mangle)]
@@ -121,14 +121,14 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out
     let id = unsafe { CStr::from_ptr(id) }.to_string_lossy().to_lowercase();
     // As cuDeviceGetPCIBusId has them; NVML takes a domain of four digits or of eight.
     let found = (0..crate::room().len()).find(|gpu| id.trim_start_matches("0000") == format!(":{gpu:02x}:00.0"));
-    let handle = said().and_then(|_| found.ok_or(NOT_FOUND));
+    let handle = readings().and_then(|_| found.ok_or(NOT_FOUND));
     // SAFETY: as above.
     unsafe { answer(out, handle.map(|gpu| (gpu + 1) as *mut c_void)) }
 }
 
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
-pub struct Memory {
+pub struct NvmlMemory {
     version: c_uint,
     total: u64,
     reserved: u64,
@@ -138,15 +138,15 @@ pub struct Memory {
 /// # Safety
 /// As of nvml.h: a structure whose version is set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, out: *mut Memory) -> c_int {
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, out: *mut NvmlMemory) -> c_int {
     // SAFETY: the caller's structure.
     let version = unsafe { (*out).version };
-    if version as usize != size_of::<Memory>() | 2 << 24 {
+    if version as usize != size_of::<NvmlMemory>() | 2 << 24 {
         return 25; // NVML_ERROR_ARGUMENT_VERSION_MISMATCH
     }
-    let memory = said().and_then(|_| gpu(handle)).map(|gpu| {
+    let memory = readings().and_then(|_| gpu(handle)).map(|gpu| {
         let (used, total) = crate::room()[gpu];
-        Memory { version, total: total as u64, reserved: 0, free: (total - used) as u64, used: used as u64 }
+        NvmlMemory { version, total: total as u64, reserved: 0, free: (total - used) as u64, used: used as u64 }
     });
     // SAFETY: as above.
     unsafe { answer(out, memory) }
@@ -155,9 +155,9 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, out: *m
 /// `out` takes an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int, out: *mut c_uint) -> c_int {
-    let clock = of(handle, |said| match kind {
-        0 | 1 => Ok(said.sm_clock as c_uint),
-        2 => Ok(said.memory_clock as c_uint),
+    let clock = of(handle, |readings| match kind {
+        0 | 1 => Ok(readings.sm_clock as c_uint),
+        2 => Ok(readings.memory_clock as c_uint),
         _ => Err(NOT_SUPPORTED),
     });
     // SAFETY: as above.
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: *mut c_void, out: *mut u64) -> c_int {
     // SAFETY: as above.
-    unsafe { answer(out, of(handle, |said| said.throttle)) }
+    unsafe { answer(out, of(handle, |readings| readings.throttle)) }
 }
 /// # Safety
 /// `out` takes 64 bits.
@@ -179,9 +179,9 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     counter: c_int,
     out: *mut u64,
 ) -> c_int {
-    let count = of(handle, |said| match (kind, counter) {
-        (0, 0 | 1) => said.ecc_corrected.ok_or(NOT_SUPPORTED),
-        (1, 0 | 1) => said.ecc_uncorrected.ok_or(NOT_SUPPORTED),
+    let count = of(handle, |readings| match (kind, counter) {
+        (0, 0 | 1) => readings.ecc_corrected.ok_or(NOT_SUPPORTED),
+        (1, 0 | 1) => readings.ecc_uncorrected.ok_or(NOT_SUPPORTED),
         _ => Err(INVALID_ARGUMENT),
     });
     // SAFETY: as above.
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 /// `out` takes an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, sensor: c_int, out: *mut c_uint) -> c_int {
-    let celsius = of(handle, |said| said.temperature as c_uint)
+    let celsius = of(handle, |readings| readings.temperature as c_uint)
         .and_then(|t| if sensor == 0 { Ok(t) } else { Err(INVALID_ARGUMENT) });
     // SAFETY: as above.
     unsafe { answer(out, celsius) }
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, sensor: c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(handle: *mut c_void, out: *mut c_uint) -> c_int {
     // SAFETY: as above.
-    unsafe { answer(out, of(handle, |said| said.power as c_uint)) }
+    unsafe { answer(out, of(handle, |readings| readings.power as c_uint)) }
 }
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(parse(""), Some(USUAL));
         assert_eq!(
             parse("throttle=4,ecc_uncorrected=none"),
-            Some(Said { throttle: 4, ecc_uncorrected: None, ..USUAL })
+            Some(NvmlReadings { throttle: 4, ecc_uncorrected: None, ..USUAL })
         );
         assert_eq!((parse("throttle=x"), parse("weight=3")), (None, None));
     }

@@ -6,15 +6,16 @@
 //! streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can go on does, until ranks are drawn again, which
 //! happens at one step in 32: so one stream runs far ahead of another, either way round. Seeds that leave 1 when divided by 3 also let
 //! some work run as soon as it is enqueued.
-use crate::code::Result;
-use crate::memory::Memory;
+use crate::code::DriverResult;
+use crate::memory::DriverMemory;
+use flatshard_ptx::emulate::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// What a piece of work says when it is asked to go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum NodeProgress {
     Done,
     /// Something was done, and there is more.
     Moved,
@@ -22,26 +23,26 @@ pub enum Outcome {
     Waits,
 }
 /// One launch of a node: asked until it is done.
-pub type Run = Box<dyn FnMut(&mut Memory) -> Result<Outcome> + Send>;
-/// What a call enqueues or a graph holds: makes a [`Run`] at each launch.
-pub type Node = Arc<dyn Fn() -> Run + Send + Sync>;
+pub type NodeRun = Box<dyn FnMut(&mut DriverMemory) -> DriverResult<NodeProgress> + Send>;
+/// What a call enqueues or a graph holds: makes a [`NodeRun`] at each launch.
+pub type Node = Arc<dyn Fn() -> NodeRun + Send + Sync>;
 
-pub fn node(launch: impl Fn() -> Run + Send + Sync + 'static) -> Node {
+pub fn node(launch: impl Fn() -> NodeRun + Send + Sync + 'static) -> Node {
     Arc::new(launch)
 }
 /// A node that is done in one go.
-pub fn at_once(act: impl Fn(&mut Memory) -> Result + Send + Sync + 'static) -> Node {
+pub fn at_once(act: impl Fn(&mut DriverMemory) -> DriverResult + Send + Sync + 'static) -> Node {
     let act = Arc::new(act);
     node(move || {
         let act = act.clone();
-        Box::new(move |memory| act(memory).map(|()| Outcome::Done))
+        Box::new(move |memory| act(memory).map(|()| NodeProgress::Done))
     })
 }
 
 /// A point of a stream, passed or not yet; and when it was.
 #[derive(Default, Debug)]
-pub struct Mark(OnceLock<Instant>);
-impl Mark {
+pub struct StreamMark(OnceLock<Instant>);
+impl StreamMark {
     pub fn passed(&self) -> Option<Instant> {
         self.0.get().copied()
     }
@@ -50,26 +51,13 @@ impl Mark {
     }
 }
 
-/// SplitMix64 (Steele et al. 2014).
-#[derive(Clone)]
-pub struct Draw(pub u64);
-impl Draw {
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ z >> 31) % n.max(1) as u64) as usize
-    }
-}
-
 enum Item {
-    Run(Run),
-    Wait(Arc<Mark>),
-    Pass(Arc<Mark>),
+    Run(NodeRun),
+    Wait(Arc<StreamMark>),
+    Pass(Arc<StreamMark>),
 }
 
-pub struct Stream {
+pub struct DriverStream {
     /// With the number of the call that enqueued it.
     items: VecDeque<(u64, Item)>,
     /// Kept in order with the legacy default stream.
@@ -79,7 +67,7 @@ pub struct Stream {
     rank: usize,
 }
 
-impl Stream {
+impl DriverStream {
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -90,22 +78,22 @@ pub const LEGACY: u64 = 0;
 pub const PER_THREAD: u64 = 2;
 
 pub struct Streams {
-    all: BTreeMap<u64, Stream>,
+    all: BTreeMap<u64, DriverStream>,
     calls: u64,
     seed: u64,
-    draw: Draw,
+    draw: SplitMix64,
 }
 
 impl Streams {
     pub fn new(seed: u64) -> Streams {
-        let mut streams = Streams { all: BTreeMap::new(), calls: 0, seed, draw: Draw(seed) };
+        let mut streams = Streams { all: BTreeMap::new(), calls: 0, seed, draw: SplitMix64(seed) };
         streams.add(LEGACY, true, 0);
         streams.add(PER_THREAD, true, 0);
         streams
     }
     pub fn add(&mut self, handle: u64, blocking: bool, priority: i32) {
         let rank = self.draw.below(1 << 20);
-        self.all.insert(handle, Stream { items: VecDeque::new(), blocking, priority, capture: None, rank });
+        self.all.insert(handle, DriverStream { items: VecDeque::new(), blocking, priority, capture: None, rank });
     }
     /// What is enqueued in it still runs, as CUDA promises: it is forgotten when it is empty.
     pub fn remove(&mut self, handle: u64, as_orphan: u64) {
@@ -113,10 +101,10 @@ impl Streams {
             self.all.insert(as_orphan, stream);
         }
     }
-    pub fn get(&self, handle: u64) -> Option<&Stream> {
+    pub fn get(&self, handle: u64) -> Option<&DriverStream> {
         self.all.get(&handle)
     }
-    pub fn get_mut(&mut self, handle: u64) -> Option<&mut Stream> {
+    pub fn get_mut(&mut self, handle: u64) -> Option<&mut DriverStream> {
         self.all.get_mut(&handle)
     }
     pub fn handles(&self) -> Vec<u64> {
@@ -148,38 +136,38 @@ impl Streams {
             }
         }
     }
-    pub fn run(&mut self, stream: u64, run: Run) {
+    pub fn run(&mut self, stream: u64, run: NodeRun) {
         self.implicit(stream);
         self.push(stream, Item::Run(run));
     }
-    pub fn wait(&mut self, stream: u64, mark: Arc<Mark>) {
+    pub fn wait(&mut self, stream: u64, mark: Arc<StreamMark>) {
         self.push(stream, Item::Wait(mark));
     }
     /// A point after all that the stream was given so far.
-    pub fn mark(&mut self, stream: u64) -> Arc<Mark> {
-        let mark = Arc::new(Mark::default());
+    pub fn mark(&mut self, stream: u64) -> Arc<StreamMark> {
+        let mark = Arc::new(StreamMark::default());
         self.pass(stream, mark.clone());
         mark
     }
-    pub fn pass(&mut self, stream: u64, mark: Arc<Mark>) {
+    pub fn pass(&mut self, stream: u64, mark: Arc<StreamMark>) {
         self.push(stream, Item::Pass(mark));
     }
     /// Whether something is to run now, though nobody waits.
     pub fn eager(&mut self) -> bool {
         self.seed % 3 == 1 && self.draw.below(4) == 0
     }
-    pub fn draw(&mut self) -> Draw {
-        Draw(if self.seed == 0 { 0 } else { 1 + self.draw.below(1 << 60) as u64 })
+    pub fn draw(&mut self) -> SplitMix64 {
+        SplitMix64(if self.seed == 0 { 0 } else { 1 + self.draw.below(1 << 60) as u64 })
     }
 
     /// One stream takes one step: see [Note: order]. Waits: none can, before something happens elsewhere.
-    pub fn step(&mut self, memory: &mut Memory) -> Result<Outcome> {
+    pub fn step(&mut self, memory: &mut DriverMemory) -> DriverResult<NodeProgress> {
         if self.seed != 0 && self.draw.below(32) == 0 {
             for stream in self.all.values_mut() {
                 stream.rank = self.draw.below(1 << 20);
             }
         }
-        let first = |s: &Stream| s.items.front().map(|(call, _)| *call);
+        let first = |s: &DriverStream| s.items.front().map(|(call, _)| *call);
         let mut turn: Vec<(u64, u64)> = match self.seed {
             0 => self.all.iter().filter_map(|(h, s)| Some((first(s)?, *h))).collect(),
             _ => self.all.iter().filter(|(_, s)| !s.items.is_empty()).map(|(h, s)| (s.rank as u64, *h)).collect(),
@@ -189,21 +177,21 @@ impl Streams {
             let Some(stream) = self.all.get_mut(&handle) else { continue };
             let Some((call, mut item)) = stream.items.pop_front() else { continue };
             let outcome = match &mut item {
-                Item::Wait(mark) if mark.passed().is_none() => Outcome::Waits,
-                Item::Wait(_) => Outcome::Done,
+                Item::Wait(mark) if mark.passed().is_none() => NodeProgress::Waits,
+                Item::Wait(_) => NodeProgress::Done,
                 Item::Pass(mark) => {
                     mark.pass();
-                    Outcome::Done
+                    NodeProgress::Done
                 }
                 Item::Run(run) => run(memory)?,
             };
-            if outcome != Outcome::Done {
+            if outcome != NodeProgress::Done {
                 stream.items.push_front((call, item));
             }
-            if outcome != Outcome::Waits {
-                return Ok(Outcome::Moved);
+            if outcome != NodeProgress::Waits {
+                return Ok(NodeProgress::Moved);
             }
         }
-        Ok(if self.idle() { Outcome::Done } else { Outcome::Waits })
+        Ok(if self.idle() { NodeProgress::Done } else { NodeProgress::Waits })
     }
 }

@@ -1,9 +1,9 @@
 //! FLATSHARD_SIMCUDA: what kind of machine is pretended, in which order its streams run, and which fault is planted. Read once.
 //! The one file of this library that reads the environment.
 
-/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in [`Settings::default`].
+/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in [`SimSettings::default`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct SimSettings {
     /// Of the order in which streams run: 0 is the order of the calls, as late as possible; see [`crate::queue`].
     pub seed: u64,
     /// Compute capability: 80, 90.
@@ -31,9 +31,9 @@ pub struct Settings {
     pub blocking: bool,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for SimSettings {
+    fn default() -> SimSettings {
+        SimSettings {
             seed: 0,
             arch: 80,
             gpus: 1,
@@ -56,10 +56,10 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-impl Settings {
-    pub fn read() -> Result<Settings, String> {
+impl SimSettings {
+    pub fn read() -> Result<SimSettings, String> {
         let var = |name| std::env::var(name).ok();
-        let mut settings = Settings::parse(&var("FLATSHARD_SIMCUDA").unwrap_or_default())?;
+        let mut settings = SimSettings::parse(&var("FLATSHARD_SIMCUDA").unwrap_or_default())?;
         settings.blocking = var("CUDA_LAUNCH_BLOCKING").as_deref() == Some("1");
         if let Some(visible) = var("CUDA_VISIBLE_DEVICES") {
             // As the driver: up to the first that is no GPU.
@@ -71,8 +71,8 @@ impl Settings {
         }
         Ok(settings)
     }
-    fn parse(text: &str) -> Result<Settings, String> {
-        let mut s = Settings::default();
+    fn parse(text: &str) -> Result<SimSettings, String> {
+        let mut s = SimSettings::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let wrong = || format!("FLATSHARD_SIMCUDA: {pair:?} is no setting: KEY=NUMBER,...");
             let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
@@ -103,11 +103,11 @@ mod tests {
 
     #[test]
     fn settings_are_keys_and_numbers_and_anything_else_is_named() {
-        let s = Settings::parse("seed=3,arch=90,oom=7").unwrap();
+        let s = SimSettings::parse("seed=3,arch=90,oom=7").unwrap();
         assert_eq!((s.seed, s.arch, s.oom, s.gpus), (3, 90, Some(7), 1));
-        assert_eq!(Settings::parse("").unwrap(), Settings::default());
+        assert_eq!(SimSettings::parse("").unwrap(), SimSettings::default());
         for wrong in ["seed", "seed=x", "speed=3"] {
-            assert!(Settings::parse(wrong).unwrap_err().contains(wrong), "{wrong}");
+            assert!(SimSettings::parse(wrong).unwrap_err().contains(wrong), "{wrong}");
         }
     }
 }

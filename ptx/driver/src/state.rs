@@ -2,12 +2,12 @@
 //!
 //! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for it here, asking
 //! (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes on.
-use crate::capture::{Capture, Exec, Graph, RELAXED, Step};
-use crate::code::{Code, Result};
+use crate::capture::{Capture, CapturedCall, CapturedGraph, Exec, RELAXED};
+use crate::code::{Code, DriverResult, say};
 use crate::kernels::Kernels;
-use crate::memory::Memory;
-use crate::queue::{Mark, Node, Outcome, Streams};
-use crate::settings::Settings;
+use crate::memory::DriverMemory;
+use crate::queue::{Node, NodeProgress, StreamMark, Streams};
+use crate::settings::SimSettings;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -20,21 +20,21 @@ const UNATTENDED: Duration = Duration::from_millis(250);
 const REST: Duration = Duration::from_micros(50);
 
 #[derive(Default)]
-pub struct Event {
+pub struct DriverEvent {
     pub timing: bool,
     /// Of the last record.
-    pub mark: Option<Arc<Mark>>,
+    pub mark: Option<Arc<StreamMark>>,
     /// Where the last record was captured: in which capture, after what.
     pub captured: Option<(u64, Vec<usize>)>,
 }
 
-pub struct State {
-    pub settings: Settings,
-    pub memory: Memory,
+pub struct DriverState {
+    pub settings: SimSettings,
+    pub memory: DriverMemory,
     pub streams: Streams,
-    pub events: HashMap<u64, Event>,
+    pub events: HashMap<u64, DriverEvent>,
     pub captures: HashMap<u64, Capture>,
-    pub graphs: HashMap<u64, Graph>,
+    pub graphs: HashMap<u64, CapturedGraph>,
     pub execs: HashMap<u64, Exec>,
     pub kernels: Kernels,
     pub ready: bool,
@@ -48,7 +48,7 @@ pub struct State {
     pub waits: u64,
 }
 
-static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+static STATE: OnceLock<Mutex<DriverState>> = OnceLock::new();
 /// Threads that want the lock: who runs work lets them have it in between.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -61,13 +61,8 @@ thread_local! {
 /// The primary context of GPU 0; those of others follow.
 pub const CONTEXT: u64 = 0xC0_0000;
 
-/// Words of the simulated machine, which no GPU would say.
-pub fn say(what: &str) {
-    eprintln!("simulated CUDA: {what}");
-}
-
-pub fn lock() -> MutexGuard<'static, State> {
-    let state = STATE.get_or_init(|| Mutex::new(State::new()));
+pub fn lock() -> MutexGuard<'static, DriverState> {
+    let state = STATE.get_or_init(|| Mutex::new(DriverState::new()));
     WANTED.fetch_add(1, SeqCst);
     let guard = state.lock().unwrap_or_else(PoisonError::into_inner);
     WANTED.fetch_sub(1, SeqCst);
@@ -75,21 +70,21 @@ pub fn lock() -> MutexGuard<'static, State> {
 }
 
 /// The GPU of the calling thread's context.
-pub fn current_gpu() -> Result<usize> {
+pub fn current_gpu() -> DriverResult<usize> {
     let current = CONTEXTS.with_borrow(|all| all.last().copied()).filter(|context| *context != 0);
     current.map(|context| (context - CONTEXT) as usize).ok_or(Code::INVALID_CONTEXT)
 }
 
-impl State {
-    fn new() -> State {
-        let settings = Settings::read().unwrap_or_else(|what| {
+impl DriverState {
+    fn new() -> DriverState {
+        let settings = SimSettings::read().unwrap_or_else(|what| {
             say(&what);
             std::process::exit(2)
         });
-        State {
+        DriverState {
             streams: Streams::new(settings.seed),
             settings,
-            memory: Memory::default(),
+            memory: DriverMemory::default(),
             events: HashMap::new(),
             captures: HashMap::new(),
             graphs: HashMap::new(),
@@ -115,7 +110,7 @@ impl State {
     fn lose(&mut self, code: Code) -> Code {
         *self.lost.get_or_insert(code)
     }
-    pub fn step(&mut self) -> Result<Outcome> {
+    pub fn step(&mut self) -> DriverResult<NodeProgress> {
         if let Some(code) = self.lost {
             return Err(code);
         }
@@ -123,7 +118,7 @@ impl State {
     }
 
     /// What may not be called while this thread captures: the capture is lost by it.
-    pub fn uncaptured(&mut self) -> Result {
+    pub fn uncaptured(&mut self) -> DriverResult {
         if MODE.get() == RELAXED {
             return Ok(());
         }
@@ -140,12 +135,12 @@ impl State {
         }
     }
     /// The capture that a stream takes part in, if any.
-    pub fn capture_of(&mut self, stream: u64) -> Result<Option<(u64, &mut Capture)>> {
+    pub fn capture_of(&mut self, stream: u64) -> DriverResult<Option<(u64, &mut Capture)>> {
         let id = self.streams.get(stream).ok_or(Code::INVALID_HANDLE)?.capture;
         Ok(id.and_then(|id| Some((id, self.captures.get_mut(&id)?))))
     }
     /// A wait for a stream that captures: never, and the capture is lost.
-    pub fn waitable(&mut self, stream: u64) -> Result {
+    pub fn waitable(&mut self, stream: u64) -> DriverResult {
         match self.capture_of(stream)? {
             Some((_, capture)) => {
                 capture.invalid = true;
@@ -154,9 +149,9 @@ impl State {
             None => self.uncaptured(),
         }
     }
-    pub fn enqueue(&mut self, stream: u64, node: Node) -> Result {
+    pub fn enqueue(&mut self, stream: u64, node: Node) -> DriverResult {
         if let Some((_, capture)) = self.capture_of(stream)? {
-            return capture.add(stream, Step::Node(node));
+            return capture.add(stream, CapturedCall::Node(node));
         }
         self.streams.run(stream, node());
         if self.streams.eager() {
@@ -167,7 +162,7 @@ impl State {
 }
 
 /// Until all these points are passed.
-pub fn wait(marks: &[Arc<Mark>]) -> Result {
+pub fn wait(marks: &[Arc<StreamMark>]) -> DriverResult {
     loop {
         let mut state = lock();
         state.called();
@@ -180,7 +175,7 @@ pub fn wait(marks: &[Arc<Mark>]) -> Result {
         let outcome = state.step();
         drop(state);
         match outcome? {
-            Outcome::Moved => {}
+            NodeProgress::Moved => {}
             _ => std::thread::sleep(REST),
         }
         while WANTED.load(SeqCst) > 0 {
@@ -197,7 +192,7 @@ pub fn attend() {
             std::thread::sleep(UNATTENDED / 8);
             let mut state = lock();
             while state.called.elapsed() > UNATTENDED && WANTED.load(SeqCst) == 0 {
-                if !matches!(state.step(), Ok(Outcome::Moved)) {
+                if !matches!(state.step(), Ok(NodeProgress::Moved)) {
                     break;
                 }
             }
@@ -212,15 +207,15 @@ pub fn room() -> Vec<(usize, usize)> {
     (0..state.settings.gpus).map(|gpu| (state.memory.used(gpu), state.settings.bytes)).collect()
 }
 /// Enqueues a node in a stream, or adds it to the graph that the stream captures.
-pub fn enqueue(stream: u64, node: Node) -> Result {
+pub fn enqueue(stream: u64, node: Node) -> DriverResult {
     lock().enqueue(stream, node)
 }
 /// Whether calls with this stream become part of a graph.
-pub fn capturing(stream: u64) -> Result<bool> {
+pub fn capturing(stream: u64) -> DriverResult<bool> {
     lock().capture_of(stream).map(|capture| capture.is_some())
 }
 /// Device memory of the current GPU, unwritten; counted like cuMemAlloc's.
-pub fn alloc(bytes: usize) -> Result<u64> {
+pub fn alloc(bytes: usize) -> DriverResult<u64> {
     let gpu = current_gpu()?;
     let mut state = lock();
     state.uncaptured()?;
@@ -235,14 +230,14 @@ pub fn alloc(bytes: usize) -> Result<u64> {
     Ok(state.memory.alloc(gpu, bytes))
 }
 /// Frees what [`alloc`] gave. As cuMemFree: waits for all work first.
-pub fn free(address: u64) -> Result {
+pub fn free(address: u64) -> DriverResult {
     lock().uncaptured()?;
     settle()?;
     lock().memory.free(address)
 }
 /// All work of all streams; streams that capture are left alone.
-pub fn settle() -> Result {
-    let marks: Vec<Arc<Mark>> = {
+pub fn settle() -> DriverResult {
+    let marks: Vec<Arc<StreamMark>> = {
         let mut state = lock();
         let handles = state.streams.handles();
         handles.into_iter().map(|stream| state.streams.mark(stream)).collect()

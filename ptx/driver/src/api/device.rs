@@ -1,8 +1,8 @@
 //! Starting, errors, devices, contexts. Only primary contexts: cuCtxCreate is not there.
-use super::{bound, call, give, number, waiting};
+use super::call::{bound, call, give, number, waiting};
 use crate::code::{Code, words};
 use crate::kernels::{REGISTERS, THREADS, UNASKED, shared_most};
-use crate::state::{CONTEXT, CONTEXTS, State, attend, current_gpu, lock};
+use crate::state::{CONTEXT, CONTEXTS, DriverState, attend, current_gpu, lock};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 
 #[unsafe(no_mangle)]
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn cuGetErrorString(code: c_int, to: *mut *const c_char) -
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
     call(|state| unsafe { give(count, state.settings.gpus as c_int) })
 }
-fn known(state: &State, device: c_int) -> Result<usize, Code> {
+fn known(state: &DriverState, device: c_int) -> Result<usize, Code> {
     usize::try_from(device).ok().filter(|&d| d < state.settings.gpus).ok_or(Code::INVALID_DEVICE)
 }
 #[unsafe(no_mangle)]
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_i
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
     call(|state| known(state, device).map(|_| ()))
 }
-fn is_context(state: &State, context: u64) -> Result<(), Code> {
+fn is_context(state: &DriverState, context: u64) -> Result<(), Code> {
     let gpus = CONTEXT..CONTEXT + state.settings.gpus as u64;
     if context == 0 || gpus.contains(&context) { Ok(()) } else { Err(Code::INVALID_CONTEXT) }
 }

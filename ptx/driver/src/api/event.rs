@@ -1,9 +1,9 @@
 //! Events: recorded in a stream, waited for by streams and by the host; the time between two.
-use super::{bound, give, waiting};
-use crate::capture::Step;
-use crate::code::{Code, Result};
-use crate::queue::{Mark, PER_THREAD};
-use crate::state::{Event, State};
+use super::call::{bound, give, waiting};
+use crate::capture::CapturedCall;
+use crate::code::{Code, DriverResult};
+use crate::queue::{PER_THREAD, StreamMark};
+use crate::state::{DriverEvent, DriverState};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const EXTERNAL: c_uint = 1;
 pub unsafe extern "C" fn cuEventCreate(to: *mut u64, flags: c_uint) -> c_int {
     bound(|state| {
         let handle = state.handle();
-        state.events.insert(handle, Event { timing: flags & NO_TIMING == 0, ..Event::default() });
+        state.events.insert(handle, DriverEvent { timing: flags & NO_TIMING == 0, ..DriverEvent::default() });
         unsafe { give(to, handle) }
     })
 }
@@ -25,21 +25,22 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: u64) -> c_int {
     bound(|state| state.events.remove(&event).map(|_| ()).ok_or(Code::INVALID_HANDLE))
 }
 
-fn known(state: &mut State, event: u64) -> Result<&mut Event> {
+fn known(state: &mut DriverState, event: u64) -> DriverResult<&mut DriverEvent> {
     state.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)
 }
 
-fn record(state: &mut State, event: u64, stream: u64, flags: c_uint) -> Result {
+fn record(state: &mut DriverState, event: u64, stream: u64, flags: c_uint) -> DriverResult {
     known(state, event)?;
     if let Some((id, capture)) = state.capture_of(stream)? {
         if flags & EXTERNAL != 0 {
-            return capture.add(stream, Step::Record(event));
+            return capture.add(stream, CapturedCall::Record(event));
         }
         if capture.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
         let front = capture.front(stream);
-        *known(state, event)? = Event { captured: Some((id, front)), mark: None, timing: known(state, event)?.timing };
+        *known(state, event)? =
+            DriverEvent { captured: Some((id, front)), mark: None, timing: known(state, event)?.timing };
         return Ok(());
     }
     let mark = state.streams.mark(stream);
@@ -56,12 +57,12 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, flags: 
     bound(|state| record(state, event, stream, flags))
 }
 
-fn wait(state: &mut State, stream: u64, event: u64, flags: c_uint) -> Result {
-    let Event { mark, captured, .. } = known(state, event)?;
+fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> DriverResult {
+    let DriverEvent { mark, captured, .. } = known(state, event)?;
     let (mark, captured) = (mark.clone(), captured.clone());
     state.waits += 1;
     if state.settings.forget_wait == Some(state.waits) {
-        crate::state::say(&format!("planted fault: wait {} is forgotten", state.waits));
+        crate::code::say(&format!("planted fault: wait {} is forgotten", state.waits));
         return Ok(());
     }
     let own = state.capture_of(stream)?.map(|(id, _)| id);
@@ -88,7 +89,7 @@ fn wait(state: &mut State, stream: u64, event: u64, flags: c_uint) -> Result {
         (Some(own), captured) => {
             let capture = state.captures.get_mut(&own).ok_or(Code::INVALID_HANDLE)?;
             if captured.is_none() && flags & EXTERNAL != 0 {
-                return capture.add(stream, Step::Await(event));
+                return capture.add(stream, CapturedCall::Await(event));
             }
             capture.invalid = true;
             Err(if captured.is_some() { Code::STREAM_CAPTURE_MERGE } else { Code::STREAM_CAPTURE_ISOLATION })
@@ -102,7 +103,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uin
 }
 
 /// The last record; none: the event counts as passed. One that was captured cannot be asked.
-fn last(state: &mut State, event: u64) -> Result<Option<Arc<Mark>>> {
+fn last(state: &mut DriverState, event: u64) -> DriverResult<Option<Arc<StreamMark>>> {
     let event = known(state, event)?;
     let (captured, mark) = (event.captured.is_some(), event.mark.clone());
     if captured {

@@ -1,9 +1,9 @@
 //! Capture of streams, and graphs.
-use super::{bound, give};
-use crate::capture::{Capture, Exec, RELAXED, Step, launch};
+use super::call::{bound, give};
+use crate::capture::{Capture, CapturedCall, Exec, RELAXED, launch};
 use crate::code::Code;
-use crate::queue::{Mark, Outcome, PER_THREAD, Run};
-use crate::state::{MODE, State};
+use crate::queue::{NodeProgress, NodeRun, PER_THREAD, StreamMark};
+use crate::state::{DriverState, MODE};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_i
 }
 /// # Safety
 /// As of cuda.h.
-unsafe fn status(state: &mut State, stream: u64, status: *mut c_int, id: *mut u64) -> Result<(), Code> {
+unsafe fn status(state: &mut DriverState, stream: u64, status: *mut c_int, id: *mut u64) -> Result<(), Code> {
     let capture = state.capture_of(stream)?.map(|(id, capture)| (id, capture.invalid));
     if !id.is_null() {
         unsafe { give(id, capture.map_or(0, |(id, _)| id)) }?;
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn cuGraphLaunch(exec: u64, stream: u64) -> c_int {
         }
         let known = state.execs.get(&exec).ok_or(Code::INVALID_VALUE)?;
         let (graph, last) = (known.graph.clone(), known.last.clone());
-        let runs = graph.iter().map(|vertex| start(state, &vertex.step)).collect::<Result<Vec<Run>, Code>>()?;
+        let runs = graph.iter().map(|vertex| start(state, &vertex.step)).collect::<Result<Vec<NodeRun>, Code>>()?;
         last.into_iter().for_each(|mark| state.streams.wait(stream, mark));
         let draw = state.streams.draw();
         state.streams.run(stream, launch(graph, runs, draw));
@@ -131,28 +131,28 @@ pub unsafe extern "C" fn cuGraphLaunch(exec: u64, stream: u64) -> c_int {
     })
 }
 /// One vertex of one launch. An event counts as recorded from the launch on.
-fn start(state: &mut State, step: &Step) -> Result<Run, Code> {
-    let event = |state: &mut State, event: &u64| {
+fn start(state: &mut DriverState, step: &CapturedCall) -> Result<NodeRun, Code> {
+    let event = |state: &mut DriverState, event: &u64| {
         let event = state.events.get_mut(event).ok_or(Code::INVALID_HANDLE)?;
         Ok(event.mark.clone())
     };
     Ok(match step {
-        Step::Node(node) => node(),
-        Step::Record(of) => {
+        CapturedCall::Node(node) => node(),
+        CapturedCall::Record(of) => {
             event(state, of)?;
-            let mark = Arc::new(Mark::default());
+            let mark = Arc::new(StreamMark::default());
             if let Some(event) = state.events.get_mut(of) {
                 (event.mark, event.captured) = (Some(mark.clone()), None);
             }
             Box::new(move |_| {
                 mark.pass();
-                Ok(Outcome::Done)
+                Ok(NodeProgress::Done)
             })
         }
-        Step::Await(of) => {
+        CapturedCall::Await(of) => {
             let mark = event(state, of)?;
             let passed = move || mark.as_ref().is_none_or(|mark| mark.passed().is_some());
-            Box::new(move |_| Ok(if passed() { Outcome::Done } else { Outcome::Waits }))
+            Box::new(move |_| Ok(if passed() { NodeProgress::Done } else { NodeProgress::Waits }))
         }
     })
 }

@@ -1,8 +1,9 @@
 //! Modules, functions, launches, tensor maps.
-use super::{bound, call, give, number};
-use crate::code::{Code, Result};
-use crate::kernels::{Shape, compile, shared_most};
-use crate::state::{State, lock, say, wait};
+use super::call::{bound, call, give, number};
+use crate::code::say;
+use crate::code::{Code, DriverResult};
+use crate::kernels::{GridShape, compile, shared_most};
+use crate::state::{DriverState, lock, wait};
 use flatshard_ptx::emulate::{Swizzle, TensorMap};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -126,7 +127,13 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
 
 /// # Safety
 /// As of cuda.h: as many pointers as the function has parameters, each to as many bytes as the parameter has.
-unsafe fn launch(state: &mut State, function: u64, shape: Shape, stream: u64, parameters: *mut *mut c_void) -> Result {
+unsafe fn launch(
+    state: &mut DriverState,
+    function: u64,
+    shape: GridShape,
+    stream: u64,
+    parameters: *mut *mut c_void,
+) -> DriverResult {
     let function = state.kernels.get(function)?.clone();
     let mut arguments = vec![];
     for (i, bytes) in function.parameters().into_iter().enumerate() {
@@ -167,7 +174,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             return Err(Code::NOT_SUPPORTED);
         }
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        unsafe { launch(state, function, Shape { grid, block, shared: shared as usize }, stream, parameters) }?;
+        unsafe { launch(state, function, GridShape { grid, block, shared: shared as usize }, stream, parameters) }?;
         if state.settings.blocking && state.capture_of(stream)?.is_none() {
             mark = Some(state.streams.mark(stream));
         }

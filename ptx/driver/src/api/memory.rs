@@ -1,9 +1,9 @@
-//! Memory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's documentation has it
+//! DriverMemory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's documentation has it
 //! ("API synchronization behavior"): pinned host memory is read and written when the copy runs, other host memory at the call.
-use super::{bound, call, give, number, waiting};
-use crate::code::{Code, Result};
+use super::call::{bound, call, give, number, waiting};
+use crate::code::{Code, DriverResult};
 use crate::queue::{LEGACY, Node, at_once};
-use crate::state::{State, alloc, current_gpu, free, lock, settle};
+use crate::state::{DriverState, alloc, current_gpu, free, lock, settle};
 use std::ffi::{c_int, c_uint, c_void};
 
 #[unsafe(no_mangle)]
@@ -62,19 +62,19 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, at: *mut c_v
 
 /// Where a copy comes from, or goes to.
 #[derive(Clone, Copy)]
-enum End {
+enum CopyEnd {
     /// Looked up when the copy runs.
     Known(u64),
     /// The host's own memory, which cannot be reached after the call.
     Pageable(u64),
 }
-fn end(state: &State, address: u64, bytes: usize) -> Result<End> {
+fn end(state: &DriverState, address: u64, bytes: usize) -> DriverResult<CopyEnd> {
     match (state.memory.knows(address), state.memory.holds(address, bytes)) {
-        (true, true) => Ok(End::Known(address)),
+        (true, true) => Ok(CopyEnd::Known(address)),
         // A device's address that is none, or runs off: the driver looks at once.
         (true, false) => Err(Code::INVALID_VALUE),
         (false, _) if address == 0 || address >= 1 << 47 => Err(Code::INVALID_VALUE),
-        (false, _) => Ok(End::Pageable(address)),
+        (false, _) => Ok(CopyEnd::Pageable(address)),
     }
 }
 fn move_bytes(from: u64, to: u64, bytes: usize) -> Node {
@@ -88,20 +88,22 @@ fn move_bytes(from: u64, to: u64, bytes: usize) -> Node {
 ///
 /// # Safety
 /// Host memory at `from` and `to` holds so many bytes.
-unsafe fn copy(state: &mut State, to: u64, from: u64, bytes: usize, stream: u64) -> Result<bool> {
+unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream: u64) -> DriverResult<bool> {
     if bytes == 0 {
         return Ok(false);
     }
     let captures = state.capture_of(stream)?.is_some();
     match (end(state, from, bytes)?, end(state, to, bytes)?) {
-        (End::Known(from), End::Known(to)) => state.enqueue(stream, move_bytes(from, to, bytes)).map(|()| false),
-        (End::Pageable(from), End::Known(to)) => {
+        (CopyEnd::Known(from), CopyEnd::Known(to)) => {
+            state.enqueue(stream, move_bytes(from, to, bytes)).map(|()| false)
+        }
+        (CopyEnd::Pageable(from), CopyEnd::Known(to)) => {
             // SAFETY: the caller's word.
             let data = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec();
             let put = at_once(move |memory| memory.write(to, bytes).map(|to| to.copy_from_slice(&data)));
             state.enqueue(stream, put).map(|()| false)
         }
-        (End::Known(from), End::Pageable(to)) => {
+        (CopyEnd::Known(from), CopyEnd::Pageable(to)) => {
             let fetch = at_once(move |memory| {
                 let data = memory.read(from, bytes)?;
                 // SAFETY: the caller's word: the call waits for this, or the graph's owner keeps it.
@@ -110,7 +112,7 @@ unsafe fn copy(state: &mut State, to: u64, from: u64, bytes: usize, stream: u64)
             });
             state.enqueue(stream, fetch).map(|()| !captures)
         }
-        (End::Pageable(from), End::Pageable(to)) => {
+        (CopyEnd::Pageable(from), CopyEnd::Pageable(to)) => {
             // SAFETY: the caller's word.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
             Ok(false)
@@ -169,15 +171,15 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, 
     unsafe { copy_async(to, from, bytes, stream) }
 }
 
-fn set(state: &mut State, to: u64, value: u8, bytes: usize, stream: u64) -> Result {
+fn set(state: &mut DriverState, to: u64, value: u8, bytes: usize, stream: u64) -> DriverResult {
     if bytes == 0 {
         return Ok(());
     }
     match end(state, to, bytes)? {
-        End::Known(to) => {
+        CopyEnd::Known(to) => {
             state.enqueue(stream, at_once(move |memory| memory.write(to, bytes).map(|to| to.fill(value))))
         }
-        End::Pageable(_) => Err(Code::INVALID_VALUE),
+        CopyEnd::Pageable(_) => Err(Code::INVALID_VALUE),
     }
 }
 /// On any memory that a device reaches, words at their alignment.
@@ -186,7 +188,7 @@ pub unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, words: usize, 
     bound(|state| {
         let (bytes, value) = (words * size_of::<u32>(), value.to_ne_bytes());
         match end(state, to, bytes)? {
-            End::Known(to) if to.is_multiple_of(4) => state.enqueue(
+            CopyEnd::Known(to) if to.is_multiple_of(4) => state.enqueue(
                 stream,
                 at_once(move |memory| {
                     let to = memory.write(to, bytes)?;

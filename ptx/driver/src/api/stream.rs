@@ -1,8 +1,8 @@
 //! Streams: made, ended, waited for; host functions. Capture is in `graph`.
-use super::{bound, give, waiting};
+use super::call::{bound, give, waiting};
 use crate::code::Code;
 use crate::queue::at_once;
-use crate::state::State;
+use crate::state::DriverState;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// CU_STREAM_NON_BLOCKING.
@@ -10,7 +10,7 @@ const NON_BLOCKING: c_uint = 1;
 
 /// # Safety
 /// As of cuda.h.
-unsafe fn create(state: &mut State, to: *mut u64, flags: c_uint, priority: c_int) -> Result<(), Code> {
+unsafe fn create(state: &mut DriverState, to: *mut u64, flags: c_uint, priority: c_int) -> Result<(), Code> {
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
     }

@@ -1,7 +1,7 @@
 //! The functions of cublasLt.h that products use, by its names and numbers. Pointers of callers are followed here and nowhere else; alpha and
 //! beta are the host's, read by the call. Sizes of attributes are those that cuBLASLt 13.4 takes.
-use super::choose::{DEFAULT, Layout, Problem, Refusal};
-use super::product::Product;
+use super::choose::{DEFAULT, MatrixLayout, Problem, Refusal};
+use super::product::LtProduct;
 use crate::settings::variable;
 use crate::{enqueue, node, say};
 use std::collections::HashMap;
@@ -25,12 +25,12 @@ const ALIGNED: u32 = 256;
 #[derive(Clone, Copy)]
 enum Object {
     Library,
-    Operation(Operation),
-    Layout(Layout),
-    Preference(Preference),
+    Operation(ProductOperation),
+    Layout(MatrixLayout),
+    Preference(ProductPreference),
 }
 #[derive(Clone, Copy)]
-struct Operation {
+struct ProductOperation {
     compute: c_int,
     scale: c_int,
     pointer_mode: c_int,
@@ -41,7 +41,7 @@ struct Operation {
     aux_ld: i64,
 }
 #[derive(Clone, Copy)]
-struct Preference {
+struct ProductPreference {
     workspace: u64,
     /// Of A, B, C, D, at least.
     aligned: [u32; 4],
@@ -88,10 +88,10 @@ fn destroy(handle: *mut c_void, is: fn(&Object) -> bool) -> c_int {
         _ => INVALID_VALUE,
     }
 }
-fn operation(handle: *mut c_void) -> Result<Operation, c_int> {
+fn operation(handle: *mut c_void) -> Result<ProductOperation, c_int> {
     if let Object::Operation(operation) = find(handle)? { Ok(operation) } else { Err(INVALID_VALUE) }
 }
-fn layout(handle: *mut c_void) -> Result<Layout, c_int> {
+fn layout(handle: *mut c_void) -> Result<MatrixLayout, c_int> {
     if let Object::Layout(layout) = find(handle)? { Ok(layout) } else { Err(INVALID_VALUE) }
 }
 fn status(done: Result<(), c_int>) -> c_int {
@@ -134,7 +134,7 @@ pub extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulDescCreate(out: *mut *mut c_void, compute: c_int, scale: c_int) -> c_int {
     let (epilogue, transposed) = (DEFAULT, [0; 2]);
-    let new = Operation { compute, scale, pointer_mode: 0, transposed, epilogue, bias: 0, aux: 0, aux_ld: 0 };
+    let new = ProductOperation { compute, scale, pointer_mode: 0, transposed, epilogue, bias: 0, aux: 0, aux_ld: 0 };
     // SAFETY: as above.
     unsafe { make(out, Object::Operation(new)) }
 }
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
     ld: i64,
 ) -> c_int {
     // SAFETY: as above.
-    unsafe { make(out, Object::Layout(Layout { dtype, rows, columns, ld })) }
+    unsafe { make(out, Object::Layout(MatrixLayout { dtype, rows, columns, ld })) }
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatrixLayoutDestroy(handle: *mut c_void) -> c_int {
@@ -214,7 +214,7 @@ pub extern "C" fn cublasLtMatrixLayoutDestroy(handle: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulPreferenceCreate(out: *mut *mut c_void) -> c_int {
     // SAFETY: as above.
-    unsafe { make(out, Object::Preference(Preference { workspace: 0, aligned: [ALIGNED; 4] })) }
+    unsafe { make(out, Object::Preference(ProductPreference { workspace: 0, aligned: [ALIGNED; 4] })) }
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulPreferenceDestroy(handle: *mut c_void) -> c_int {
@@ -262,7 +262,7 @@ const CHOSEN: u64 = 0x5349_4d4c_545f_3031;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
-pub struct Choice {
+pub struct AlgorithmChoice {
     algorithm: Algorithm,
     workspace: usize,
     state: c_int,
@@ -284,7 +284,7 @@ fn packed(exponents: [u64; 6]) -> u64 {
 }
 
 /// The problem that descriptors say.
-fn problem(operation: &Operation, layouts: [*mut c_void; 4]) -> Result<Problem, c_int> {
+fn problem(operation: &ProductOperation, layouts: [*mut c_void; 4]) -> Result<Problem, c_int> {
     let [a, b, c, d] = layouts;
     let layouts = [layout(a)?, layout(b)?, layout(c)?, layout(d)?];
     let mut transposed = [false; 2];
@@ -298,11 +298,11 @@ fn problem(operation: &Operation, layouts: [*mut c_void; 4]) -> Result<Problem, 
     if operation.pointer_mode != 0 {
         return Err(NOT_SUPPORTED);
     }
-    let Operation { compute, scale, epilogue, aux_ld, .. } = *operation;
+    let ProductOperation { compute, scale, epilogue, aux_ld, .. } = *operation;
     Ok(Problem { compute, scale, transposed, epilogue, aux_ld, layouts })
 }
 
-fn allowed(problem: &Problem, operation: &Operation) -> Result<(), c_int> {
+fn allowed(problem: &Problem, operation: &ProductOperation) -> Result<(), c_int> {
     problem.check(operation.bias, operation.aux).map_err(|refusal| match refusal {
         Refusal::Invalid(why) => {
             say(&format!("cuBLASLt: {why}: {problem:?}"));
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     d: *mut c_void,
     preference: *mut c_void,
     wanted: c_int,
-    out: *mut Choice,
+    out: *mut AlgorithmChoice,
     count: *mut c_int,
 ) -> c_int {
     status((|| {
@@ -348,7 +348,8 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         let aligned = packed([a, b, c, d, exponent(operation.bias), exponent(operation.aux)]);
         let workspace = problem.workspace(preference.workspace);
         let algorithm = Algorithm { mark: CHOSEN, problem: digest(&problem), aligned, workspace, rest: [0; 4] };
-        let choice = Choice { algorithm, workspace: workspace as usize, state: SUCCESS, waves: 1.0, reserved: [0; 4] };
+        let choice =
+            AlgorithmChoice { algorithm, workspace: workspace as usize, state: SUCCESS, waves: 1.0, reserved: [0; 4] };
         // SAFETY: the caller has room for one result at least, and an int.
         unsafe {
             out.write(choice);
@@ -426,7 +427,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
             return wrong("C and D are one matrix in two layouts");
         }
         let (bias, aux) = (operation.bias, operation.aux);
-        let product = Product { problem, alpha, beta, at, bias, aux, workspace: (workspace as u64, taken) };
+        let product = LtProduct { problem, alpha, beta, at, bias, aux, workspace: (workspace as u64, taken) };
         enqueue(stream as u64, node(move || Box::new(product.run()))).map_err(|_| EXECUTION_FAILED)
     })())
 }

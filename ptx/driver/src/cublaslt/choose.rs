@@ -26,7 +26,7 @@ pub fn width(dtype: i32) -> Option<usize> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Layout {
+pub struct MatrixLayout {
     pub dtype: i32,
     pub rows: u64,
     pub columns: u64,
@@ -42,7 +42,7 @@ pub struct Problem {
     pub epilogue: u32,
     pub aux_ld: i64,
     /// A, B, C, D.
-    pub layouts: [Layout; 4],
+    pub layouts: [MatrixLayout; 4],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ impl Problem {
     pub fn check(&self, bias: u64, aux: u64) -> Result<(), Refusal> {
         use Refusal::{Invalid, Unsupported};
         let [a, b, c, d] = self.layouts;
-        let of = |l: Layout, transposed: bool| if transposed { (l.columns, l.rows) } else { (l.rows, l.columns) };
+        let of = |l: MatrixLayout, transposed: bool| if transposed { (l.columns, l.rows) } else { (l.rows, l.columns) };
         let ((m, k), (k_too, n)) = (of(a, self.transposed[0]), of(b, self.transposed[1]));
         if (k, m, n) != (k_too, d.rows, d.columns) || (c.rows, c.columns) != (d.rows, d.columns) {
             return Err(Invalid("the shapes of A, B, C and D do not make a product"));
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn problem(epilogue: u32) -> Problem {
-        let layout = |rows, columns| Layout { dtype: BF16, rows, columns, ld: rows as i64 };
+        let layout = |rows, columns| MatrixLayout { dtype: BF16, rows, columns, ld: rows as i64 };
         let layouts = [layout(32, 16), layout(32, 8), layout(16, 8), layout(16, 8)];
         Problem { compute: COMPUTE_32F, scale: F32, transposed: [true, false], epilogue, aux_ld: 16, layouts }
     }

@@ -1,12 +1,12 @@
 //! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, by columns, summed in f32 and rounded once to D's type: as a stream does it, in two
 //! steps with the sums in the workspace between them where there is one.
-use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, Layout, Problem, width};
-use crate::{Memory, Outcome, Result};
+use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
+use crate::{DriverMemory, DriverResult, NodeProgress};
 use half::{bf16, f16};
 
 /// A call, its numbers read.
 #[derive(Clone, Copy)]
-pub struct Product {
+pub struct LtProduct {
     pub problem: Problem,
     pub alpha: f32,
     pub beta: f32,
@@ -38,7 +38,7 @@ fn tf32(x: f32) -> f32 {
 }
 
 /// A matrix by columns without gaps; nothing between its columns is read.
-fn load(memory: &mut Memory, at: u64, layout: Layout) -> Result<Vec<f32>> {
+fn load(memory: &mut DriverMemory, at: u64, layout: MatrixLayout) -> DriverResult<Vec<f32>> {
     let size = width(layout.dtype).unwrap_or(1);
     let mut values = Vec::with_capacity((layout.rows * layout.columns) as usize);
     for column in 0..layout.columns {
@@ -48,7 +48,7 @@ fn load(memory: &mut Memory, at: u64, layout: Layout) -> Result<Vec<f32>> {
     }
     Ok(values)
 }
-fn store(memory: &mut Memory, at: u64, layout: Layout, values: &[f32]) -> Result {
+fn store(memory: &mut DriverMemory, at: u64, layout: MatrixLayout, values: &[f32]) -> DriverResult {
     let (size, rows) = (width(layout.dtype).unwrap_or(1), layout.rows as usize);
     for (column, values) in values.chunks_exact(rows).enumerate() {
         let to = at + column as u64 * layout.ld as u64 * size as u64;
@@ -76,31 +76,31 @@ fn gelu_slope(z: f32) -> f32 {
     0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * slope
 }
 
-impl Product {
-    /// Step by step: the state of one launch.
-    pub fn run(self) -> impl FnMut(&mut Memory) -> Result<Outcome> + Send {
+impl LtProduct {
+    /// CapturedCall by step: the state of one launch.
+    pub fn run(self) -> impl FnMut(&mut DriverMemory) -> DriverResult<NodeProgress> + Send {
         let mut summed = false;
         move |memory| {
             let (at, bytes) = self.workspace;
             if !summed {
                 let sums = self.sums(memory)?;
                 if bytes == 0 {
-                    return self.follow(memory, sums).map(|()| Outcome::Done);
+                    return self.follow(memory, sums).map(|()| NodeProgress::Done);
                 }
                 let raw: Vec<u8> = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
                 memory.write(at, bytes)?[..raw.len()].copy_from_slice(&raw);
                 summed = true;
-                return Ok(Outcome::Moved);
+                return Ok(NodeProgress::Moved);
             }
             let (m, n, _) = self.problem.shape();
             let raw = &memory.read(at, bytes)?[..(m * n) as usize * 4];
             let sums = raw.chunks_exact(4).map(|bytes| value(0, bytes)).collect();
-            self.follow(memory, sums).map(|()| Outcome::Done)
+            self.follow(memory, sums).map(|()| NodeProgress::Done)
         }
     }
 
     /// alpha op(A) op(B), f32 (m, n) by columns.
-    fn sums(&self, memory: &mut Memory) -> Result<Vec<f32>> {
+    fn sums(&self, memory: &mut DriverMemory) -> DriverResult<Vec<f32>> {
         let Problem { transposed, layouts: [a, b, ..], compute, .. } = self.problem;
         let (m, n, k) = self.problem.shape();
         // Each element is a sum over two columns of k.
@@ -122,7 +122,7 @@ impl Product {
     }
 
     /// What follows the sums.
-    fn follow(&self, memory: &mut Memory, mut values: Vec<f32>) -> Result {
+    fn follow(&self, memory: &mut DriverMemory, mut values: Vec<f32>) -> DriverResult {
         let Problem { epilogue, layouts: [_, _, c, d], aux_ld, .. } = self.problem;
         let rows = d.rows as usize;
         // C is not read where nothing of it is added.
@@ -131,11 +131,11 @@ impl Product {
             values.iter_mut().zip(added).for_each(|(x, c)| *x += self.beta * c);
         }
         if self.problem.has_bias() {
-            let bias = load(memory, self.bias, Layout { columns: 1, ..d })?;
+            let bias = load(memory, self.bias, MatrixLayout { columns: 1, ..d })?;
             values.iter_mut().enumerate().for_each(|(i, x)| *x += bias[i % rows]);
         }
         if self.problem.has_aux() {
-            let aux = Layout { ld: aux_ld, ..d };
+            let aux = MatrixLayout { ld: aux_ld, ..d };
             if epilogue == DGELU {
                 let z = load(memory, self.aux, aux)?;
                 values.iter_mut().zip(z).for_each(|(x, z)| *x *= gelu_slope(z));

@@ -1,9 +1,12 @@
 //! NCCL's functions by the names and numbers of nccl.h 2.30: what makes and ends communicators, and memory. Pointers of callers are followed
 //! here and nowhere else. Nothing here waits for another rank but in communicators that were made to block.
-use super::comm::{Comm, LOOK, Seat, complain, lock};
-use super::hub::{self, KEY};
-use super::link::Link;
-use super::wire::Kind;
+use super::code::{
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
+};
+use super::comm::{CommRank, NcclComm, POLL, complain, lock};
+use super::hub;
+use super::link::HubLink;
+use super::wire::{FrameKind, KEY};
 use crate::current_gpu;
 use crate::settings::variable;
 use std::collections::HashMap;
@@ -11,15 +14,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-
-/// `ncclResult_t`.
-pub const SUCCESS: c_int = 0;
-pub const UNHANDLED_CUDA_ERROR: c_int = 1;
-pub const SYSTEM_ERROR: c_int = 2;
-pub const INVALID_ARGUMENT: c_int = 4;
-pub const INVALID_USAGE: c_int = 5;
-pub const REMOTE_ERROR: c_int = 6;
-pub const IN_PROGRESS: c_int = 7;
 
 /// 2.30.7.
 const VERSION: c_int = 23_007;
@@ -30,12 +24,12 @@ const GRANULE: usize = 2 << 20;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct UniqueId([u8; 128]);
+pub struct NcclUniqueId([u8; 128]);
 
 /// `ncclConfig_t` up to what 2.17 had, the least that any caller gives.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Config {
+pub struct NcclInitConfig {
     size: usize,
     magic: u32,
     version: u32,
@@ -48,22 +42,22 @@ pub struct Config {
 }
 
 /// Handles that are alive; a handle is a number and is never followed.
-static COMMS: Mutex<Option<HashMap<usize, Arc<Comm>>>> = Mutex::new(None);
+static COMMS: Mutex<Option<HashMap<usize, Arc<NcclComm>>>> = Mutex::new(None);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-fn add(comm: Arc<Comm>) -> usize {
+fn add(comm: Arc<NcclComm>) -> usize {
     let handle = 0x10_0000 + 64 * NEXT.fetch_add(1, SeqCst);
     lock(&COMMS).get_or_insert_default().insert(handle, comm);
     handle
 }
-pub fn find(handle: *mut c_void) -> Result<Arc<Comm>, c_int> {
+pub fn find(handle: *mut c_void) -> Result<Arc<NcclComm>, c_int> {
     let comm = lock(&COMMS).as_ref().and_then(|comms| comms.get(&(handle as usize)).cloned());
     comm.ok_or_else(|| {
         complain(&format!("{handle:?} is no communicator: never made, destroyed or aborted"));
         INVALID_ARGUMENT
     })
 }
-fn remove(handle: *mut c_void) -> Result<Arc<Comm>, c_int> {
+fn remove(handle: *mut c_void) -> Result<Arc<NcclComm>, c_int> {
     let comm = find(handle)?;
     lock(&COMMS).as_mut().and_then(|comms| comms.remove(&(handle as usize)));
     Ok(comm)
@@ -105,7 +99,7 @@ pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
 /// # Safety
 /// `out` points to 128 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
+pub unsafe extern "C" fn ncclGetUniqueId(out: *mut NcclUniqueId) -> c_int {
     let random = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
     let key: [u8; KEY] = std::array::from_fn(|i| if i < 8 { random()[i] } else { random()[i - 8] });
     let Ok(port) = hub::open(key) else { return SYSTEM_ERROR };
@@ -113,12 +107,12 @@ pub unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
     id[..2].copy_from_slice(&port.to_le_bytes());
     id[2..2 + KEY].copy_from_slice(&key);
     // SAFETY: the caller's 128 bytes.
-    unsafe { *out = UniqueId(id) };
+    unsafe { *out = NcclUniqueId(id) };
     SUCCESS
 }
 
 /// As `parseCommConfig`: blocking or not.
-fn parse(config: *const Config) -> Result<bool, c_int> {
+fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
     let wrong = |what: String| {
         complain(&what);
         INVALID_ARGUMENT
@@ -131,7 +125,7 @@ fn parse(config: *const Config) -> Result<bool, c_int> {
     if magic != MAGIC {
         return Err(wrong("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER".into()));
     }
-    if size < size_of::<Config>() {
+    if size < size_of::<NcclInitConfig>() {
         return Err(wrong(format!("ncclConfig_t of {size} bytes: older than 2.18")));
     }
     // SAFETY: it has at least these bytes.
@@ -158,9 +152,9 @@ fn parse(config: *const Config) -> Result<bool, c_int> {
 pub unsafe extern "C" fn ncclCommInitRankConfig(
     out: *mut *mut c_void,
     size: c_int,
-    id: UniqueId,
+    id: NcclUniqueId,
     rank: c_int,
-    config: *const Config,
+    config: *const NcclInitConfig,
 ) -> c_int {
     code((|| {
         let blocking = parse(config)?;
@@ -169,27 +163,27 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
             return Err(INVALID_ARGUMENT);
         }
         let gpu = current_gpu().map_err(|_| UNHANDLED_CUDA_ERROR)?;
-        let comm = Comm::new(gpu, blocking, over_sockets());
+        let comm = NcclComm::new(gpu, blocking, over_sockets());
         // SAFETY: the caller's handle.
         unsafe { *out = add(comm.clone()) as *mut c_void };
         let port = u16::from_le_bytes([id.0[0], id.0[1]]);
         let key: [u8; KEY] = std::array::from_fn(|i| id.0[2 + i]);
         let host = variable("NCCL_HOSTID").unwrap_or_default();
         comm.beside(move |comm| {
-            let link = Link::open(port, key, rank as usize, size as usize, gpu as u64, &host)
+            let link = HubLink::open(port, key, rank as usize, size as usize, gpu as u64, &host)
                 .map_err(|e| (SYSTEM_ERROR, format!("cannot reach rank 0: {e}")))?;
             loop {
                 if let Some(frame) = link.answer(0, 0) {
-                    if frame.kind != Kind::Ready {
+                    if frame.kind != FrameKind::Ready {
                         return Err((frame.words[0] as c_int, String::from_utf8_lossy(&frame.body).into_owned()));
                     }
-                    comm.sit(Seat { link, id: 0, rank: rank as usize, size: size as usize });
+                    comm.sit(CommRank { link, id: 0, rank: rank as usize, size: size as usize });
                     return Ok(());
                 }
                 match link.lost() {
                     Some(rank) => return Err((REMOTE_ERROR, format!("rank {rank} left while ranks met"))),
                     None if comm.aborted() => return Ok(()),
-                    None => std::thread::sleep(LOOK),
+                    None => std::thread::sleep(POLL),
                 }
             }
         });
@@ -198,9 +192,9 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
 }
 
 /// A communicator that blocks returns when all is done.
-fn settle(comm: &Comm) -> c_int {
+fn settle(comm: &NcclComm) -> c_int {
     while comm.blocking && comm.state() == IN_PROGRESS {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     }
     comm.state()
 }
@@ -213,7 +207,7 @@ pub unsafe extern "C" fn ncclCommSplit(
     color: c_int,
     key: c_int,
     out: *mut *mut c_void,
-    config: *const Config,
+    config: *const NcclInitConfig,
 ) -> c_int {
     code((|| {
         let comm = find(handle)?;
@@ -223,15 +217,16 @@ pub unsafe extern "C" fn ncclCommSplit(
         unsafe { *out = std::ptr::null_mut() };
         let out = out as usize;
         comm.beside(move |comm| {
-            let number = comm.tell(Kind::Split, [i64::from(color) as u64, i64::from(key) as u64, 0, 0, 0], Vec::new());
+            let number =
+                comm.tell(FrameKind::Split, [i64::from(color) as u64, i64::from(key) as u64, 0, 0, 0], Vec::new());
             let Some(frame) = comm.wait(number) else { return Ok(()) };
-            if frame.kind != Kind::Ready {
+            if frame.kind != FrameKind::Ready {
                 return Err((frame.words[0] as c_int, String::from_utf8_lossy(&frame.body).into_owned()));
             }
             let [id, rank, size, ..] = frame.words;
             if let Some(seat) = comm.seat().filter(|_| id != u64::MAX) {
-                let child = Comm::new(comm.gpu, blocking, comm.sockets);
-                child.sit(Seat { link: seat.link.clone(), id, rank: rank as usize, size: size as usize });
+                let child = NcclComm::new(comm.gpu, blocking, comm.sockets);
+                child.sit(CommRank { link: seat.link.clone(), id, rank: rank as usize, size: size as usize });
                 // SAFETY: the caller keeps the place until the split is complete.
                 unsafe { (out as *mut *mut c_void).write_volatile(add(child) as *mut c_void) };
             }
@@ -267,9 +262,9 @@ pub extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
                     );
                     said = true;
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
             }
-            let number = comm.tell(Kind::End, [0; 5], Vec::new());
+            let number = comm.tell(FrameKind::End, [0; 5], Vec::new());
             comm.wait(number);
             Ok(())
         });
@@ -314,7 +309,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, bytes: usize) -> c_
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     let at = at as u64;
-    let comms: Vec<Arc<Comm>> = lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect();
+    let comms: Vec<Arc<NcclComm>> = lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect();
     if comms.iter().any(|comm| lock(&comm.registered).iter().any(|(_, start, _)| *start == at)) {
         complain(&format!("ncclMemFree of {at:#x}, which is registered"));
         return INVALID_USAGE;

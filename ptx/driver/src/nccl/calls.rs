@@ -1,9 +1,10 @@
 //! The collectives and messages of nccl.h, and groups of them: arguments are checked, then they are in their streams. Never moves data: `work`
 //! does.
-use super::api::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR, code, find};
-use super::comm::{Comm, complain, lock};
-use super::sums::{self, Operation};
-use super::work::{Call, Together, What};
+use super::api::{code, find};
+use super::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR};
+use super::comm::{NcclComm, complain, lock};
+use super::sums::{self, NcclOperation};
+use super::work::{CallGroup, NcclCall, NcclCallKind};
 use crate::{Node, capturing, enqueue, node};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -16,7 +17,7 @@ const LATE: Duration = Duration::from_micros(300);
 
 thread_local! {
     /// Groups that are open on this thread, and what was asked for in them.
-    static GROUP: RefCell<(usize, Vec<(Call, u64)>)> = const { RefCell::new((0, Vec::new())) };
+    static GROUP: RefCell<(usize, Vec<(NcclCall, u64)>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 #[unsafe(no_mangle)]
@@ -48,7 +49,7 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
 }
 
 /// One call, now or at its group's end.
-fn ask(call: Result<(Call, u64), c_int>) -> c_int {
+fn ask(call: Result<(NcclCall, u64), c_int>) -> c_int {
     code(call.map(|asked| {
         let single = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
             0 => Some(vec![asked]),
@@ -62,13 +63,13 @@ fn ask(call: Result<(Call, u64), c_int>) -> c_int {
 }
 
 /// Into their streams: those of one communicator and stream together.
-fn start(mut calls: Vec<(Call, u64)>) -> c_int {
+fn start(mut calls: Vec<(NcclCall, u64)>) -> c_int {
     let mut result = SUCCESS;
     while let Some((first, stream)) = calls.first().cloned() {
-        let of = |(call, on): &(Call, u64)| Arc::ptr_eq(&call.comm, &first.comm) && *on == stream;
+        let of = |(call, on): &(NcclCall, u64)| Arc::ptr_eq(&call.comm, &first.comm) && *on == stream;
         let (together, rest): (Vec<_>, Vec<_>) = calls.into_iter().partition(of);
         calls = rest;
-        let together: Vec<Call> = together.into_iter().map(|(call, _)| call).collect();
+        let together: Vec<NcclCall> = together.into_iter().map(|(call, _)| call).collect();
         match give(&first.comm, together, stream) {
             SUCCESS => {}
             code => result = code,
@@ -78,25 +79,25 @@ fn start(mut calls: Vec<(Call, u64)>) -> c_int {
 }
 
 /// While a stream captures, what becomes of the calls is the graph's.
-struct Held(Arc<Comm>);
-impl Drop for Held {
+struct GraphHold(Arc<NcclComm>);
+impl Drop for GraphHold {
     fn drop(&mut self) {
         self.0.nodes.fetch_sub(1, SeqCst);
     }
 }
 
-fn give(comm: &Arc<Comm>, calls: Vec<Call>, stream: u64) -> c_int {
+fn give(comm: &Arc<NcclComm>, calls: Vec<NcclCall>, stream: u64) -> c_int {
     let captured = capturing(stream).unwrap_or(false);
     let held = captured.then(|| {
         comm.nodes.fetch_add(1, SeqCst);
-        Held(comm.clone())
+        GraphHold(comm.clone())
     });
     let work: Node = node(move || {
         let _held = &held;
-        let mut together = Together::new(&calls);
+        let mut together = CallGroup::new(&calls);
         Box::new(move |memory| together.step(memory))
     });
-    let late = move |_: &Arc<Comm>| {
+    let late = move |_: &Arc<NcclComm>| {
         enqueue(stream, work.clone())
             .map_err(|e| (UNHANDLED_CUDA_ERROR, format!("the stream takes no work: CUDA error {}", e.0)))
     };
@@ -119,9 +120,9 @@ fn give(comm: &Arc<Comm>, calls: Vec<Call>, stream: u64) -> c_int {
     }
 }
 
-/// What `ArgsCheck` refuses, and buffers that overlap in another way than in place.
+/// NcclCallKind `ArgsCheck` refuses, and buffers that overlap in another way than in place.
 fn collective(
-    operation: Operation,
+    operation: NcclOperation,
     [source, target]: [u64; 2],
     count: usize,
     [dtype, reduction, root]: [c_int; 3],
@@ -147,8 +148,8 @@ fn collective(
         let (from, to) = (source..source + (given * width) as u64, target..target + (got * width) as u64);
         let own = (seat.rank * count * width) as u64;
         let in_place = match operation {
-            Operation::AllGather => source == target + own,
-            Operation::ReduceScatter => target == source + own,
+            NcclOperation::AllGather => source == target + own,
+            NcclOperation::ReduceScatter => target == source + own,
             _ => source == target,
         };
         if !in_place && from.start < to.end && to.start < from.end {
@@ -157,9 +158,9 @@ fn collective(
         let known =
             |at: u64| lock(&comm.registered).iter().any(|(_, start, len)| (*start..start + *len as u64).contains(&at));
         let registered = u64::from(known(source)) << 8 | u64::from(known(target)) << 9;
-        let what = What::Collective { operation, reduction: reduction as u64 | registered, root: root as u64 };
+        let what = NcclCallKind::Collective { operation, reduction: reduction as u64 | registered, root: root as u64 };
         let comm = comm.clone();
-        Ok((Call { comm, what, source, target, count, dtype: dtype as u64 }, stream as u64))
+        Ok((NcclCall { comm, what, source, target, count, dtype: dtype as u64 }, stream as u64))
     })())
 }
 
@@ -172,7 +173,7 @@ pub extern "C" fn ncclAllGather(
     comm: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    collective(Operation::AllGather, [source as u64, target as u64], count, [dtype, 0, 0], comm, stream)
+    collective(NcclOperation::AllGather, [source as u64, target as u64], count, [dtype, 0, 0], comm, stream)
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclReduceScatter(
@@ -184,7 +185,7 @@ pub extern "C" fn ncclReduceScatter(
     comm: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    collective(Operation::ReduceScatter, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+    collective(NcclOperation::ReduceScatter, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclAllReduce(
@@ -196,7 +197,7 @@ pub extern "C" fn ncclAllReduce(
     comm: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    collective(Operation::AllReduce, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
+    collective(NcclOperation::AllReduce, [source as u64, target as u64], count, [dtype, reduction, 0], comm, stream)
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclBroadcast(
@@ -208,7 +209,7 @@ pub extern "C" fn ncclBroadcast(
     comm: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    collective(Operation::Broadcast, [source as u64, target as u64], count, [dtype, 0, root], comm, stream)
+    collective(NcclOperation::Broadcast, [source as u64, target as u64], count, [dtype, 0, root], comm, stream)
 }
 
 fn post(
@@ -229,9 +230,9 @@ fn post(
             return Err(INVALID_ARGUMENT);
         }
         let peer = peer as usize;
-        let what = if sends { What::Send { to: peer } } else { What::Receive { from: peer } };
+        let what = if sends { NcclCallKind::Send { to: peer } } else { NcclCallKind::Receive { from: peer } };
         let comm = comm.clone();
-        Ok((Call { comm, what, source: at, target: at, count, dtype: dtype as u64 }, stream as u64))
+        Ok((NcclCall { comm, what, source: at, target: at, count, dtype: dtype as u64 }, stream as u64))
     })())
 }
 #[unsafe(no_mangle)]

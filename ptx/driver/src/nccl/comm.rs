@@ -1,26 +1,26 @@
 //! A communicator: what it is in its world, what it waits for, what ailed it. Never blocks a caller: whatever takes time is done by threads
 //! and by streams, and is asked for.
-use super::api::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
-use super::link::Link;
-use super::wire::{Frame, Kind};
+use super::code::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
+use super::link::HubLink;
+use super::wire::{Frame, FrameKind};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Between two looks of a thread that waits.
-pub const LOOK: Duration = Duration::from_micros(200);
+/// How often a waiting thread polls.
+pub const POLL: Duration = Duration::from_micros(200);
 
 /// Where a communicator stands in its world.
-pub struct Seat {
-    pub link: Arc<Link>,
+pub struct CommRank {
+    pub link: Arc<HubLink>,
     pub id: u64,
     pub rank: usize,
     pub size: usize,
 }
 
-pub struct Comm {
-    seat: OnceLock<Seat>,
+pub struct NcclComm {
+    seat: OnceLock<CommRank>,
     /// Its GPU.
     pub gpu: usize,
     pub blocking: bool,
@@ -33,13 +33,13 @@ pub struct Comm {
     /// Collectives begun, in the order in which streams reach them.
     next: AtomicU64,
     /// One operation at a time, as on the real one's own stream.
-    pub turn: AtomicBool,
+    pub running: AtomicBool,
     /// Messages sent to and taken from each rank.
     posts: Mutex<HashMap<(bool, usize), u64>>,
     /// Operations that streams hold, and nodes that graphs hold.
     pub in_flight: AtomicUsize,
     pub nodes: AtomicUsize,
-    /// Memory that was registered: handle, address, bytes.
+    /// DriverMemory that was registered: handle, address, bytes.
     pub registered: Mutex<Vec<(usize, u64, usize)>>,
 }
 
@@ -47,9 +47,9 @@ pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Comm {
-    pub fn new(gpu: usize, blocking: bool, sockets: bool) -> Arc<Comm> {
-        Arc::new(Comm {
+impl NcclComm {
+    pub fn new(gpu: usize, blocking: bool, sockets: bool) -> Arc<NcclComm> {
+        Arc::new(NcclComm {
             seat: OnceLock::new(),
             gpu,
             blocking,
@@ -58,7 +58,7 @@ impl Comm {
             error: AtomicI32::new(SUCCESS),
             aborted: AtomicBool::new(false),
             next: AtomicU64::new(0),
-            turn: AtomicBool::new(false),
+            running: AtomicBool::new(false),
             posts: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             nodes: AtomicUsize::new(0),
@@ -66,15 +66,15 @@ impl Comm {
         })
     }
     /// Once its world has answered.
-    pub fn seat(&self) -> Option<&Seat> {
+    pub fn seat(&self) -> Option<&CommRank> {
         self.seat.get()
     }
-    pub fn sit(&self, seat: Seat) {
+    pub fn sit(&self, seat: CommRank) {
         let _ = self.seat.set(seat);
     }
     /// `ncclCommGetAsyncError`.
     pub fn state(&self) -> i32 {
-        self.look();
+        self.check_lost();
         match self.error.load(SeqCst) {
             SUCCESS if self.busy.load(SeqCst) > 0 => IN_PROGRESS,
             code => code,
@@ -103,14 +103,17 @@ impl Comm {
         self.aborted.load(SeqCst)
     }
     /// Over sockets a lost rank is an error; a kernel that spins on its memory learns nothing.
-    fn look(&self) {
+    fn check_lost(&self) {
         if let Some(rank) = self.seat().filter(|_| self.sockets).and_then(|seat| seat.link.lost()) {
             self.fail(REMOTE_ERROR, &format!("rank {rank} of the world closed its connection"));
         }
     }
 
     /// `job` beside the caller; until it is over, the communicator is in progress. Its error is the communicator's.
-    pub fn beside(self: &Arc<Comm>, job: impl FnOnce(&Arc<Comm>) -> Result<(), (i32, String)> + Send + 'static) {
+    pub fn beside(
+        self: &Arc<NcclComm>,
+        job: impl FnOnce(&Arc<NcclComm>) -> Result<(), (i32, String)> + Send + 'static,
+    ) {
         self.busy.fetch_add(1, SeqCst);
         let comm = self.clone();
         std::thread::spawn(move || {
@@ -122,7 +125,7 @@ impl Comm {
     }
 
     /// Tells the hub, and gives the number under which it will answer.
-    pub fn tell(&self, kind: Kind, words: [u64; 5], body: Vec<u8>) -> u64 {
+    pub fn tell(&self, kind: FrameKind, words: [u64; 5], body: Vec<u8>) -> u64 {
         let number = self.next.fetch_add(1, SeqCst);
         if let Some(seat) = self.seat() {
             let _ = seat.link.send(&Frame::new(kind, seat.id, number, words, body)); // a hub that is gone is a lost rank
@@ -138,11 +141,11 @@ impl Comm {
             if let Some(frame) = self.answer(number) {
                 return Some(frame);
             }
-            self.look();
+            self.check_lost();
             if self.aborted() || self.error.load(SeqCst) != SUCCESS {
                 return None;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
     /// The next message to (or from) a rank.

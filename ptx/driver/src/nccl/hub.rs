@@ -1,19 +1,16 @@
 //! The middle of a pretended world: a thread of the process that made its id, to which every rank connects over loopback. It waits until all
 //! ranks of a communicator have sent their part, compares what they ask for, and answers each with its result. Never holds on to a rank
 //! that is gone: the others are told.
-use super::api::{INVALID_USAGE, REMOTE_ERROR};
+use super::code::{INVALID_USAGE, REMOTE_ERROR};
 use super::sums;
-use super::wire::{Frame, Kind};
+use super::wire::{Frame, FrameKind, KEY};
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that tell one world from another.
-pub const KEY: usize = 16;
-
 #[derive(Default)]
-struct State {
+struct HubState {
     /// By world rank: where to answer, once it has come; and the communicators that it has not ended.
     ranks: Vec<Option<TcpStream>>,
     open: Vec<usize>,
@@ -29,7 +26,7 @@ struct State {
 pub fn open(key: [u8; KEY]) -> io::Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
-    let state = Arc::new(Mutex::new(State::default()));
+    let state = Arc::new(Mutex::new(HubState::default()));
     std::thread::Builder::new().name("nccl hub".into()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let state = state.clone();
@@ -39,14 +36,14 @@ pub fn open(key: [u8; KEY]) -> io::Result<u16> {
     Ok(port)
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<HubState>) -> MutexGuard<'_, HubState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve(state: &Mutex<State>, mut stream: TcpStream, key: [u8; KEY]) {
+fn serve(state: &Mutex<HubState>, mut stream: TcpStream, key: [u8; KEY]) {
     let _ = stream.set_nodelay(true);
     let Ok(hello) = Frame::read(&mut stream) else { return };
-    if hello.kind != Kind::Hello || !hello.body.starts_with(&key) {
+    if hello.kind != FrameKind::Hello || !hello.body.starts_with(&key) {
         return;
     }
     let me = hello.words[0] as usize;
@@ -60,7 +57,7 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream, key: [u8; KEY]) {
     lock(state).lose(me);
 }
 
-impl State {
+impl HubState {
     fn answer(&mut self, to: usize, frame: &Frame) {
         if let Some(Some(stream)) = self.ranks.get_mut(to) {
             let _ = frame.write(stream); // its own thread sees that it is gone
@@ -90,7 +87,7 @@ impl State {
                     Some((a, b)) => {
                         wrong(0, 0, INVALID_USAGE, format!("Duplicate GPU detected: ranks {a} and {b} of one host"))
                     }
-                    None => Frame::new(Kind::Ready, 0, 0, [0, to as u64, size as u64, 0, 0], Vec::new()),
+                    None => Frame::new(FrameKind::Ready, 0, 0, [0, to as u64, size as u64, 0, 0], Vec::new()),
                 };
                 self.open[to] += 1;
                 self.answer(to, &frame);
@@ -103,10 +100,10 @@ impl State {
     fn take(&mut self, me: usize, frame: Frame) {
         let Some(members) = self.comms.get(&frame.comm).cloned() else { return };
         let Some(index) = members.iter().position(|&rank| rank == me) else { return };
-        if frame.kind == Kind::Post {
+        if frame.kind == FrameKind::Post {
             let [to, nth, dtype, count, _] = frame.words;
             if let Some(&to) = members.get(to as usize) {
-                let mail = Frame::new(Kind::Mail, frame.comm, 0, [index as u64, nth, dtype, count, 0], frame.body);
+                let mail = Frame::new(FrameKind::Mail, frame.comm, 0, [index as u64, nth, dtype, count, 0], frame.body);
                 self.answer(to, &mail);
             }
             return;
@@ -134,16 +131,16 @@ impl State {
             );
         }
         match kind {
-            Kind::Split => self.split(members, parts),
-            Kind::End => {
+            FrameKind::Split => self.split(members, parts),
+            FrameKind::End => {
                 members.iter().for_each(|&rank| self.open[rank] = self.open[rank].saturating_sub(1));
-                vec![Frame::new(Kind::Done, comm, seq, [0; 5], Vec::new()); parts.len()]
+                vec![Frame::new(FrameKind::Done, comm, seq, [0; 5], Vec::new()); parts.len()]
             }
             _ => {
                 if let Some(rank) = parts.iter().position(|part| part.words != parts[0].words) {
                     let said = |words: [u64; 5]| {
                         let name =
-                            sums::Operation::of(words[0]).map_or("?".into(), |operation| format!("{operation:?}"));
+                            sums::NcclOperation::of(words[0]).map_or("?".into(), |operation| format!("{operation:?}"));
                         let (reduction, registered) =
                             (words[2] & 0xff, ["", ", source registered", ", target registered", ", both registered"]);
                         let registered = registered[(words[2] >> 8 & 3) as usize];
@@ -158,7 +155,7 @@ impl State {
                 let bodies: Vec<&[u8]> = parts.iter().map(|part| part.body.as_slice()).collect();
                 match sums::results(parts[0].words, &bodies) {
                     Ok(results) => {
-                        results.into_iter().map(|body| Frame::new(Kind::Done, comm, seq, [0; 5], body)).collect()
+                        results.into_iter().map(|body| Frame::new(FrameKind::Done, comm, seq, [0; 5], body)).collect()
                     }
                     Err((code, why)) => refuse(code, why),
                 }
@@ -169,7 +166,7 @@ impl State {
     /// Ranks of a colour, ordered by key and then by rank.
     fn split(&mut self, members: &[usize], parts: &[Frame]) -> Vec<Frame> {
         let mut answers =
-            vec![Frame::new(Kind::Ready, parts[0].comm, parts[0].seq, [u64::MAX; 5], Vec::new()); parts.len()];
+            vec![Frame::new(FrameKind::Ready, parts[0].comm, parts[0].seq, [u64::MAX; 5], Vec::new()); parts.len()];
         let mut colors: Vec<u64> = parts.iter().map(|part| part.words[0]).filter(|&color| color as i64 >= 0).collect();
         colors.sort_unstable();
         colors.dedup();
@@ -192,28 +189,31 @@ impl State {
         }
         if self.open.get(me).is_some_and(|&open| open > 0) {
             for to in 0..self.ranks.len() {
-                self.answer(to, &Frame::new(Kind::Lost, 0, 0, [me as u64, REMOTE_ERROR as u64, 0, 0, 0], Vec::new()));
+                self.answer(
+                    to,
+                    &Frame::new(FrameKind::Lost, 0, 0, [me as u64, REMOTE_ERROR as u64, 0, 0, 0], Vec::new()),
+                );
             }
         }
     }
 }
 
 fn wrong(comm: u64, seq: u64, code: i32, why: String) -> Frame {
-    Frame::new(Kind::Wrong, comm, seq, [code as u64, 0, 0, 0, 0], why.into_bytes())
+    Frame::new(FrameKind::Wrong, comm, seq, [code as u64, 0, 0, 0, 0], why.into_bytes())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::link::Link;
+    use super::super::link::HubLink;
     use super::*;
     use std::time::{Duration, Instant};
 
     const F32: u64 = 7;
 
-    fn world(gpus: [u64; 2], host: &str) -> [Arc<Link>; 2] {
+    fn world(gpus: [u64; 2], host: &str) -> [Arc<HubLink>; 2] {
         let key = [7; KEY];
         let port = open(key).unwrap();
-        [0, 1].map(|rank| Link::open(port, key, rank, 2, gpus[rank], host).unwrap())
+        [0, 1].map(|rank| HubLink::open(port, key, rank, 2, gpus[rank], host).unwrap())
     }
     fn until<T>(mut asked: impl FnMut() -> Option<T>) -> T {
         let started = Instant::now();
@@ -225,23 +225,23 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    fn answers(links: &[Arc<Link>; 2], seq: u64) -> [(Kind, String); 2] {
+    fn answers(links: &[Arc<HubLink>; 2], seq: u64) -> [(FrameKind, String); 2] {
         [0, 1].map(|rank| {
             let frame = until(|| links[rank].answer(0, seq));
             (frame.kind, String::from_utf8_lossy(&frame.body).into_owned())
         })
     }
     fn part(seq: u64, words: [u64; 5], elements: usize) -> Frame {
-        Frame::new(Kind::Part, 0, seq, words, vec![0; 4 * elements])
+        Frame::new(FrameKind::Part, 0, seq, words, vec![0; 4 * elements])
     }
 
     #[test]
     fn ranks_that_disagree_are_told_how() {
         let links = world([0, 1], "");
-        assert_eq!(answers(&links, 0).map(|(kind, _)| kind), [Kind::Ready; 2]);
+        assert_eq!(answers(&links, 0).map(|(kind, _)| kind), [FrameKind::Ready; 2]);
         links[0].send(&part(1, [0, F32, 0, 0, 8], 8)).unwrap();
         links[1].send(&part(1, [0, F32, 0, 0, 8], 8)).unwrap();
-        assert_eq!(answers(&links, 1).map(|(kind, _)| kind), [Kind::Done; 2]);
+        assert_eq!(answers(&links, 1).map(|(kind, _)| kind), [FrameKind::Done; 2]);
         for (other, says) in [
             ([0, F32, 0, 0, 9], "rank 1 calls AllGather of 9 elements"),
             ([2, F32, 0, 0, 8], "rank 1 calls AllReduce of 8 elements"),
@@ -251,7 +251,7 @@ mod tests {
             links[0].send(&part(seq, [0, F32, 0, 0, 8], 8)).unwrap();
             links[1].send(&part(seq, other, other[4] as usize)).unwrap();
             for (kind, text) in answers(&links, seq) {
-                assert!(kind == Kind::Wrong && text.contains(says), "{text}");
+                assert!(kind == FrameKind::Wrong && text.contains(says), "{text}");
             }
         }
     }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(until(|| first.lost()), 1);
         let links = world([0, 1], "");
         answers(&links, 0);
-        links.iter().for_each(|link| link.send(&Frame::new(Kind::End, 0, 1, [0; 5], vec![])).unwrap());
+        links.iter().for_each(|link| link.send(&Frame::new(FrameKind::End, 0, 1, [0; 5], vec![])).unwrap());
         answers(&links, 1);
         let [first, second] = links;
         drop(second);
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn two_ranks_of_a_host_on_one_gpu_are_refused() {
         for (kind, text) in answers(&world([0, 0], "here"), 0) {
-            assert!(kind == Kind::Wrong && text.contains("Duplicate GPU detected: ranks 0 and 1"), "{text}");
+            assert!(kind == FrameKind::Wrong && text.contains("Duplicate GPU detected: ranks 0 and 1"), "{text}");
         }
     }
 }

@@ -1,6 +1,5 @@
 //! A rank's connection to the hub of its world. Sends at once; what comes is put by until somebody asks for it. Never blocks on an answer.
-use super::hub::KEY;
-use super::wire::{Frame, Kind};
+use super::wire::{Frame, FrameKind, KEY};
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -8,37 +7,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Answers by communicator and number; mail by communicator, sender and number.
 #[derive(Default)]
-struct Box_ {
+struct HubInbox {
     answers: HashMap<(u64, u64), Frame>,
     mail: HashMap<(u64, u64, u64), Frame>,
     /// The first rank that was lost; this one where the hub is.
     lost: Option<usize>,
 }
 
-pub struct Link {
+pub struct HubLink {
     stream: Mutex<TcpStream>,
-    inbox: Arc<Mutex<Box_>>,
+    inbox: Arc<Mutex<HubInbox>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Link {
-    pub fn open(port: u16, key: [u8; KEY], rank: usize, size: usize, gpu: u64, host: &str) -> io::Result<Arc<Link>> {
+impl HubLink {
+    pub fn open(port: u16, key: [u8; KEY], rank: usize, size: usize, gpu: u64, host: &str) -> io::Result<Arc<HubLink>> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         let mut reader = stream.try_clone()?;
-        let inbox: Arc<Mutex<Box_>> = Arc::default();
-        let link = Link { stream: Mutex::new(stream), inbox: inbox.clone() };
+        let inbox: Arc<Mutex<HubInbox>> = Arc::default();
+        let link = HubLink { stream: Mutex::new(stream), inbox: inbox.clone() };
         std::thread::Builder::new().name("nccl link".into()).spawn(move || {
             while let Ok(frame) = Frame::read(&mut reader) {
                 let mut inbox = lock(&inbox);
                 match frame.kind {
-                    Kind::Mail => {
+                    FrameKind::Mail => {
                         inbox.mail.insert((frame.comm, frame.words[0], frame.words[1]), frame);
                     }
-                    Kind::Lost => {
+                    FrameKind::Lost => {
                         inbox.lost.get_or_insert(frame.words[0] as usize);
                     }
                     _ => {
@@ -50,7 +49,7 @@ impl Link {
         })?;
         let mut body = key.to_vec();
         body.extend_from_slice(host.as_bytes());
-        link.send(&Frame::new(Kind::Hello, 0, 0, [rank as u64, size as u64, gpu, 0, 0], body))?;
+        link.send(&Frame::new(FrameKind::Hello, 0, 0, [rank as u64, size as u64, gpu, 0, 0], body))?;
         Ok(Arc::new(link))
     }
     pub fn send(&self, frame: &Frame) -> io::Result<()> {
@@ -68,7 +67,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for HubLink {
     fn drop(&mut self) {
         let _ = lock(&self.stream).shutdown(Shutdown::Both); // ends the reader too
     }

@@ -1,6 +1,6 @@
-//! What a collective does with the parts of its ranks: gathers, sums, copies. Sums go from hop to hop as in a ring, each rounded to the dtype
+//! NcclCallKind a collective does with the parts of its ranks: gathers, sums, copies. Sums go from hop to hop as in a ring, each rounded to the dtype
 //! that travels and each rank's chunk begun at the rank after it: an order of its own, as the real library has one.
-use super::api::{INVALID_ARGUMENT, INVALID_USAGE};
+use super::code::{INVALID_ARGUMENT, INVALID_USAGE};
 use half::{bf16, f16};
 
 /// Bytes of an element, by `ncclDataType_t`.
@@ -10,61 +10,61 @@ pub fn size(dtype: u64) -> Option<usize> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub enum Operation {
+pub enum NcclOperation {
     AllGather,
     ReduceScatter,
     AllReduce,
     Broadcast,
 }
-impl Operation {
-    pub fn of(word: u64) -> Option<Operation> {
-        [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce, Operation::Broadcast]
+impl NcclOperation {
+    pub fn of(word: u64) -> Option<NcclOperation> {
+        [NcclOperation::AllGather, NcclOperation::ReduceScatter, NcclOperation::AllReduce, NcclOperation::Broadcast]
             .into_iter()
             .find(|operation| *operation as u64 == word)
     }
     /// Elements that a rank gives and gets, of a call's count.
     pub fn elements(self, count: usize, ranks: usize) -> (usize, usize) {
         match self {
-            Operation::AllGather => (count, ranks * count),
-            Operation::ReduceScatter => (ranks * count, count),
-            Operation::AllReduce | Operation::Broadcast => (count, count),
+            NcclOperation::AllGather => (count, ranks * count),
+            NcclOperation::ReduceScatter => (ranks * count, count),
+            NcclOperation::AllReduce | NcclOperation::Broadcast => (count, count),
         }
     }
 }
 
-/// What all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are registered), root, count.
-pub type Words = [u64; 5];
+/// NcclCallKind all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are registered), root, count.
+pub type CallWords = [u64; 5];
 
-/// What each rank gets. `parts` are in rank order.
-pub fn results(words: Words, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, String)> {
+/// NcclCallKind each rank gets. `parts` are in rank order.
+pub fn results(words: CallWords, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, String)> {
     let ranks = parts.len();
     let wrong = |what: String| (INVALID_ARGUMENT, what);
-    let operation = Operation::of(words[0]).ok_or_else(|| wrong(format!("operation {}", words[0])))?;
+    let operation = NcclOperation::of(words[0]).ok_or_else(|| wrong(format!("operation {}", words[0])))?;
     let (count, width) = (words[4] as usize, size(words[1]).ok_or_else(|| wrong(format!("dtype {}", words[1])))?);
     match operation {
-        Operation::AllGather => {
+        NcclOperation::AllGather => {
             let all = parts.concat();
             Ok(vec![all; ranks])
         }
-        Operation::Broadcast => {
+        NcclOperation::Broadcast => {
             let root = parts.get(words[3] as usize).ok_or_else(|| wrong(format!("root {} of {ranks}", words[3])))?;
             Ok(vec![root.to_vec(); ranks])
         }
-        Operation::AllReduce => {
+        NcclOperation::AllReduce => {
             // Chunks of the ring, whole elements each.
             let chunk = count.div_ceil(ranks).max(1) * width;
             let mut sum = Vec::with_capacity(count * width);
             for (first, at) in (0..count * width).step_by(chunk).enumerate() {
                 let pieces: Vec<&[u8]> = parts.iter().map(|part| &part[at..(at + chunk).min(count * width)]).collect();
-                sum.extend(around(words[1], words[2], first, &pieces)?);
+                sum.extend(ring_sum(words[1], words[2], first, &pieces)?);
             }
             Ok(vec![sum; ranks])
         }
-        Operation::ReduceScatter => {
+        NcclOperation::ReduceScatter => {
             let bytes = count * width;
             let piece = |to: usize| {
                 let pieces: Vec<&[u8]> = parts.iter().map(|part| &part[to * bytes..(to + 1) * bytes]).collect();
-                around(words[1], words[2], to, &pieces)
+                ring_sum(words[1], words[2], to, &pieces)
             };
             (0..ranks).map(piece).collect()
         }
@@ -72,7 +72,7 @@ pub fn results(words: Words, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, Stri
 }
 
 /// Begun at the rank after `first`, hop by hop.
-fn around(dtype: u64, op: u64, first: usize, pieces: &[&[u8]]) -> Result<Vec<u8>, (i32, String)> {
+fn ring_sum(dtype: u64, op: u64, first: usize, pieces: &[&[u8]]) -> Result<Vec<u8>, (i32, String)> {
     let n = pieces.len();
     let mut sum = pieces[(first + 1) % n].to_vec();
     for hop in 2..=n {
@@ -127,14 +127,15 @@ mod tests {
     fn each_rank_gets_its_part() {
         let parts = [bytes(&[1.0, 2.0, 3.0]), bytes(&[10.0, 20.0, 30.0]), bytes(&[100.0, 200.0, 300.0])];
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        let of =
-            |operation: Operation, op, root, count| results([operation as u64, 7, op, root, count], &parts).unwrap();
-        assert_eq!(of(Operation::AllReduce, 0, 0, 3), vec![bytes(&[111.0, 222.0, 333.0]); 3]);
-        assert_eq!(of(Operation::AllReduce, 0x300, 0, 3)[0], bytes(&[111.0, 222.0, 333.0]), "registered");
-        assert_eq!(of(Operation::AllReduce, 2, 0, 3)[1], bytes(&[100.0, 200.0, 300.0]));
-        assert_eq!(of(Operation::ReduceScatter, 0, 0, 1), [bytes(&[111.0]), bytes(&[222.0]), bytes(&[333.0])]);
-        assert_eq!(of(Operation::Broadcast, 0, 1, 3), vec![bytes(&[10.0, 20.0, 30.0]); 3]);
-        assert_eq!(of(Operation::AllGather, 0, 0, 3)[2].len(), 36);
+        let of = |operation: NcclOperation, op, root, count| {
+            results([operation as u64, 7, op, root, count], &parts).unwrap()
+        };
+        assert_eq!(of(NcclOperation::AllReduce, 0, 0, 3), vec![bytes(&[111.0, 222.0, 333.0]); 3]);
+        assert_eq!(of(NcclOperation::AllReduce, 0x300, 0, 3)[0], bytes(&[111.0, 222.0, 333.0]), "registered");
+        assert_eq!(of(NcclOperation::AllReduce, 2, 0, 3)[1], bytes(&[100.0, 200.0, 300.0]));
+        assert_eq!(of(NcclOperation::ReduceScatter, 0, 0, 1), [bytes(&[111.0]), bytes(&[222.0]), bytes(&[333.0])]);
+        assert_eq!(of(NcclOperation::Broadcast, 0, 1, 3), vec![bytes(&[10.0, 20.0, 30.0]); 3]);
+        assert_eq!(of(NcclOperation::AllGather, 0, 0, 3)[2].len(), 36);
         assert_eq!(results([2, 7, 4, 0, 3], &parts).unwrap_err().0, INVALID_USAGE);
     }
 
@@ -145,7 +146,7 @@ mod tests {
         let one = bf16::ONE.to_le_bytes();
         let sum = |parts: [[u8; 2]; 3]| {
             let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_slice()).collect();
-            let all = results([Operation::AllReduce as u64, 9, 0, 0, 1], &parts).unwrap();
+            let all = results([NcclOperation::AllReduce as u64, 9, 0, 0, 1], &parts).unwrap();
             bf16::from_le_bytes([all[0][0], all[0][1]]).to_f32()
         };
         // Begun at rank 1: (tiny + tiny) + 1 there, (1 + tiny) + tiny where rank 1 holds the one.

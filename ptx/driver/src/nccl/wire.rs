@@ -1,10 +1,13 @@
 //! Frames between the ranks of a pretended world and its hub: a header of nine words, little-endian, and a body. Never interprets them.
 use std::io::{self, Read, Write};
 
-/// What a rank tells the hub, and what it hears.
+/// Bytes that tell one world from another.
+pub const KEY: usize = 16;
+
+/// NcclCallKind a rank tells the hub, and what it hears.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub enum Kind {
+pub enum FrameKind {
     /// words: rank, size, the GPU; body: the world's key, the host's name.
     Hello = 1,
     /// words: colour, key.
@@ -27,14 +30,14 @@ pub enum Kind {
     Lost,
 }
 
-const KINDS: [Kind; 10] = {
-    use Kind::*;
+const KINDS: [FrameKind; 10] = {
+    use FrameKind::*;
     [Hello, Split, Part, Post, End, Ready, Done, Mail, Wrong, Lost]
 };
 
 #[derive(Clone, Debug)]
 pub struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub comm: u64,
     /// Of the communicator's collectives, which every rank counts alike.
     pub seq: u64,
@@ -43,7 +46,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    pub fn new(kind: Kind, comm: u64, seq: u64, words: [u64; 5], body: Vec<u8>) -> Frame {
+    pub fn new(kind: FrameKind, comm: u64, seq: u64, words: [u64; 5], body: Vec<u8>) -> Frame {
         Frame { kind, comm, seq, words, body }
     }
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {

@@ -1,25 +1,25 @@
 //! Operations of NCCL as streams do them: begun when their turn comes, done when the hub has answered, never waited for by a thread. One that
 //! failed stays where it is, as the real one's kernel does, until its communicator is aborted.
-use super::api::INVALID_USAGE;
-use super::comm::Comm;
-use super::sums::{self, Operation};
-use super::wire::{Frame, Kind};
-use crate::{Memory, Outcome, Result};
+use super::code::INVALID_USAGE;
+use super::comm::NcclComm;
+use super::sums::{self, NcclOperation};
+use super::wire::{Frame, FrameKind};
+use crate::{DriverMemory, DriverResult, NodeProgress};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[derive(Clone, Copy, Debug)]
-pub enum What {
-    Collective { operation: Operation, reduction: u64, root: u64 },
+pub enum NcclCallKind {
+    Collective { operation: NcclOperation, reduction: u64, root: u64 },
     Send { to: usize },
     Receive { from: usize },
 }
 
 /// One call, its arguments checked.
 #[derive(Clone)]
-pub struct Call {
-    pub comm: Arc<Comm>,
-    pub what: What,
+pub struct NcclCall {
+    pub comm: Arc<NcclComm>,
+    pub what: NcclCallKind,
     pub source: u64,
     pub target: u64,
     pub count: usize,
@@ -27,7 +27,7 @@ pub struct Call {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
+enum CallStage {
     Ahead,
     Asked(u64),
     Over,
@@ -35,34 +35,34 @@ enum Stage {
 
 /// A call under way.
 struct Running {
-    call: Call,
-    stage: Stage,
+    call: NcclCall,
+    stage: CallStage,
 }
 
 /// Calls that run together: those between ncclGroupStart and ncclGroupEnd, or one.
-pub struct Together {
+pub struct CallGroup {
     running: Vec<Running>,
     begun: bool,
 }
 
-impl Together {
-    pub fn new(calls: &[Call]) -> Together {
-        let running = calls.iter().map(|call| Running { call: call.clone(), stage: Stage::Ahead }).collect();
+impl CallGroup {
+    pub fn new(calls: &[NcclCall]) -> CallGroup {
+        let running = calls.iter().map(|call| Running { call: call.clone(), stage: CallStage::Ahead }).collect();
         calls[0].comm.in_flight.fetch_add(1, SeqCst);
-        Together { running, begun: false }
+        CallGroup { running, begun: false }
     }
-    fn comm(&self) -> &Comm {
+    fn comm(&self) -> &NcclComm {
         &self.running[0].call.comm
     }
     /// One step of a stream.
-    pub fn step(&mut self, memory: &mut Memory) -> Result<Outcome> {
+    pub fn step(&mut self, memory: &mut DriverMemory) -> DriverResult<NodeProgress> {
         if self.comm().aborted() {
-            self.comm().turn.store(false, SeqCst);
-            return Ok(Outcome::Done);
+            self.comm().running.store(false, SeqCst);
+            return Ok(NodeProgress::Done);
         }
         if !self.begun {
-            if self.comm().turn.swap(true, SeqCst) {
-                return Ok(Outcome::Waits); // another stream's operation of the same communicator is under way
+            if self.comm().running.swap(true, SeqCst) {
+                return Ok(NodeProgress::Waits); // another stream's operation of the same communicator is under way
             }
             self.begun = true;
         }
@@ -72,64 +72,64 @@ impl Together {
         }
         Ok(match self.over() {
             all if all == self.running.len() => {
-                self.comm().turn.store(false, SeqCst);
-                Outcome::Done
+                self.comm().running.store(false, SeqCst);
+                NodeProgress::Done
             }
-            more if more > before => Outcome::Moved,
-            _ => Outcome::Waits,
+            more if more > before => NodeProgress::Moved,
+            _ => NodeProgress::Waits,
         })
     }
     fn over(&self) -> usize {
-        self.running.iter().filter(|running| running.stage == Stage::Over).count()
+        self.running.iter().filter(|running| running.stage == CallStage::Over).count()
     }
 }
 
-impl Drop for Together {
+impl Drop for CallGroup {
     fn drop(&mut self) {
         self.comm().in_flight.fetch_sub(1, SeqCst);
     }
 }
 
 impl Running {
-    fn step(&mut self, memory: &mut Memory) -> Result {
-        let Call { comm, what, source, target, count, dtype } = self.call.clone();
+    fn step(&mut self, memory: &mut DriverMemory) -> DriverResult {
+        let NcclCall { comm, what, source, target, count, dtype } = self.call.clone();
         let width = sums::size(dtype).unwrap_or(0);
         match (what, self.stage) {
-            (_, Stage::Over) => {}
-            (What::Collective { operation, reduction, root }, Stage::Ahead) => {
+            (_, CallStage::Over) => {}
+            (NcclCallKind::Collective { operation, reduction, root }, CallStage::Ahead) => {
                 let (rank, size) = comm.seat().map_or((0, 1), |seat| (seat.rank, seat.size));
                 let (given, _) = operation.elements(count, size);
-                let gives = operation != Operation::Broadcast || root == rank as u64;
+                let gives = operation != NcclOperation::Broadcast || root == rank as u64;
                 let body = if gives { memory.read(source, given * width)?.to_vec() } else { Vec::new() };
                 let words = [operation as u64, dtype, reduction, root, count as u64];
-                self.stage = Stage::Asked(comm.tell(Kind::Part, words, body));
+                self.stage = CallStage::Asked(comm.tell(FrameKind::Part, words, body));
             }
-            (What::Collective { .. }, Stage::Asked(number)) => {
+            (NcclCallKind::Collective { .. }, CallStage::Asked(number)) => {
                 if let Some(frame) = comm.answer(number) {
                     match frame.kind {
-                        Kind::Done => {
+                        FrameKind::Done => {
                             memory.write(target, frame.body.len())?.copy_from_slice(&frame.body);
-                            self.stage = Stage::Over;
+                            self.stage = CallStage::Over;
                         }
                         _ => comm.fail(frame.words[0] as i32, &String::from_utf8_lossy(&frame.body)),
                     }
                 }
             }
-            (What::Send { to }, _) => {
+            (NcclCallKind::Send { to }, _) => {
                 let words = [to as u64, comm.nth(true, to), dtype, count as u64, 0];
                 let body = memory.read(source, count * width)?.to_vec();
                 if let Some(seat) = comm.seat() {
-                    let _ = seat.link.send(&Frame::new(Kind::Post, seat.id, 0, words, body));
+                    let _ = seat.link.send(&Frame::new(FrameKind::Post, seat.id, 0, words, body));
                 }
-                self.stage = Stage::Over;
+                self.stage = CallStage::Over;
             }
-            (What::Receive { from }, Stage::Ahead) => self.stage = Stage::Asked(comm.nth(false, from)),
-            (What::Receive { from }, Stage::Asked(nth)) => {
+            (NcclCallKind::Receive { from }, CallStage::Ahead) => self.stage = CallStage::Asked(comm.nth(false, from)),
+            (NcclCallKind::Receive { from }, CallStage::Asked(nth)) => {
                 let mail = comm.seat().and_then(|seat| seat.link.mail(seat.id, from as u64, nth));
                 match mail {
                     Some(frame) if frame.words[2..4] == [dtype, count as u64] => {
                         memory.write(target, frame.body.len())?.copy_from_slice(&frame.body);
-                        self.stage = Stage::Over;
+                        self.stage = CallStage::Over;
                     }
                     Some(frame) => {
                         let [sent_dtype, sent] = [frame.words[2], frame.words[3]];

@@ -1,0 +1,43 @@
+//! What every function of the driver does around its own act: the lock, the checks, the answer. Never acts.
+use crate::code::{Code, DriverResult};
+use crate::state::{DriverState, current_gpu, lock};
+use std::ffi::c_int;
+
+pub fn number(result: DriverResult) -> c_int {
+    result.map_or_else(|code| code.0, |()| 0)
+}
+/// A call that needs an initialised driver and no context.
+pub fn call(act: impl FnOnce(&mut DriverState) -> DriverResult) -> c_int {
+    let mut state = lock();
+    state.called();
+    number(if state.ready { act(&mut state) } else { Err(Code::NOT_INITIALIZED) })
+}
+/// A call that needs a context that is not lost.
+pub fn bound(act: impl FnOnce(&mut DriverState) -> DriverResult) -> c_int {
+    call(|state| {
+        current_gpu()?;
+        state.lost.map_or(Ok(()), Err)?;
+        act(state)
+    })
+}
+/// The same, with something to wait for when the lock is open again.
+pub fn waiting(
+    act: impl FnOnce(&mut DriverState) -> DriverResult<Vec<std::sync::Arc<crate::queue::StreamMark>>>,
+) -> c_int {
+    let mut marks = vec![];
+    let code = bound(|state| {
+        marks = act(state)?;
+        Ok(())
+    });
+    if code != 0 { code } else { number(crate::state::wait(&marks)) }
+}
+/// # Safety
+/// `to` is null or can be written.
+pub unsafe fn give<T>(to: *mut T, value: T) -> DriverResult {
+    if to.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: the caller's word.
+    unsafe { to.write(value) };
+    Ok(())
+}
