@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, MeshSizes, Tag, shm};
 use flatshard::data::MicroBatch;
-use flatshard::data::zigzag::Cut;
+use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::{Attention, Buf, Device, cpu::CpuDevice};
 use flatshard::nn::ring::{Ring, RingAttention};
 use flatshard::nn::{Groups, RingImpl, Slice, Split};
@@ -47,7 +47,7 @@ fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<Ring
     let n = len / RANKS;
     let mut rows = Rows::new(&*dev, a, if ring.is_some() { n } else { len });
     let batch = MicroBatch { tokens: vec![0; len], cu_seqlens: vec![0, len as u32], ..MicroBatch::default() };
-    let mut cut = Cut::new(group.rank(), RANKS, len);
+    let mut cut = ZigzagCut::new(group.rank(), RANKS, len);
     cut.fill(&batch);
     let (documents, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
     let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };

@@ -5,7 +5,7 @@ use flatshard::comm::frame::{HEADER, Inbox};
 use flatshard::comm::handshake::{self, Hello};
 use flatshard::comm::hosts::messages;
 use flatshard::comm::hosts::roster::{RankPlace, Roster};
-use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, Row, Tokenizer};
+use flatshard::data::{ChatTemplate, Format, Outcome, Recipe, TokenizedRow, Tokenizer};
 use flatshard::run::settings::config;
 use flatshard::run::settings::deepspeed;
 use std::path::{Component, Path};
@@ -60,7 +60,7 @@ pub fn jsonl(bytes: &[u8]) {
     let chat = Some(Arc::new(ChatTemplate::new(CHAT, ("", "")).expect("a template")));
     let keys = Format { input_key: Some("text".into()), output_key: Some("labels".into()), ..Format::default() };
     let formats = [Format { chat, multiturn: true, ..Format::default() }, keys, Format::default()];
-    let mut row = Row::default();
+    let mut row = TokenizedRow::default();
     for format in formats {
         let recipe = Recipe { format, tokenizer: Tokenizer::Bytes, bound: 300, max_len: 64 };
         for line in bytes.split(|&b| b == b'\n') {

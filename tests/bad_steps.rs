@@ -4,7 +4,7 @@
 #[path = "common/runs.rs"]
 mod runs;
 
-use flatshard::optim::{Schedule, Shape, Warmup};
+use flatshard::optim::{DecayShape, Schedule, Warmup};
 use runs::*;
 use safetensors::SafeTensors;
 use std::fs;
@@ -56,7 +56,7 @@ fn a_bad_step_is_left_out_by_all_ranks_and_counted_and_too_many_in_a_row_end_the
     let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
     assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2]);
     // The schedule goes on in steps that are left out, as docs/differences.md says.
-    let schedule = Schedule { shape: Shape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, total: 8 };
+    let schedule = Schedule { shape: DecayShape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, total: 8 };
     let lrs: Vec<f32> = steps.iter().map(|s| s["lr"].as_f64().unwrap() as f32).collect();
     assert_eq!(lrs, (1..=8).map(|step| schedule.lr(step)).collect::<Vec<f32>>());
     assert!(ended.stderr.contains("step 3: the gradient is not finite; no weight was changed"), "{}", ended.stderr);

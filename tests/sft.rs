@@ -189,7 +189,7 @@ fn rows_are_refused_dropped_and_skipped_by_the_binary() {
     let out = run(&[&base[..], &["--skip-bad-rows", "--no-shuffle"]].concat());
     let text = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{text}");
-    assert!(text.contains("1 rows dropped") && text.contains("1 bad rows skipped"), "{text}");
+    assert!(text.contains("1 row dropped") && text.contains("1 bad row skipped"), "{text}");
     let steps = events(&metrics, "step");
     // "Q: two and two A: four" and the end: 5 of 23 tokens have loss, on two ranks.
     assert!(

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Good) => ExitCode::SUCCESS,
         Ok(Verdict::Bad) => ExitCode::from(1),
         Err(e) => {
-            eprintln!("error: {e}");
+            eprintln!("error: {}", flatshard::run::settings::args::with_flags(&e.to_string()));
             ExitCode::from(e.exit_status())
         }
     }

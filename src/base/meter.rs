@@ -163,7 +163,7 @@ impl Lease {
 }
 /// What takes less memory.
 pub const REMEDY: &str =
-    "Use --activation-checkpoint, --precision bf16, a smaller --batch-size or --max-len, or more ranks on more hosts";
+    "Use `activation_checkpoint`, `precision: bf16`, a smaller `batch_size` or `max_len`, or more ranks on more hosts";
 
 impl Drop for Lease {
     fn drop(&mut self) {

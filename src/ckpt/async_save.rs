@@ -40,7 +40,7 @@ impl Snapshot {
                 Ok(())
             })?;
             self.bytes.try_reserve_exact(needed).map_err(|e| {
-                Error::op("async-save", format!("no room for a copy of {needed} bytes ({e}): use --no-async-save"))
+                Error::op("async-save", format!("no room for a copy of {needed} bytes ({e}): use `async_save: false`"))
             })?;
             self.bytes.resize(needed, 0);
             self.lease = Some(dev.meter().lease(Category::Other, needed));

@@ -72,15 +72,15 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
     match (resume, ckpt_dir) {
         (Resume::Auto, Some(dir)) => newest(dir),
         (Resume::Auto, None) => {
-            Err(Error::input("--resume auto looks into --ckpt-dir, which is not given: add --ckpt-dir DIR"))
+            Err(Error::input("`resume: auto` looks into `ckpt_dir`, which is not given: add `ckpt_dir` DIR"))
         }
         (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
         (Resume::Dir(dir), _) if dir.is_file() => {
-            Err(Error::input(format!("--resume {}: is a file; give a step-* directory, or auto", dir.display())))
+            Err(Error::input(format!("`resume` {}: is a file; give a step-* directory, or auto", dir.display())))
         }
         (Resume::Dir(dir), _) => newest(dir)?.map(Some).ok_or_else(|| {
             Error::input(format!(
-                "--resume {}: neither a checkpoint (it has no {}) nor a directory that holds one; give a step-* directory, \
+                "`resume` {}: neither a checkpoint (it has no {}) nor a directory that holds one; give a step-* directory, \
                  or auto",
                 dir.display(),
                 super::state::FILE
@@ -111,7 +111,7 @@ pub struct Lock {
 /// Makes `dir`, keeps other runs out of it and removes what dead saves left in it. One process a host calls it, before
 /// any rank saves.
 pub fn prepare(dir: &Path) -> Result<Lock> {
-    let bad = |what: String| Error::input(format!("--ckpt-dir {}: {what}", dir.display()));
+    let bad = |what: String| Error::input(format!("`ckpt_dir` {}: {what}", dir.display()));
     Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
     let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
     // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none

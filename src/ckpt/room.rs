@@ -23,7 +23,7 @@ pub(super) fn mark(run: &str) -> (String, Vec<u8>) {
 /// where `run` wrote it, or where `overwrite` says so.
 pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()> {
     let refuse = |what: &str| {
-        let what = format!("--save-hf {}: {what}; give a new or empty directory", dir.display());
+        let what = format!("`save_hf` {}: {what}; give a new or empty directory", dir.display());
         Err(Error::input(what))
     };
     let list = match fs::read_dir(dir) {
@@ -55,7 +55,7 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
     let wrote = serde_json::from_slice::<Value>(&text).unwrap_or_default();
     match overwrite || run.is_some_and(|run| wrote["run"] == run) {
         true => Ok(()),
-        false => refuse("holds a model that this run did not write, which only --overwrite replaces"),
+        false => refuse("holds a model that this run did not write, which only `overwrite` replaces"),
     }
 }
 
@@ -102,8 +102,8 @@ fn free(dir: &Path) -> Option<u64> {
 fn no_room(path: &Path, plan: &FilePlan, cause: std::io::Error) -> Error {
     let free = free(disk::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
-        "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (--keep), or \
-         save elsewhere (--ckpt-dir). Complete checkpoints are untouched",
+        "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (`keep`), or \
+         save elsewhere (`ckpt_dir`). Complete checkpoints are untouched",
         plan.bytes()
     );
     Error::io("reserve", path, std::io::Error::new(cause.kind(), text))

@@ -153,7 +153,7 @@ pub fn is_model(dir: &Path) -> Result<()> {
     if names.contains("adapter_config.json") {
         let base = super::adapter::base(dir).unwrap_or("MODEL".into());
         return refuse(format!(
-            "is an adapter (LoRA), not a model. Merge the two first: --pretrain {base} --lora-merge {} --save-hf MERGED; then \
+            "is an adapter (LoRA), not a model. Merge the two first: `pretrain: {base}` `lora_merge: {}` `save_hf: MERGED`; then \
              give MERGED",
             dir.display()
         ));

@@ -7,7 +7,7 @@
 //! for sharing, so [`super::sweep`] sees which ones are in use. Without a directory that can be written, a token file
 //! has no name, and goes with its process.
 use super::sweep;
-use super::words::Words;
+use super::words::TokenWords;
 use crate::base::{Error, Result};
 use crate::device::{IGNORE, mapped::MappedFile};
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
@@ -50,7 +50,7 @@ impl Cache {
 
 /// The header: as words, the hash of the others last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct TokenFileHeader {
     key: u64,
     /// Bytes of a word.
     width: u64,
@@ -66,17 +66,17 @@ struct Header {
     content: u64,
 }
 
-impl Header {
+impl TokenFileHeader {
     fn to_words(self) -> [u64; 13] {
-        let Header { key, width, words, rows, files, skipped, bytes, dropped, bad, content } = self;
+        let TokenFileHeader { key, width, words, rows, files, skipped, bytes, dropped, bad, content } = self;
         let mut all = [MAGIC, VERSION, key, width, words, rows, files, skipped, bytes, dropped, bad, content, 0];
         all[12] = xxh3_64(bytemuck::cast_slice(&all[..12]));
         all
     }
     /// `None` where the magic, the version or the hash is wrong.
-    fn from_words(all: [u64; 13]) -> Option<Header> {
+    fn from_words(all: [u64; 13]) -> Option<TokenFileHeader> {
         let [_, _, key, width, words, rows, files, skipped, bytes, dropped, bad, content, _] = all;
-        let header = Header { key, width, words, rows, files, skipped, bytes, dropped, bad, content };
+        let header = TokenFileHeader { key, width, words, rows, files, skipped, bytes, dropped, bad, content };
         (header.to_words() == all).then_some(header)
     }
     fn body(&self) -> u64 {
@@ -86,13 +86,13 @@ impl Header {
 
 pub struct TokenFile {
     map: MappedFile,
-    header: Header,
+    header: TokenFileHeader,
     /// Locked for sharing, for as long as it is read.
     _used: File,
 }
 
 impl TokenFile {
-    /// Words in all: tokens of a stream, ids and labels of rows.
+    /// TokenWords in all: tokens of a stream, ids and labels of rows.
     pub fn words(&self) -> u64 {
         self.header.words
     }
@@ -122,14 +122,14 @@ impl TokenFile {
     pub fn content(&self) -> u64 {
         self.header.content
     }
-    /// Words `start..start + len` of a stream.
-    pub fn range(&self, start: u64, len: usize) -> Words<'_> {
+    /// TokenWords `start..start + len` of a stream.
+    pub fn range(&self, start: u64, len: usize) -> TokenWords<'_> {
         let width = self.header.width as usize;
         let start = HEADER + start as usize * width;
         let bytes = &self.map[start..start + len * width];
         match width {
-            2 => Words::U16(bytemuck::cast_slice(bytes)),
-            _ => Words::U32(bytemuck::cast_slice(bytes)),
+            2 => TokenWords::U16(bytemuck::cast_slice(bytes)),
+            _ => TokenWords::U32(bytemuck::cast_slice(bytes)),
         }
     }
     /// Tokens of row `r`.
@@ -138,7 +138,7 @@ impl TokenFile {
         (self.end(r) - start) as usize / 2
     }
     /// Ids and labels of row `r`, equally long.
-    pub fn row(&self, r: u64) -> (Words<'_>, Words<'_>) {
+    pub fn row(&self, r: u64) -> (TokenWords<'_>, TokenWords<'_>) {
         let (end, len) = (self.end(r), self.row_len(r));
         (self.range(end - 2 * len as u64, len), self.range(end - len as u64, len))
     }
@@ -165,7 +165,7 @@ impl TokenFile {
         let mut words = [0u64; 13];
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         file.read_exact(bytemuck::cast_slice_mut(&mut words)).map_err(io)?;
-        let Some(header) = Header::from_words(words) else { return Ok(None) };
+        let Some(header) = TokenFileHeader::from_words(words) else { return Ok(None) };
         if header.key != key || len != HEADER as u64 + header.body() {
             return Ok(None);
         }
@@ -192,13 +192,13 @@ fn content(file: &mut File) -> std::io::Result<u64> {
 
 /// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the
 /// end.
-pub struct Writer {
+pub struct TokenWriter {
     /// For messages; files beside it can be made.
     path: PathBuf,
     out: BufWriter<File>,
     ends: Option<BufWriter<File>>,
     hash: Xxh3,
-    header: Header,
+    header: TokenFileHeader,
     encoded: Vec<u8>,
     /// What went wrong was a write of this file, not what was to be written.
     broken: bool,
@@ -209,13 +209,23 @@ pub struct Writer {
     pub bad: u64,
 }
 
-impl Writer {
-    fn new(file: File, path: PathBuf, key: u64, bound: usize) -> Result<Writer> {
+impl TokenWriter {
+    fn new(file: File, path: PathBuf, key: u64, bound: usize) -> Result<TokenWriter> {
         // The largest word stands for IGNORE.
         let width = if bound <= u16::MAX as usize { 2 } else { 4 };
-        let none =
-            Header { key, width, words: 0, rows: 0, files: 0, skipped: 0, bytes: 0, dropped: 0, bad: 0, content: 0 };
-        let mut writer = Writer {
+        let none = TokenFileHeader {
+            key,
+            width,
+            words: 0,
+            rows: 0,
+            files: 0,
+            skipped: 0,
+            bytes: 0,
+            dropped: 0,
+            bad: 0,
+            content: 0,
+        };
+        let mut writer = TokenWriter {
             path,
             out: BufWriter::with_capacity(1 << 20, file),
             ends: None,
@@ -280,8 +290,9 @@ impl Writer {
                 self.out.write_all(&chunk[..n])?;
             }
         }
-        let Writer { files, skipped, bytes, dropped, bad, .. } = self;
-        let header = Header { files, skipped, bytes, dropped, bad, content: self.hash.digest(), ..self.header };
+        let TokenWriter { files, skipped, bytes, dropped, bad, .. } = self;
+        let header =
+            TokenFileHeader { files, skipped, bytes, dropped, bad, content: self.hash.digest(), ..self.header };
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(bytemuck::cast_slice(&header.to_words()))?;
         let file = self.out.into_inner()?;
@@ -325,7 +336,12 @@ enum Failure {
 /// The token file of `key`. Where it is missing or not whole, one caller of all threads and processes runs `build`,
 /// while the others wait for it; where nothing can be kept, each caller does. `bound`: ids that are written are below
 /// it.
-pub fn open(cache: &Cache, key: u64, bound: usize, mut build: impl FnMut(&mut Writer) -> Result<()>) -> Result<Opened> {
+pub fn open(
+    cache: &Cache,
+    key: u64,
+    bound: usize,
+    mut build: impl FnMut(&mut TokenWriter) -> Result<()>,
+) -> Result<Opened> {
     let mut unkept = None;
     if let Some(dir) = &cache.dir {
         match kept(dir, key, bound, &mut build) {
@@ -340,7 +356,7 @@ pub fn open(cache: &Cache, key: u64, bound: usize, mut build: impl FnMut(&mut Wr
     let scratch = &cache.scratch;
     let unwritable = |why: String| {
         Error::input(format!(
-            "the tokens of the data set have no place: {} cannot be written ({why}). Name a directory with --cache-dir, or \
+            "the tokens of the data set have no place: {} cannot be written ({why}). Name a directory with `cache_dir`, or \
              set TMPDIR",
             scratch.display()
         ))
@@ -358,7 +374,7 @@ fn kept(
     dir: &Path,
     key: u64,
     bound: usize,
-    build: &mut dyn FnMut(&mut Writer) -> Result<()>,
+    build: &mut dyn FnMut(&mut TokenWriter) -> Result<()>,
 ) -> std::result::Result<(TokenFile, bool), Failure> {
     let path = dir.join(format!("{key:016x}.tokens"));
     let partial = path.with_extension("partial");
@@ -404,10 +420,10 @@ fn written(
     to: Option<&Path>,
     key: u64,
     bound: usize,
-    build: &mut dyn FnMut(&mut Writer) -> Result<()>,
+    build: &mut dyn FnMut(&mut TokenWriter) -> Result<()>,
 ) -> std::result::Result<TokenFile, Failure> {
     let unwritable = |e: &dyn std::fmt::Display| Failure::Unwritable(e.to_string());
-    let mut writer = Writer::new(file, path.into(), key, bound).map_err(|e| unwritable(&e))?;
+    let mut writer = TokenWriter::new(file, path.into(), key, bound).map_err(|e| unwritable(&e))?;
     if let Err(e) = build(&mut writer) {
         return Err(if writer.broken { unwritable(&e) } else { Failure::Source(e) });
     }

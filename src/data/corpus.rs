@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// What a file is, by its name; `.json` by its first element or line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum CorpusKind {
     /// Concatenated, an end-of-text token after each file.
     Text,
     /// `.jsonl`, and `.json` that is an array of objects or has one in each line.
@@ -21,51 +21,53 @@ pub enum Kind {
     Tokens,
 }
 
-impl Kind {
+impl CorpusKind {
     /// None: the content says.
-    fn by_name(path: &Path) -> Option<Kind> {
+    fn by_name(path: &Path) -> Option<CorpusKind> {
         match path.extension().and_then(|e| e.to_str()) {
-            Some("jsonl") => Some(Kind::Rows),
-            Some("parquet") => Some(Kind::Parquet),
-            Some("npy") => Some(Kind::Tokens),
+            Some("jsonl") => Some(CorpusKind::Rows),
+            Some("parquet") => Some(CorpusKind::Parquet),
+            Some("npy") => Some(CorpusKind::Tokens),
             Some("json") => None,
-            _ => Some(Kind::Text),
+            _ => Some(CorpusKind::Text),
         }
     }
     /// Of each file. Objects that a directory has besides text are text too, as in a directory of sources, unless they
     /// are clearly rows: then somebody is to say which is meant.
-    fn of(files: &[Source]) -> Result<Vec<Kind>> {
-        let text = files.iter().any(|file| Kind::by_name(&file.path) == Some(Kind::Text));
-        let kind = |file: &Source| {
+    fn of(files: &[CorpusFile]) -> Result<Vec<CorpusKind>> {
+        let text = files.iter().any(|file| CorpusKind::by_name(&file.path) == Some(CorpusKind::Text));
+        let kind = |file: &CorpusFile| {
             let rows = |holds| match holds {
                 Holds::Rows => true,
                 Holds::Objects => file.named || !text,
                 Holds::Text => false,
             };
-            Ok(match Kind::by_name(&file.path) {
+            Ok(match CorpusKind::by_name(&file.path) {
                 Some(kind) => kind,
-                None if rows(array::holds(&file.path).map_err(|e| Error::io("read", &file.path, e))?) => Kind::Rows,
-                None => Kind::Text,
+                None if rows(array::holds(&file.path).map_err(|e| Error::io("read", &file.path, e))?) => {
+                    CorpusKind::Rows
+                }
+                None => CorpusKind::Text,
             })
         };
         files.iter().map(kind).collect()
     }
     fn name(self) -> &'static str {
         match self {
-            Kind::Text => "text",
-            Kind::Rows => "rows (.jsonl, .json)",
-            Kind::Parquet => "rows (.parquet)",
-            Kind::Tokens => "token arrays (.npy)",
+            CorpusKind::Text => "text",
+            CorpusKind::Rows => "rows (.jsonl, .json)",
+            CorpusKind::Parquet => "rows (.parquet)",
+            CorpusKind::Tokens => "token arrays (.npy)",
         }
     }
     /// Rows are given one by one, not cut out of a stream.
     pub fn is_rows(self) -> bool {
-        matches!(self, Kind::Rows | Kind::Parquet)
+        matches!(self, CorpusKind::Rows | CorpusKind::Parquet)
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct CorpusFile {
     pub path: PathBuf,
     pub size: u64,
     /// Nanoseconds since 1970: with path and size, what tells that a file has changed.
@@ -74,18 +76,18 @@ pub struct Source {
     pub named: bool,
 }
 
-impl Source {
-    fn new(path: PathBuf, meta: &Metadata, named: bool) -> Source {
+impl CorpusFile {
+    fn new(path: PathBuf, meta: &Metadata, named: bool) -> CorpusFile {
         let modified = meta.mtime() as i128 * 1_000_000_000 + meta.mtime_nsec() as i128;
-        Source { path, size: meta.len(), modified, named }
+        CorpusFile { path, size: meta.len(), modified, named }
     }
 }
 
 /// Files of one kind in the order in which they are read.
 #[derive(Clone, Debug)]
 pub struct Corpus {
-    pub kind: Kind,
-    pub files: Vec<Source>,
+    pub kind: CorpusKind,
+    pub files: Vec<CorpusFile>,
     /// A few words for people.
     pub what: String,
 }
@@ -101,11 +103,11 @@ impl Corpus {
             if meta.is_dir() {
                 walk(&path, &mut files)?;
             } else if meta.is_file() {
-                files.push(Source::new(path, &meta, true));
+                files.push(CorpusFile::new(path, &meta, true));
             } else {
                 // Several ranks read it, again after a restart.
                 return Err(Error::input(format!(
-                    "--dataset {}: is neither a file nor a directory; write what comes out of it to a file first",
+                    "`dataset` {}: is neither a file nor a directory; write what comes out of it to a file first",
                     path.display()
                 )));
             }
@@ -113,15 +115,15 @@ impl Corpus {
         let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
-                "--dataset {what}: no files there. Pass text files, directories of them, .jsonl, .json, .parquet or .npy \
+                "`dataset` {what}: no files there. Pass text files, directories of them, .jsonl, .json, .parquet or .npy \
                  files, or `synthetic`"
             )));
         };
-        let kinds = Kind::of(&files)?;
+        let kinds = CorpusKind::of(&files)?;
         let kind = kinds[0];
         if let Some((other, its)) = files.iter().zip(&kinds).find(|(_, its)| **its != kind) {
             return Err(Error::input(format!(
-                "--dataset {what}: {} and {} do not mix ({} and {}). Name files of one kind",
+                "`dataset` {what}: {} and {} do not mix ({} and {}). Name files of one kind",
                 kind.name(),
                 its.name(),
                 first.path.display(),
@@ -140,7 +142,7 @@ impl Corpus {
     /// or the bindings of every Linux target would be a quarter of it all and the held-out text a near copy of the
     /// rest.
     pub fn default(cargo_home: Option<&Path>) -> Result<Corpus> {
-        let mut found = Corpus { kind: Kind::Text, files: Vec::new(), what: String::new() };
+        let mut found = Corpus { kind: CorpusKind::Text, files: Vec::new(), what: String::new() };
         let crates = cargo_home.map(crates).unwrap_or_default();
         let project = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let system = Path::new("/usr");
@@ -166,8 +168,8 @@ impl Corpus {
             false => Ok(found),
             true => Err(Error::input(
                 "no text to train on was found: cargo's registry, this project's sources, Python's library and \
-                 /usr/share/doc are all missing. Pass --dataset PATH (text files, a directory, .jsonl or .npy), or \
-                 --dataset synthetic",
+                 /usr/share/doc are all missing. Pass `dataset` PATH (text files, a directory, .jsonl or .npy), or \
+                 `dataset: synthetic`",
             )),
         }
     }
@@ -182,7 +184,7 @@ const PER_CRATE: u64 = 1 << 20;
 const PER_FILE: u64 = 128 << 10;
 
 /// Files under `roots` in the order of their names' hashes: at most `per_root` bytes of each root, [`CAP`] of all.
-fn sample(roots: &[PathBuf], per_root: u64, extensions: &[&str]) -> Result<Vec<Source>> {
+fn sample(roots: &[PathBuf], per_root: u64, extensions: &[&str]) -> Result<Vec<CorpusFile>> {
     let mut all = Vec::new();
     for root in roots.iter().filter(|root| root.is_dir()) {
         let mut files = Vec::new();
@@ -202,7 +204,7 @@ fn sample(roots: &[PathBuf], per_root: u64, extensions: &[&str]) -> Result<Vec<S
 }
 
 /// Sorted by hash, without those that would make it more than `cap` bytes.
-fn fitting(mut files: Vec<(u64, Source)>, cap: u64) -> Vec<(u64, Source)> {
+fn fitting(mut files: Vec<(u64, CorpusFile)>, cap: u64) -> Vec<(u64, CorpusFile)> {
     files.sort_by_key(|(hash, _)| *hash);
     let mut total = 0;
     files.retain(|(_, file)| {
@@ -244,8 +246,8 @@ fn starting(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Appends the files under `dir`, sorted by path.
-fn walk(dir: &Path, files: &mut Vec<Source>) -> Result<()> {
-    fs::read_dir(dir).map_err(|e| Error::input(format!("--dataset: {} cannot be listed ({e})", dir.display())))?;
+fn walk(dir: &Path, files: &mut Vec<CorpusFile>) -> Result<()> {
+    fs::read_dir(dir).map_err(|e| Error::input(format!("`dataset`: {} cannot be listed ({e})", dir.display())))?;
     for path in starting(dir, "") {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
         // A link that leads nowhere, or a file that went away meanwhile, is not there.
@@ -254,7 +256,7 @@ fn walk(dir: &Path, files: &mut Vec<Source>) -> Result<()> {
             continue;
         }
         if meta.is_file() {
-            files.push(Source::new(path, &meta, false));
+            files.push(CorpusFile::new(path, &meta, false));
         } else if meta.is_dir() && !path.is_symlink() {
             walk(&path, files)?;
         }
@@ -285,7 +287,7 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
         _ => format!("{} and {} more", near.join(", "), count - 8),
     };
     Error::input(format!(
-        "--dataset {}: no such file or directory. In {} there is: {near}",
+        "`dataset` {}: no such file or directory. In {} there is: {near}",
         path.display(),
         there.display()
     ))

@@ -1,7 +1,7 @@
 //! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are
 //! asked for.
 use super::cache::{self, Cache, Opened, TokenFile};
-use super::corpus::{Corpus, Kind};
+use super::corpus::{Corpus, CorpusKind};
 use super::format::Format;
 use super::reader;
 use super::recipe::Recipe;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 #[derive(Clone, Debug)]
 pub struct DataOptions {
-    /// `--dataset`: files and directories, or the one word `synthetic`. Empty: the default corpus.
+    /// Files and directories, or the one word `synthetic`. Empty: the default corpus.
     pub paths: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
     /// Of files of rows.
@@ -77,13 +77,18 @@ impl std::fmt::Display for Report {
             write!(f, "; {skipped} skipped, no text")?;
         }
         if *cut > 0 {
-            write!(f, "; {cut} rows are longer and were cut")?;
+            let (are, were) = if *cut == 1 { ("is", "was") } else { ("are", "were") };
+            write!(f, "; {cut} row{} {are} longer and {were} cut", plural(*cut))?;
         }
         if *dropped > 0 {
-            write!(f, "; {dropped} rows dropped: the prompt leaves no room for a response, or there is none")?;
+            write!(
+                f,
+                "; {dropped} row{} dropped: the prompt leaves no room for a response, or there is none",
+                plural(*dropped)
+            )?;
         }
         if *bad > 0 {
-            write!(f, "; {bad} bad rows skipped")?;
+            write!(f, "; {bad} bad row{} skipped", plural(*bad))?;
         }
         if let Some(first) = first_bad {
             write!(f, " (the first: {first})")?;
@@ -92,7 +97,7 @@ impl std::fmt::Display for Report {
     }
 }
 
-enum Source {
+enum RowSource {
     /// Row r is tokens `r * max_len..=(r + 1) * max_len`: neighbours share one token, an input here and a target there.
     Stream(TokenFile),
     Rows(TokenFile),
@@ -100,7 +105,7 @@ enum Source {
 }
 
 pub struct Dataset {
-    source: Source,
+    source: RowSource,
     max_len: usize,
     report: Report,
     fingerprint: u64,
@@ -126,26 +131,24 @@ impl Dataset {
         let limit = max_samples.unwrap_or(u64::MAX);
         if paths.iter().any(|p| p == Path::new("synthetic")) {
             if paths.len() > 1 {
-                return Err(Error::input("--dataset synthetic does not mix with files: pass it alone"));
+                return Err(Error::input("`dataset: synthetic` does not mix with files: pass it alone"));
             }
-            if let Some(flag) = format.speaks_of_rows() {
-                return Err(no_rows(flag, "synthetic", "is a stream of tokens"));
-            }
+            refuse_row_settings(&format.row_settings(), "synthetic", "is a stream of tokens")?;
             return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
         }
         let corpus = match paths.is_empty() {
             true => Corpus::default(cargo_home.as_deref())?,
             false => Corpus::find(paths)?,
         };
-        if let (Some(flag), false) = (format.speaks_of_rows(), corpus.kind.is_rows()) {
-            let what = if corpus.kind == Kind::Text { "is text" } else { "is an array of tokens" };
-            return Err(no_rows(flag, &corpus.what, what));
+        if !corpus.kind.is_rows() {
+            let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
+            refuse_row_settings(&format.row_settings(), &corpus.what, what)?;
         }
-        if corpus.kind != Kind::Tokens {
+        if corpus.kind != CorpusKind::Tokens {
             tokenizer.check_vocab(*vocab)?;
         }
         // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
-        let bound = if corpus.kind == Kind::Text { tokenizer.vocab() } else { *vocab };
+        let bound = if corpus.kind == CorpusKind::Text { tokenizer.vocab() } else { *vocab };
         let recipe = Recipe { format: format.clone(), tokenizer: tokenizer.clone(), bound, max_len: *max_len };
         let mut first_bad = None;
         let Opened { file, built, unkept } = cache::open(cache, key(&corpus, &recipe), bound, |out| {
@@ -175,7 +178,7 @@ impl Dataset {
             unkept,
         };
         let fingerprint = file.content();
-        let source = if is_rows { Source::Rows(file) } else { Source::Stream(file) };
+        let source = if is_rows { RowSource::Rows(file) } else { RowSource::Stream(file) };
         Ok(Dataset { source, max_len: *max_len, report, fingerprint })
     }
 
@@ -198,7 +201,7 @@ impl Dataset {
             unkept: None,
         };
         let fingerprint = task.fingerprint();
-        Ok(Dataset { source: Source::Synthetic(task), max_len, report, fingerprint })
+        Ok(Dataset { source: RowSource::Synthetic(task), max_len, report, fingerprint })
     }
 
     pub fn rows(&self) -> u64 {
@@ -220,18 +223,25 @@ impl Dataset {
     }
     /// The loss that no model can beat, in nats a token, where it is known.
     pub fn loss_floor(&self) -> Option<f64> {
-        matches!(self.source, Source::Synthetic(_)).then_some(Synthetic::FLOOR)
+        matches!(self.source, RowSource::Synthetic(_)).then_some(Synthetic::FLOOR)
+    }
+    /// An input error where one of `settings`, which have an effect on rows alone, is given and there are none.
+    pub fn check_row_settings(&self, settings: &[(&str, bool)]) -> Result<()> {
+        match self.source {
+            RowSource::Rows(_) => Ok(()),
+            _ => refuse_row_settings(settings, &self.report.what, "has no rows"),
+        }
     }
     /// Rows were given by the user one by one, not cut out of a stream.
     pub fn has_rows_of_its_own(&self) -> bool {
-        matches!(self.source, Source::Rows(_))
+        matches!(self.source, RowSource::Rows(_))
     }
 
     /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
     pub fn row_len(&self, row: u64) -> usize {
         match &self.source {
-            Source::Rows(file) => file.row_len(row).min(self.max_len),
-            Source::Stream(_) | Source::Synthetic(_) => self.max_len,
+            RowSource::Rows(file) => file.row_len(row).min(self.max_len),
+            RowSource::Stream(_) | RowSource::Synthetic(_) => self.max_len,
         }
     }
     /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t
@@ -239,16 +249,16 @@ impl Dataset {
     pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
         let max = self.max_len;
         match &self.source {
-            Source::Stream(file) => {
+            RowSource::Stream(file) => {
                 let start = row * max as u64;
                 file.range(start, max).ids(tokens);
                 file.range(start + 1, max).targets(targets);
             }
-            Source::Synthetic(task) => {
+            RowSource::Synthetic(task) => {
                 let after = task.fill(row, tokens);
                 shift(tokens, after, targets);
             }
-            Source::Rows(file) => {
+            RowSource::Rows(file) => {
                 let len = tokens.len();
                 let (ids, labels) = file.row(row);
                 ids.first(len).ids(tokens);
@@ -282,35 +292,38 @@ fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     hash.digest()
 }
 
-/// Of data without rows, for a flag that speaks of them.
-pub fn no_rows(flag: &str, what: &str, is: &str) -> Error {
-    Error::input(format!(
-        "{flag} has no effect here: --dataset {what} {is}. Rows are .jsonl, .parquet, and .json that is an array of objects; \
-         remove {flag} or name such files"
-    ))
+/// An input error where a setting is given that has an effect on rows alone, of data without rows.
+fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Result<()> {
+    match settings.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((setting, _)) => Err(Error::input(format!(
+            "`{setting}` has no effect here: `dataset` {what} {is}. Rows are .jsonl, .parquet, and .json that is an array \
+             of objects; remove `{setting}` or name such files"
+        ))),
+    }
 }
 
 fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {
     let what = &corpus.what;
     Error::input(match (corpus.kind, file.files()) {
         (kind, _) if kind.is_rows() => match (file.dropped(), file.bad()) {
-            (0, 0) => format!("--dataset {what}: no rows, the file is empty"),
+            (0, 0) => format!("`dataset` {what}: no rows, the file is empty"),
             (dropped, 0) => format!(
-                "--dataset {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}: raise \
-                 --max-len"
+                "`dataset` {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}: raise \
+                 `max_len`"
             ),
             (dropped, bad) => format!(
-                "--dataset {what}: no rows are left; {bad} bad ones were skipped{} and {dropped} dropped",
+                "`dataset` {what}: no rows are left; {bad} bad ones were skipped{} and {dropped} dropped",
                 first_bad.map_or(String::new(), |first| format!(" (the first: {first})"))
             ),
         },
         (_, 0) => format!(
-            "--dataset {what}: no readable text in {} files (binary or empty). Text, .jsonl, .json, .parquet and .npy can be read",
+            "`dataset` {what}: no readable text in {} files (binary or empty). Text, .jsonl, .json, .parquet and .npy can be read",
             file.skipped()
         ),
         _ => format!(
-            "--dataset {what}: {} tokens are not enough for one row of max_len {max_len}, which takes {}. Pass more text or \
-             a smaller --max-len",
+            "`dataset` {what}: {} tokens are not enough for one row of max_len {max_len}, which takes {}. Pass more text or \
+             a smaller `max_len`",
             file.words(),
             max_len + 1
         ),

@@ -1,10 +1,10 @@
-//! What the flags say of rows of prompts and responses, and which of them go together. Never looks at a row.
+//! What settings say of rows of prompts and responses, and which of them go together. Never looks at a row.
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use serde_json::json;
 use std::sync::Arc;
 
-/// What the flags say of rows.
+/// What settings say of rows.
 #[derive(Clone, Debug, Default)]
 pub struct Format {
     /// Field of the prompt, or of the conversation.
@@ -20,40 +20,40 @@ pub struct Format {
     /// Loss on the whole of the field `input_key`, and no end of text.
     pub pretrain_mode: bool,
     pub skip_bad_rows: bool,
-    /// Also of rows with `messages` that no flag speaks of.
+    /// Also of rows with `messages` that no setting speaks of.
     pub chat: Option<Arc<ChatTemplate>>,
 }
 
 impl Format {
-    /// Flags that do not go together are [`Error::Input`].
+    /// Settings that do not go together are [`Error::Input`].
     pub fn check(&self) -> Result<()> {
         let chat = self.apply_chat_template || self.multiturn;
         let wrong = match self {
             Format { pretrain_mode: true, output_key: Some(_), .. } => {
-                "--pretrain-mode trains on all of --input-key: leave out --output-key"
+                "`pretrain_mode` trains on all of `input_key`: leave out `output_key`"
             }
             Format { pretrain_mode: true, .. } if chat => {
-                "--pretrain-mode takes the text as it stands: leave out --apply-chat-template and --multiturn"
+                "`pretrain_mode` takes the text as it stands: leave out `apply_chat_template` and `multiturn`"
             }
             Format { pretrain_mode: true, input_template: Some(_), .. } => {
-                "--pretrain-mode takes the text as it stands: leave out --input-template"
+                "`pretrain_mode` takes the text as it stands: leave out `input_template`"
             }
             Format { pretrain_mode: true, .. } => return Ok(()),
             Format { input_template: Some(_), .. } if chat => {
-                "--input-template and a chat template do not go together: leave one out"
+                "`input_template` and a chat template do not go together: leave one out"
             }
             Format { input_template: Some(t), .. } if t.matches("{}").count() != 1 => {
-                "--input-template must have one {} in it, where the prompt goes"
+                "`input_template` must have one {} in it, where the prompt goes"
             }
             Format { input_key: None, output_key: Some(_), .. } => {
-                "--output-key needs --input-key, the field of the prompt"
+                "`output_key` needs `input_key`, the field of the prompt"
             }
             Format { input_key: None, input_template: Some(_), .. } => {
-                "--input-template needs --input-key, the field of the prompt"
+                "`input_template` needs `input_key`, the field of the prompt"
             }
             Format { input_key: Some(_), output_key: None, .. } if !chat => {
-                "--input-key alone has no response to learn: add --output-key, or --apply-chat-template where it holds a \
-                 conversation, or --pretrain-mode to learn all of it"
+                "`input_key` alone has no response to learn: add `output_key`, or `apply_chat_template` where it holds a \
+                 conversation, or `pretrain_mode` to learn all of it"
             }
             _ => return Ok(()),
         };
@@ -72,18 +72,17 @@ impl Format {
             _ => Ok(None),
         }
     }
-    /// The first of the flags given that speak of rows.
-    pub fn speaks_of_rows(&self) -> Option<&'static str> {
-        let flags = [
-            ("--input-key", self.input_key.is_some()),
-            ("--output-key", self.output_key.is_some()),
-            ("--input-template", self.input_template.is_some()),
-            ("--apply-chat-template", self.apply_chat_template),
-            ("--multiturn", self.multiturn),
-            ("--pretrain-mode", self.pretrain_mode),
-            ("--skip-bad-rows", self.skip_bad_rows),
-        ];
-        flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
+    /// The settings that have an effect on rows alone, and whether they are given.
+    pub fn row_settings(&self) -> [(&'static str, bool); 7] {
+        [
+            ("input_key", self.input_key.is_some()),
+            ("output_key", self.output_key.is_some()),
+            ("input_template", self.input_template.is_some()),
+            ("apply_chat_template", self.apply_chat_template),
+            ("multiturn", self.multiturn),
+            ("pretrain_mode", self.pretrain_mode),
+            ("skip_bad_rows", self.skip_bad_rows),
+        ]
     }
     /// Rows are said to be prompts and responses, which end with an end of text.
     pub fn learns_responses(&self) -> bool {

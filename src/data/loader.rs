@@ -1,6 +1,6 @@
 //! Which rank trains on which rows, and when. Never communicates: all is computed from one number, the samples that all
 //! ranks together have consumed.
-use super::MicroBatch;
+use super::batch::MicroBatch;
 use super::dataset::Dataset;
 use super::packing::{self, WINDOW, Window};
 use super::permutation::Permutation;
@@ -103,7 +103,7 @@ impl Loader {
         if rows < global && !options.packing {
             return Err(Error::input(format!(
                 "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * grad_accum \
-                 {grad_accum} * data-parallel ranks {dp_size}. Pass more data, or make a batch or --max-len smaller",
+                 {grad_accum} * data-parallel ranks {dp_size}. Pass more data, or make a batch or `max_len` smaller",
                 source.max_len()
             )));
         }
@@ -119,7 +119,7 @@ impl Loader {
                 return Err(Error::input(format!(
                     "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
                      batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks {dp_size}. Pass more data, make \
-                     a batch or --max-len smaller, or leave out --packing-samples",
+                     a batch or `max_len` smaller, or leave out `packing_samples`",
                     loader.rows,
                     loader.source.max_len()
                 )));

@@ -1,6 +1,6 @@
 //! The header of a NumPy array file (NEP 1, versions 1 to 3) and its integers as token ids. Never reads anything but
 //! 1-D little-endian integers.
-use super::reader::Place;
+use super::place::TokenPlace;
 use crate::base::{Error, Result, open};
 use std::fs::File;
 use std::io::Read;
@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path, bound: usize, mut sink: impl FnMut(&[u32]) -> Re
         file.read_exact(raw).map_err(|e| Error::io("read", path, e))?;
         ids.clear();
         for (i, raw) in raw.chunks_exact(integer.bytes).enumerate() {
-            ids.push(Place::Index(path, done + i as u64).id(integer.value(raw), bound)?);
+            ids.push(TokenPlace::Index(path, done + i as u64).id(integer.value(raw), bound)?);
         }
         sink(&ids)?;
         done += n as u64;

@@ -7,12 +7,13 @@
 //! whole. Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens
 //! or more is dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token
 //! is the end of text.
+use super::fields::{JsonRow, RowFault, array, present, string, token_id, whole};
 use super::format::Format;
 use super::shapes;
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use minijinja::Value as Message;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// All that a row's tokens depend on.
 #[derive(Clone, Debug)]
@@ -26,7 +27,7 @@ pub struct Recipe {
 
 /// Tokens and, as many, labels ([`IGNORE`]: no loss), not shifted.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
+pub struct TokenizedRow {
     pub ids: Vec<u32>,
     pub labels: Vec<i32>,
 }
@@ -38,14 +39,11 @@ pub enum Outcome {
     Dropped,
 }
 
-/// What is wrong with a row, to stand behind its place: "has no `messages`; ...".
-pub type Fault = String;
-
 impl Recipe {
     /// The row of one line of JSONL.
-    pub fn line(&self, line: &[u8], out: &mut Row) -> std::result::Result<Outcome, Fault> {
+    pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
         let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8, which JSON must be")?;
-        let row: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+        let row: JsonRow = serde_json::from_str(text).map_err(|e| {
             let shown: String = text.trim_end().chars().take(80).collect();
             format!("is not a row ({e}): {shown} -- a row is a JSON object")
         })?;
@@ -53,7 +51,7 @@ impl Recipe {
     }
 
     /// The tokens of `row` in place of what `out` holds.
-    pub fn row(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+    pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
         out.ids.clear();
         out.labels.clear();
         let format = &self.format;
@@ -70,8 +68,8 @@ impl Recipe {
         match (&format.input_key, &format.output_key) {
             (Some(input), Some(output)) => {
                 let (prompt, response) = (string(row, input)?, string(row, output)?);
-                let around = format.input_template.as_deref().and_then(|t| t.split_once("{}"));
-                match around {
+                let template = format.input_template.as_deref().and_then(|t| t.split_once("{}"));
+                match template {
                     Some((before, behind)) => self.sample(&format!("{before}{prompt}{behind}"), response, None, out),
                     None => self.sample(prompt, response, None, out),
                 }
@@ -81,14 +79,14 @@ impl Recipe {
     }
 
     /// A row that says itself what it is: tokens, a text, or a conversation.
-    fn plain(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
-        let there = |key: &str| shapes::there(row, key);
-        if let Some(input) = there("input_ids") {
+    fn plain(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
+        let given = |key: &str| present(row, key);
+        if let Some(input) = given("input_ids") {
             for id in array(input, "input_ids")? {
                 out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
             }
             let ids = out.ids.len();
-            match there("labels") {
+            match given("labels") {
                 None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
                 Some(labels) => {
                     for label in array(labels, "labels")? {
@@ -102,8 +100,8 @@ impl Recipe {
                     }
                 }
             }
-        } else if there("text").is_some() {
-            let (before, behind) = self.tokenizer.around();
+        } else if given("text").is_some() {
+            let (before, behind) = self.tokenizer.affixes();
             out.ids.extend_from_slice(before);
             self.encode(string(row, "text")?, &mut out.ids)?;
             out.ids.extend_from_slice(behind);
@@ -112,7 +110,7 @@ impl Recipe {
                 out.ids.push(end);
             }
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
-        } else if there("messages").or(there("conversations")).is_some() {
+        } else if given("messages").or(given("conversations")).is_some() {
             return self.conversation(row, out);
         } else if shapes::is_alpaca(row) {
             return self.sample(&shapes::alpaca_prompt(row)?, string(row, "output")?, None, out);
@@ -120,7 +118,7 @@ impl Recipe {
             let keys: Vec<&str> = row.keys().map(String::as_str).collect();
             return Err(format!(
                 "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`; its keys are: {}. \
-                 Name the fields of prompt and response with --input-key and --output-key",
+                 Name the fields of prompt and response with `input_key` and `output_key`",
                 keys.join(", ")
             ));
         }
@@ -130,9 +128,9 @@ impl Recipe {
         }
     }
 
-    fn conversation(&self, row: &Map<String, Value>, out: &mut Row) -> std::result::Result<Outcome, Fault> {
+    fn conversation(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
         let chat = self.format.chat.as_deref().ok_or(
-            "has messages, but the tokenizer has no chat template: pass --tokenizer-chat-template, or a --tokenizer with one",
+            "has messages, but the tokenizer has no chat template: pass `tokenizer_chat_template`, or a `tokenizer` with one",
         )?;
         let Format { input_key, output_key, .. } = &self.format;
         let turns = shapes::turns(row, (input_key.as_deref(), output_key.as_deref()))?;
@@ -163,11 +161,12 @@ impl Recipe {
         for turn in (0..turns.len()).filter(|&i| by_assistant(&turns[i])) {
             let before = chat.render(&messages[..turn], true)?;
             let with = chat.render(&messages[..=turn], false)?;
-            let answer = with.strip_prefix(&before).zip(all.strip_prefix(&before)).and_then(|(a, rest)| told(a, rest));
+            let answer =
+                with.strip_prefix(&before).zip(all.strip_prefix(&before)).and_then(|(a, rest)| surviving_part(a, rest));
             let Some(answer) = answer else {
                 return Err(format!(
                     "has an answer (message {turn}) that the chat template renders otherwise once more messages follow: \
-                     train on such conversations without --multiturn"
+                     train on such conversations without `multiturn`"
                 ));
             };
             let start = self.count(&before)?;
@@ -177,7 +176,7 @@ impl Recipe {
     }
 
     /// How many messages at the end of [`shapes::turns`] are the response.
-    fn responses(&self, row: &Map<String, Value>) -> std::result::Result<usize, Fault> {
+    fn responses(&self, row: &JsonRow) -> std::result::Result<usize, RowFault> {
         let list = self.format.output_key.as_ref().and_then(|key| row.get(key)?.as_array());
         Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
     }
@@ -188,8 +187,8 @@ impl Recipe {
         prompt: &str,
         response: &str,
         ranges: Option<&[(usize, usize)]>,
-        out: &mut Row,
-    ) -> std::result::Result<Outcome, Fault> {
+        out: &mut TokenizedRow,
+    ) -> std::result::Result<Outcome, RowFault> {
         let asked = self.count(prompt)?;
         if prompt.is_empty() || response.is_empty() || asked + 2 >= self.max_len {
             return Ok(Outcome::Dropped);
@@ -220,7 +219,7 @@ impl Recipe {
         Ok(Outcome::Kept)
     }
 
-    fn label(&self, label: i64) -> std::result::Result<i32, Fault> {
+    fn label(&self, label: i64) -> std::result::Result<i32, RowFault> {
         match label {
             -100 => Ok(IGNORE),
             l if l >= 0 && (l as u64) < self.bound as u64 => Ok(l as i32),
@@ -230,64 +229,22 @@ impl Recipe {
             )),
         }
     }
-    fn encode(&self, text: &str, out: &mut Vec<u32>) -> std::result::Result<(), Fault> {
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> std::result::Result<(), RowFault> {
         self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
     }
-    fn count(&self, text: &str) -> std::result::Result<usize, Fault> {
+    fn count(&self, text: &str) -> std::result::Result<usize, RowFault> {
         let mut ids = Vec::new();
         self.encode(text, &mut ids)?;
         Ok(ids.len())
     }
-    fn end(&self) -> std::result::Result<u32, Fault> {
+    fn end(&self) -> std::result::Result<u32, RowFault> {
         self.tokenizer.end_of_text().map_err(|e| format!("has no end: {e}"))
     }
 }
 
 /// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`:
 /// templates of thinking models leave out the thoughts of earlier answers, which come first.
-fn told<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
+fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
     let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
     starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())
-}
-
-/// A JSON number as a token id.
-pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, Fault> {
-    match u32::try_from(id) {
-        Ok(id) if (id as usize) < bound => Ok(id),
-        _ => Err(format!(
-            "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to that of the tokenizer that \
-             made these ids"
-        )),
-    }
-}
-
-pub(super) fn field<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a Value, Fault> {
-    row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
-        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
-        format!("has no `{key}`; its keys are: {}", keys.join(", "))
-    })
-}
-
-pub(super) fn string<'a>(row: &'a Map<String, Value>, key: &str) -> std::result::Result<&'a str, Fault> {
-    let value = field(row, key)?;
-    value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
-}
-
-pub(super) fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, Fault> {
-    value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
-}
-
-fn whole(value: &Value, key: &str) -> std::result::Result<i64, Fault> {
-    value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
-}
-
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "true or false",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
 }

@@ -1,15 +1,16 @@
 //! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more
 //! than a piece of a file.
 use super::array::{self, BOM, Broken, Elements};
-use super::cache::Writer;
-use super::reader::Place;
-use super::recipe::{Fault, Outcome, Recipe, Row};
+use super::cache::TokenWriter;
+use super::fields::{JsonRow, RowFault};
+use super::place::TokenPlace;
+use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes;
 use crate::base::{Error, Result, open};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, reader::RowIter};
 use parquet::schema::types::Type;
-use serde_json::{Map, Number, Value};
+use serde_json::{Number, Value};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -24,19 +25,19 @@ const BYTES: usize = 4 << 20;
 /// Reads files of rows one after the other into a token file.
 pub(super) struct Rows<'a> {
     pub recipe: &'a Recipe,
-    pub out: &'a mut Writer,
+    pub out: &'a mut TokenWriter,
     pub threads: usize,
     /// What is wrong with the first row that was skipped.
     pub first_bad: Option<String>,
     /// Places and results of a piece, kept for the next.
-    made: Vec<(Row, std::result::Result<Outcome, Fault>)>,
+    made: Vec<(TokenizedRow, std::result::Result<Outcome, RowFault>)>,
 }
 
 /// A row as it stands in a file, or what is wrong with it.
-type Raw<T> = (u64, std::result::Result<T, Fault>);
+type NumberedRow<T> = (u64, std::result::Result<T, RowFault>);
 
 impl<'a> Rows<'a> {
-    pub fn new(recipe: &'a Recipe, out: &'a mut Writer) -> Rows<'a> {
+    pub fn new(recipe: &'a Recipe, out: &'a mut TokenWriter) -> Rows<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
         Rows { recipe, out, threads, first_bad: None, made: Vec::new() }
     }
@@ -57,9 +58,9 @@ impl<'a> Rows<'a> {
 
     fn array(&mut self, path: &Path, mut elements: Elements<BufReader<File>>) -> Result<()> {
         let recipe = self.recipe;
-        let make = |element: &Vec<u8>, row: &mut Row| recipe.line(element, row);
-        let place = |n| Place::Row(path, n);
-        let (mut piece, mut bytes): (Vec<Raw<Vec<u8>>>, usize) = (Vec::new(), 0);
+        let make = |element: &Vec<u8>, row: &mut TokenizedRow| recipe.line(element, row);
+        let place = |n| TokenPlace::Row(path, n);
+        let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 0.. {
             let mut element = Vec::new();
             match elements.next(LONGEST, &mut element) {
@@ -87,8 +88,8 @@ impl<'a> Rows<'a> {
     fn lines(&mut self, path: &Path, mut file: BufReader<File>) -> Result<()> {
         let io = |e| Error::io("read", path, e);
         let recipe = self.recipe;
-        let make = |line: &Vec<u8>, row: &mut Row| recipe.line(line, row);
-        let (mut piece, mut bytes): (Vec<Raw<Vec<u8>>>, usize) = (Vec::new(), 0);
+        let make = |line: &Vec<u8>, row: &mut TokenizedRow| recipe.line(line, row);
+        let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 1.. {
             let mut line = Vec::new();
             let n = file.by_ref().take(LONGEST).read_until(b'\n', &mut line).map_err(io)?;
@@ -103,14 +104,14 @@ impl<'a> Rows<'a> {
                 piece.push((number, Ok(line)));
             }
             if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &|n| Place::Line(path, n))?;
+                self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))?;
                 bytes = 0;
             }
         }
-        self.put(&mut piece, &make, &|n| Place::Line(path, n))
+        self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))
     }
 
-    /// Row group by row group; of the columns, only those that rows are made of.
+    /// TokenizedRow group by row group; of the columns, only those that rows are made of.
     pub fn parquet(&mut self, path: &Path) -> Result<()> {
         let bad = |e: parquet::errors::ParquetError| {
             Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))
@@ -120,9 +121,9 @@ impl<'a> Rows<'a> {
         let schema = reader.metadata().file_metadata().schema().clone();
         let columns = self.columns(&schema);
         let recipe = self.recipe;
-        let make = |row: &Map<String, Value>, out: &mut Row| recipe.row(row, out);
-        let place = |n| Place::Row(path, n);
-        let (mut piece, mut number): (Vec<Raw<Map<String, Value>>>, u64) = (Vec::new(), 0);
+        let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out);
+        let place = |n| TokenPlace::Row(path, n);
+        let (mut piece, mut number): (Vec<NumberedRow<JsonRow>>, u64) = (Vec::new(), 0);
         for group in 0..reader.num_row_groups() {
             let group = reader.get_row_group(group).map_err(bad)?;
             for row in RowIter::from_row_group(columns.clone(), &*group).map_err(bad)? {
@@ -157,16 +158,16 @@ impl<'a> Rows<'a> {
     /// Makes the rows of a piece, each thread a part of it, and writes them in order.
     fn put<'p, T: Sync>(
         &mut self,
-        piece: &mut Vec<Raw<T>>,
-        make: &(impl Fn(&T, &mut Row) -> std::result::Result<Outcome, Fault> + Sync),
-        place: &dyn Fn(u64) -> Place<'p>,
+        piece: &mut Vec<NumberedRow<T>>,
+        make: &(impl Fn(&T, &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> + Sync),
+        place: &dyn Fn(u64) -> TokenPlace<'p>,
     ) -> Result<()> {
         let n = piece.len();
         if self.made.len() < n {
-            self.made.resize_with(n, || (Row::default(), Ok(Outcome::Dropped)));
+            self.made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Dropped)));
         }
         let each = n.div_ceil(self.threads).max(16);
-        let work = |raw: &[Raw<T>], made: &mut [(Row, std::result::Result<Outcome, Fault>)]| {
+        let work = |raw: &[NumberedRow<T>], made: &mut [(TokenizedRow, std::result::Result<Outcome, RowFault>)]| {
             for ((_, raw), (row, outcome)) in raw.iter().zip(made) {
                 *outcome = match raw {
                     Ok(raw) => make(raw, row),
@@ -189,7 +190,7 @@ impl<'a> Rows<'a> {
                     self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());
                 }
                 Err(fault) => {
-                    let fault = format!("{fault} (--skip-bad-rows leaves such rows out and counts them)");
+                    let fault = format!("{fault} (`skip_bad_rows` leaves such rows out and counts them)");
                     return Err(place(*number).error(fault));
                 }
             }
@@ -199,12 +200,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-fn too_long() -> Fault {
+fn too_long() -> RowFault {
     format!("is longer than {} MiB", LONGEST >> 20)
 }
 
 /// A value of Parquet as one of JSON. Times, decimals and binary are no part of rows.
-fn json(field: Field) -> std::result::Result<Value, Fault> {
+fn json(field: Field) -> std::result::Result<Value, RowFault> {
     let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
     let list = |fields: &[Field]| fields.iter().cloned().map(json).collect::<std::result::Result<Vec<_>, _>>();
     Ok(match field {
@@ -231,7 +232,7 @@ fn json(field: Field) -> std::result::Result<Value, Fault> {
             let fields = row.into_columns().into_iter().map(|(name, field)| Ok((name, json(field)?)));
             // Files of one schema for all messages hold null for what a message does not have.
             let fields = fields.filter(|f| !matches!(f, Ok((_, Value::Null))));
-            Value::Object(fields.collect::<std::result::Result<_, Fault>>()?)
+            Value::Object(fields.collect::<std::result::Result<_, RowFault>>()?)
         }
         other => Value::String(other.to_string()),
     })

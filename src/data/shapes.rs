@@ -7,10 +7,8 @@
 //! input on a line of its own where it is not empty, and the assistant the output; `system` comes first, and the pairs
 //! of `history` before the instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words
 //! of Stanford Alpaca ([`alpaca_prompt`]), which have no place for the two.
-use super::recipe::{Fault, array, field, kind, string};
-use serde_json::{Map, Value, json};
-
-type Row = Map<String, Value>;
+use super::fields::{JsonRow, RowFault, array, field, kind, present, string};
+use serde_json::{Value, json};
 
 /// Keys that a row may have where no flag names any.
 pub(super) const KEYS: [&str; 10] =
@@ -31,31 +29,27 @@ const SPEAKERS: [(&str, &str); 9] = [
     ("function_call", "assistant"),
 ];
 
-/// What is there and not null.
-pub(super) fn there<'a>(row: &'a Row, key: &str) -> Option<&'a Value> {
-    row.get(key).filter(|v| !v.is_null())
-}
-/// The same, of a text that is not empty.
-fn text_there<'a>(row: &'a Row, key: &str) -> Option<&'a str> {
-    there(row, key)?.as_str().filter(|text| !text.is_empty())
+/// A text that is not empty.
+fn present_text<'a>(row: &'a JsonRow, key: &str) -> Option<&'a str> {
+    present(row, key)?.as_str().filter(|text| !text.is_empty())
 }
 
-pub(super) fn is_alpaca(row: &Row) -> bool {
-    there(row, "instruction").is_some() && there(row, "output").is_some()
+pub(super) fn is_alpaca(row: &JsonRow) -> bool {
+    present(row, "instruction").is_some() && present(row, "output").is_some()
 }
 
 /// Rows of a data set to learn from, and of little else.
-pub(super) fn is_known(row: &Row) -> bool {
-    ["input_ids", "messages", "conversations"].iter().any(|key| there(row, key).is_some()) || is_alpaca(row)
+pub(super) fn is_known(row: &JsonRow) -> bool {
+    ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some()) || is_alpaca(row)
 }
 
 /// The messages of a row that no flag names fields of.
-pub(super) fn conversation(row: &Row) -> Result<Vec<Value>, Fault> {
-    let system = text_there(row, "system").map(|text| json!({"role": "system", "content": text}));
-    if let Some(list) = there(row, "messages") {
+pub(super) fn conversation(row: &JsonRow) -> Result<Vec<Value>, RowFault> {
+    let system = present_text(row, "system").map(|text| json!({"role": "system", "content": text}));
+    if let Some(list) = present(row, "messages") {
         return Ok(array(list, "messages")?.to_vec());
     }
-    if let Some(list) = there(row, "conversations") {
+    if let Some(list) = present(row, "conversations") {
         let list = array(list, "conversations")?;
         let own = list.first().is_some_and(|first| first["from"] == "system" || first["role"] == "system");
         return Ok(system.filter(|_| !own).into_iter().chain(list.iter().cloned()).collect());
@@ -68,13 +62,13 @@ pub(super) fn conversation(row: &Row) -> Result<Vec<Value>, Fault> {
         ));
     }
     let mut turns: Vec<Value> = system.into_iter().collect();
-    let said = |prompt: &str, answer: &str| {
+    let pair = |prompt: &str, answer: &str| {
         [json!({"role": "user", "content": prompt}), json!({"role": "assistant", "content": answer})]
     };
-    for pair in there(row, "history").map(|list| array(list, "history")).transpose()?.into_iter().flatten() {
-        match pair.as_array().map(Vec::as_slice) {
-            Some([Value::String(prompt), Value::String(answer)]) => turns.extend(said(prompt, answer)),
-            _ => return Err(format!("has {} in its history, where [prompt, answer] is expected", kind(pair))),
+    for earlier in present(row, "history").map(|list| array(list, "history")).transpose()?.into_iter().flatten() {
+        match earlier.as_array().map(Vec::as_slice) {
+            Some([Value::String(prompt), Value::String(answer)]) => turns.extend(pair(prompt, answer)),
+            _ => return Err(format!("has {} in its history, where [prompt, answer] is expected", kind(earlier))),
         }
     }
     let (instruction, output) = (string(row, "instruction")?, string(row, "output")?);
@@ -82,24 +76,24 @@ pub(super) fn conversation(row: &Row) -> Result<Vec<Value>, Fault> {
         Some(input) => format!("{instruction}\n{input}"),
         None => instruction.to_string(),
     };
-    turns.extend(said(&query, output));
+    turns.extend(pair(&query, output));
     Ok(turns)
 }
 
-fn input(row: &Row) -> Result<Option<&str>, Fault> {
-    match there(row, "input") {
+fn input(row: &JsonRow) -> Result<Option<&str>, RowFault> {
+    match present(row, "input") {
         Some(_) => string(row, "input").map(|text| Some(text).filter(|text| !text.is_empty())),
         None => Ok(None),
     }
 }
 
 /// Stanford Alpaca's prompt (PROMPT_DICT of its train.py); the output follows without a space.
-pub(super) fn alpaca_prompt(row: &Row) -> Result<String, Fault> {
-    let listed = there(row, "history").is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()));
-    for (key, given) in [("system", text_there(row, "system").is_some()), ("history", listed)] {
+pub(super) fn alpaca_prompt(row: &JsonRow) -> Result<String, RowFault> {
+    let listed = present(row, "history").is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()));
+    for (key, given) in [("system", present_text(row, "system").is_some()), ("history", listed)] {
         if given {
             return Err(format!(
-                "has a {key}, which Alpaca's prompt has no place for: add --apply-chat-template, or take it out"
+                "has a {key}, which Alpaca's prompt has no place for: add `apply_chat_template`, or take it out"
             ));
         }
     }
@@ -117,7 +111,7 @@ pub(super) fn alpaca_prompt(row: &Row) -> Result<String, Fault> {
 
 /// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation,
 /// and of the response; where neither is given the row's own keys say what it is.
-pub(super) fn turns(row: &Row, (input, output): (Option<&str>, Option<&str>)) -> Result<Vec<Value>, Fault> {
+pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)) -> Result<Vec<Value>, RowFault> {
     let mut turns = match input {
         None => conversation(row)?,
         Some(key) => match (field(row, key)?, output) {
@@ -125,7 +119,7 @@ pub(super) fn turns(row: &Row, (input, output): (Option<&str>, Option<&str>)) ->
             (Value::String(_), None) => {
                 return Err(format!(
                     "has a text as {key}, where a list of messages is expected; with a text, name the field of the response \
-                     with --output-key"
+                     with `output_key`"
                 ));
             }
             (list, _) => array(list, key)?.to_vec(),
@@ -149,11 +143,11 @@ pub(super) fn turns(row: &Row, (input, output): (Option<&str>, Option<&str>)) ->
 }
 
 /// Checks message `i`; one of ShareGPT's becomes one with a role.
-fn message(i: usize, turn: &mut Value) -> Result<(), Fault> {
+fn message(i: usize, turn: &mut Value) -> Result<(), RowFault> {
     let Value::Object(fields) = turn else {
         return Err(format!("has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"));
     };
-    if let (None, Some(from)) = (there(fields, "role"), there(fields, "from")) {
+    if let (None, Some(from)) = (present(fields, "role"), present(fields, "from")) {
         let role = SPEAKERS.iter().find(|(name, _)| from == name).map(|(_, role)| *role).ok_or_else(|| {
             let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
             format!("has a message {i} from {from}; ShareGPT's are: {}", known.join(", "))

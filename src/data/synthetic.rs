@@ -26,7 +26,7 @@ impl Synthetic {
     pub fn new(vocab: usize, seed: u64) -> Result<Synthetic> {
         if vocab < 4 {
             return Err(Error::input(format!(
-                "--dataset synthetic with vocab_size {vocab}: each token has 4 successors, so vocab_size is at least 4"
+                "`dataset: synthetic` with vocab_size {vocab}: each token has 4 successors, so vocab_size is at least 4"
             )));
         }
         let states = vocab.min(64) as u32;

@@ -1,7 +1,7 @@
 //! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of
 //! pieces.
-use super::cache::Writer;
-use super::corpus::Source;
+use super::cache::TokenWriter;
+use super::corpus::CorpusFile;
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result, open};
 use std::fs::File;
@@ -25,12 +25,12 @@ const PIECES: usize = 256;
 /// with a letter or digit, and words know nothing of the line before.
 pub(super) struct Texts<'a> {
     tokenizer: &'a Tokenizer,
-    out: &'a mut Writer,
+    out: &'a mut TokenWriter,
     end: u32,
     pub threads: usize,
     chunk: Vec<u8>,
     /// Those of this turn, the first `given`, and some of earlier ones to be used again.
-    pieces: Vec<Piece>,
+    pieces: Vec<TextPiece>,
     given: usize,
     /// Bytes of text in this turn.
     bytes: usize,
@@ -38,7 +38,7 @@ pub(super) struct Texts<'a> {
 
 /// Some of a file.
 #[derive(Default)]
-struct Piece {
+struct TextPiece {
     text: String,
     /// Where the tokens that are this piece's begin.
     from: usize,
@@ -49,9 +49,9 @@ struct Piece {
     failed: Option<Error>,
 }
 
-impl Piece {
+impl TextPiece {
     fn encode(&mut self, tokenizer: &Tokenizer, end: u32) {
-        let (before, behind) = tokenizer.around();
+        let (before, behind) = tokenizer.affixes();
         self.ids.clear();
         if self.first {
             self.ids.extend_from_slice(before);
@@ -69,14 +69,14 @@ impl Piece {
 }
 
 impl<'a> Texts<'a> {
-    pub fn new(tokenizer: &'a Tokenizer, out: &'a mut Writer) -> Result<Texts<'a>> {
+    pub fn new(tokenizer: &'a Tokenizer, out: &'a mut TokenWriter) -> Result<Texts<'a>> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
         let (end, chunk) = (tokenizer.end_of_text()?, vec![0u8; CHUNK]);
         Ok(Texts { tokenizer, out, end, threads, chunk, pieces: Vec::new(), given: 0, bytes: 0 })
     }
 
     /// All of them. Of a directory's files those that are no text are left out and counted.
-    pub fn read(mut self, files: &[Source]) -> Result<()> {
+    pub fn read(mut self, files: &[CorpusFile]) -> Result<()> {
         for file in files {
             if self.file(&file.path)? {
                 self.out.files += 1;
@@ -87,7 +87,7 @@ impl<'a> Texts<'a> {
                 self.out.skipped += 1;
             }
         }
-        self.turn()
+        self.flush()
     }
 
     /// One file. False, with nothing written, where it is not text; an empty file is no text.
@@ -129,7 +129,7 @@ impl<'a> Texts<'a> {
     /// One more piece; where they are enough, they are tokenized.
     fn give(&mut self, text: &[u8], from: usize, first: bool, last: bool) -> Result<()> {
         if self.given == self.pieces.len() {
-            self.pieces.push(Piece::default());
+            self.pieces.push(TextPiece::default());
         }
         let piece = &mut self.pieces[self.given];
         piece.text.clear();
@@ -138,11 +138,11 @@ impl<'a> Texts<'a> {
         self.given += 1;
         self.bytes += text.len();
         let full = self.bytes >= EACH * self.threads * CHUNK || self.given >= PIECES * self.threads;
-        if full { self.turn() } else { Ok(()) }
+        if full { self.flush() } else { Ok(()) }
     }
 
     /// Each thread takes the next piece that no other has; what they make is written in order.
-    fn turn(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         let pieces = &mut self.pieces[..self.given];
         let (tokenizer, end, threads) = (self.tokenizer, self.end, self.threads.min(pieces.len()));
         let left = Mutex::new(pieces.iter_mut());
@@ -161,7 +161,7 @@ impl<'a> Texts<'a> {
     }
 }
 
-fn unreadable(file: &Source) -> Error {
+fn unreadable(file: &CorpusFile) -> Error {
     let path = file.path.display();
     Error::input(match file.size {
         0 => format!("{path}: the file is empty"),
@@ -230,15 +230,15 @@ mod tests {
         let put = |(i, text): (usize, &String)| {
             let path = dir.path().join(format!("{i}.txt"));
             std::fs::write(&path, text).unwrap();
-            Source { path, size: text.len() as u64, modified: 0, named: false }
+            CorpusFile { path, size: text.len() as u64, modified: 0, named: false }
         };
-        let files: Vec<Source> = texts.iter().enumerate().map(put).collect();
+        let files: Vec<CorpusFile> = texts.iter().enumerate().map(put).collect();
         for name in ["byte_level", "sentencepiece"] {
             let golden = format!("{}/tests/data/golden/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"));
             let tokenizer = Tokenizer::load(Path::new(&golden)).unwrap();
             let built = |threads: usize| -> TokenFile {
                 let to = dir.path().join(format!("{name}-{threads}"));
-                let build = |out: &mut Writer| Texts { threads, ..Texts::new(&tokenizer, out)? }.read(&files);
+                let build = |out: &mut TokenWriter| Texts { threads, ..Texts::new(&tokenizer, out)? }.read(&files);
                 cache::open(&Cache::at(to), 1, tokenizer.vocab(), build).unwrap().file
             };
             let alone = built(1);

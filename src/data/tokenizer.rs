@@ -31,11 +31,11 @@ const LONGEST: u64 = 256 << 20;
 pub enum Tokenizer {
     /// Ids 0..=255 are bytes, 256 is the end of a text.
     Bytes,
-    File(Arc<Loaded>),
+    File(Arc<LoadedTokenizer>),
 }
 
 /// A `tokenizer.json`, with `tokenizer_config.json` where there is one.
-pub struct Loaded {
+pub struct LoadedTokenizer {
     path: PathBuf,
     pipeline: Pipeline,
     /// A text may become this many times as long before it is cut into tokens.
@@ -44,7 +44,7 @@ pub struct Loaded {
     vocab: usize,
     bos: Option<Special>,
     eos: Option<Special>,
-    around: (Vec<u32>, Vec<u32>),
+    affixes: (Vec<u32>, Vec<u32>),
     /// Named Jinja texts, the one called `default` first.
     templates: Vec<(String, String)>,
     fingerprint: u64,
@@ -64,7 +64,7 @@ impl Tokenizer {
             (_, dir) if dir.is_dir() => Tokenizer::load(&dir.join(FILES[0])),
             (_, file) if file.exists() => Tokenizer::load(file),
             _ => Err(Error::input(format!(
-                "--tokenizer {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
+                "`tokenizer` {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
                  (257 ids); rows that are already tokens (JSONL with `input_ids`, a .npy array) need none"
             ))),
         }
@@ -118,7 +118,7 @@ impl Tokenizer {
         };
         let (bos, eos) = (special("bos_token")?, special("eos_token")?);
         let flag = |key: &str| config.get(key).and_then(Value::as_bool);
-        let around = caught(|| around(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
+        let affixes = caught(|| affixes(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
             .map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
         let vocab = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let mut templates = templates(&config).map_err(|e| bad(&path.with_file_name("tokenizer_config.json"), e))?;
@@ -129,14 +129,14 @@ impl Tokenizer {
         }
         let fingerprint = hash.digest();
         let path = path.to_path_buf();
-        Ok(Tokenizer::File(Arc::new(Loaded {
+        Ok(Tokenizer::File(Arc::new(LoadedTokenizer {
             path,
             pipeline,
             growth,
             vocab,
             bos,
             eos,
-            around,
+            affixes,
             templates,
             fingerprint,
         })))
@@ -176,7 +176,7 @@ impl Tokenizer {
             return Ok(());
         }
         Err(Error::input(format!(
-            "vocab_size {model} of the model is smaller than the {ids} ids of --tokenizer {name}: tokenizer mismatch. Use \
+            "vocab_size {model} of the model is smaller than the {ids} ids of `tokenizer` {name}: tokenizer mismatch. Use \
              the model's own tokenizer, or set vocab_size to {ids} or more"
         )))
     }
@@ -207,7 +207,7 @@ impl Tokenizer {
     pub fn end_of_text(&self) -> Result<u32> {
         self.eos().ok_or_else(|| {
             Error::input(format!(
-                "--tokenizer {}: nothing says which token ends a text: put a tokenizer_config.json with eos_token beside it",
+                "`tokenizer` {}: nothing says which token ends a text: put a tokenizer_config.json with eos_token beside it",
                 self.name()
             ))
         })
@@ -233,10 +233,10 @@ impl Tokenizer {
     }
     /// What transformers puts (before, behind) a whole text: the special tokens of the file's post-processor, unless
     /// `add_bos_token` or `add_eos_token` of tokenizer_config.json say otherwise.
-    pub fn around(&self) -> (&[u32], &[u32]) {
+    pub fn affixes(&self) -> (&[u32], &[u32]) {
         match self {
             Tokenizer::Bytes => (&[], &[]),
-            Tokenizer::File(t) => (&t.around.0, &t.around.1),
+            Tokenizer::File(t) => (&t.affixes.0, &t.affixes.1),
         }
     }
     /// Appends the tokens of `text` that end behind its first `from` bytes.
@@ -264,7 +264,7 @@ impl Tokenizer {
     }
 }
 
-impl Loaded {
+impl LoadedTokenizer {
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding> {
         if (text.len() as u64).saturating_mul(self.growth) > LONGEST {
             return Err(Error::input(format!(
@@ -280,7 +280,7 @@ impl Loaded {
     }
 }
 
-impl fmt::Debug for Loaded {
+impl fmt::Debug for LoadedTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "Tokenizer({}, {} ids)", self.path.display(), self.vocab)
     }
@@ -292,7 +292,7 @@ fn caught<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<
 }
 
 /// What stands around the tokens of a text: as the post-processor has it, then as the flags say of (bos, eos).
-fn around(
+fn affixes(
     pipeline: &Pipeline,
     flags: [(Option<bool>, &Option<Special>); 2],
 ) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {

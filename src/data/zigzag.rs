@@ -6,11 +6,11 @@
 //! one row at most, and the rows left over go round the ranks, on from document to document, so that ranks differ by
 //! one row at most. Of what is then left, the batch is *padded*: fewer than R rows at its end, a document of its own
 //! that nobody else sees and that has no loss. So every rank has as many rows as the others.
-use super::MicroBatch;
+use super::batch::MicroBatch;
 use crate::device::IGNORE;
 
 /// One rank's part of a micro-batch; filled again and again in the same buffers.
-pub struct Cut {
+pub struct ZigzagCut {
     index: usize,
     of: usize,
     /// Tokens, targets and positions of this rank's rows; documents of the whole batch, padding included.
@@ -19,9 +19,9 @@ pub struct Cut {
     pub rows: Vec<u32>,
 }
 
-impl Cut {
+impl ZigzagCut {
     /// For rank `index` of `of` and batches of up to `tokens` tokens.
-    pub fn new(index: usize, of: usize, tokens: usize) -> Cut {
+    pub fn new(index: usize, of: usize, tokens: usize) -> ZigzagCut {
         let n = tokens.div_ceil(of);
         let part = MicroBatch {
             tokens: Vec::with_capacity(n),
@@ -29,12 +29,12 @@ impl Cut {
             positions: Vec::with_capacity(n),
             cu_seqlens: Vec::with_capacity(tokens + 2),
         };
-        Cut { index, of, part, rows: Vec::with_capacity(n * of) }
+        ZigzagCut { index, of, part, rows: Vec::with_capacity(n * of) }
     }
 
     /// Replaces what was there. A batch without targets stays without.
     pub fn fill(&mut self, batch: &MicroBatch) {
-        let Cut { part, rows, .. } = self;
+        let ZigzagCut { part, rows, .. } = self;
         let (tokens, n) = (batch.tokens.len(), batch.tokens.len().div_ceil(self.of));
         part.cu_seqlens.clear();
         part.cu_seqlens.extend(&batch.cu_seqlens);
@@ -99,7 +99,7 @@ mod tests {
         batch
     }
     /// Pairs (query, key) that each rank's queries see.
-    fn pairs(cut: &Cut) -> Vec<u64> {
+    fn pairs(cut: &ZigzagCut) -> Vec<u64> {
         let n = cut.rows.len() / cut.of;
         let document = |row: u32| cut.part.cu_seqlens.partition_point(|&c| c <= row);
         let seen = |&row: &u32| u64::from(row - cut.part.cu_seqlens[document(row) - 1] + 1);
@@ -114,7 +114,7 @@ mod tests {
                 let tokens = batch.tokens.len();
                 let n = tokens.div_ceil(of);
                 for index in 0..of {
-                    let mut cut = Cut::new(index, of, tokens);
+                    let mut cut = ZigzagCut::new(index, of, tokens);
                     cut.fill(&self::batch(&[1, 2])); // what was there before is gone
                     cut.fill(&batch);
                     let mine = &cut.rows[index * n..][..n];
@@ -139,13 +139,13 @@ mod tests {
 
     #[test]
     fn dense_sequences_are_two_chunks_and_the_same_work_for_each() {
-        let mut cut = Cut::new(1, 4, 64);
+        let mut cut = ZigzagCut::new(1, 4, 64);
         cut.fill(&batch(&[32, 32]));
         let chunks = [4..8, 24..28, 36..40, 56..60].map(|rows: std::ops::Range<u32>| rows);
         assert!(cut.rows[16..32].iter().copied().eq(chunks.into_iter().flatten()), "{:?}", cut.rows);
         for of in [2, 4, 8] {
             for lengths in [&[16 * of][..], &[8 * of, 8 * of, 8 * of], &[2 * of, 64 * of]] {
-                let mut cut = Cut::new(0, of, 80 * of);
+                let mut cut = ZigzagCut::new(0, of, 80 * of);
                 cut.fill(&batch(lengths));
                 let pairs = pairs(&cut);
                 assert!(pairs.iter().all(|&p| p == pairs[0]), "{lengths:?} over {of}: {pairs:?}");
@@ -159,7 +159,7 @@ mod tests {
     fn packed_samples_of_any_length_balance() {
         let lengths = [1237, 501, 63, 8, 911, 29, 1, 777, 350, 219];
         for of in [2, 4, 8] {
-            let mut cut = Cut::new(0, of, 5000);
+            let mut cut = ZigzagCut::new(0, of, 5000);
             cut.fill(&batch(&lengths));
             let pairs = pairs(&cut);
             let (most, mean) = (*pairs.iter().max().unwrap(), pairs.iter().sum::<u64>() as f64 / of as f64);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn prompts_have_no_targets() {
-        let mut cut = Cut::new(0, 2, 8);
+        let mut cut = ZigzagCut::new(0, 2, 8);
         cut.fill(&MicroBatch { targets: vec![], ..batch(&[7]) });
         assert!(cut.part.targets.is_empty() && cut.part.tokens.len() == 4);
     }

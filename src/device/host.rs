@@ -118,7 +118,7 @@ impl HostUpdate {
         p: ViewMut,
         out: Option<ViewMut>,
     ) -> Result<()> {
-        self.update(dev, Rule::AdamW, h, scale, g, [Some(m), Some(v)], p, out)
+        self.update(dev, HostRule::AdamW, h, scale, g, [Some(m), Some(v)], p, out)
     }
     /// As [`Device::sgd`].
     #[allow(clippy::too_many_arguments)]
@@ -132,14 +132,14 @@ impl HostUpdate {
         p: ViewMut,
         out: Option<ViewMut>,
     ) -> Result<()> {
-        self.update(dev, Rule::Sgd, h, scale, g, [m, None], p, out)
+        self.update(dev, HostRule::Sgd, h, scale, g, [m, None], p, out)
     }
 
     #[allow(clippy::too_many_arguments)] // an operation's operands
     fn update(
         &mut self,
         dev: &dyn Device,
-        rule: Rule,
+        rule: HostRule,
         h: &[f32],
         scale: View,
         g: View,
@@ -168,7 +168,7 @@ impl HostUpdate {
     fn give(
         &mut self,
         dev: &dyn Device,
-        rule: Rule,
+        rule: HostRule,
         h: &[f32],
         g: View,
         state: [Option<Buf>; 2],
@@ -227,13 +227,13 @@ fn alias(view: View) -> Buf {
 }
 
 #[derive(Clone, Copy)]
-enum Rule {
+enum HostRule {
     AdamW,
     Sgd,
 }
 
 struct Task {
-    rule: Rule,
+    rule: HostRule,
     h: Buf,
     scale: Buf,
     g: Buf,
@@ -256,9 +256,9 @@ impl Task {
         let (out, [m, v]) = (self.out.as_mut().map(Buf::view_mut), self.state.each_mut());
         let (m, v) = (m.as_mut().map(Buf::view_mut), v.as_mut().map(Buf::view_mut));
         match (self.rule, m, v) {
-            (Rule::AdamW, Some(m), Some(v)) => cpu.adamw(h, scale, g, m, v, p, out),
-            (Rule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
-            (Rule::Sgd, m, _) => cpu.sgd(h, scale, g, m, p, out),
+            (HostRule::AdamW, Some(m), Some(v)) => cpu.adamw(h, scale, g, m, v, p, out),
+            (HostRule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
+            (HostRule::Sgd, m, _) => cpu.sgd(h, scale, g, m, p, out),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! holds more than one.
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
-use crate::data::zigzag::Cut;
+use crate::data::zigzag::ZigzagCut;
 use crate::device::{Buf, Device, View};
 use crate::nn::{Batch, Slice};
 
@@ -19,7 +19,7 @@ pub(super) struct Staging {
     /// What was or will be uploaded to `keys`.
     host_keys: Vec<u32>,
     /// Where ranks of sp have a part each.
-    cut: Option<Cut>,
+    cut: Option<ZigzagCut>,
 }
 
 /// Elements of a rank's part, of the borders of documents, and of the rows of all ranks.
@@ -44,7 +44,7 @@ impl Staging {
             rows: alloc(DType::U32, rows)?,
             keys: alloc(DType::U32, keys)?,
             host_keys: vec![0; keys],
-            cut: (sp.of > 1).then(|| Cut::new(sp.index, sp.of, tokens)),
+            cut: (sp.of > 1).then(|| ZigzagCut::new(sp.index, sp.of, tokens)),
         })
     }
     /// Bytes that `new` allocates.

@@ -170,7 +170,7 @@ impl Split {
         if self.sequence_parallel && !(cuts.attention && cuts.mlp && cuts.head) {
             return Err(Error::input(format!(
                 "sequence-parallel: the tensor-parallel plan leaves a branch or the head whole ({cuts:?}), which every rank would \
-                 then compute for all tokens; use a plan that cuts attention, mlp and lm_head, or --no-sequence-parallel"
+                 then compute for all tokens; use a plan that cuts attention, mlp and lm_head, or `sequence_parallel: false`"
             )));
         }
         Ok(())

@@ -59,7 +59,7 @@ impl Rule {
 
 /// Of a unit's trainable piece; empty where all of it is frozen.
 #[derive(Default)]
-struct Unit {
+struct UnitState {
     /// In the order of [`Rule::state`].
     state: Vec<Buf>,
     /// Which decay and learning rate apply where in the piece.
@@ -67,10 +67,10 @@ struct Unit {
 }
 
 /// Decay, and the factor of the learning rate: tensors of which both are alike are updated with the same numbers.
-type Kind = (bool, f32);
+type UpdateKind = (bool, f32);
 
 /// Adds those of a layout's trainable tensors to `kinds`.
-fn collect(layout: &Layout, kinds: &mut Vec<Kind>) {
+fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
     for segment in layout.segments.iter().filter(|s| s.trainable) {
         let kind = (segment.decay, segment.lr_scale);
         if !kinds.contains(&kind) {
@@ -81,8 +81,8 @@ fn collect(layout: &Layout, kinds: &mut Vec<Kind>) {
 
 pub struct Optimizer {
     rule: Rule,
-    units: Vec<Unit>,
-    kinds: Vec<Kind>,
+    units: Vec<UnitState>,
+    kinds: Vec<UpdateKind>,
     /// What an update shares between elements, for each kind.
     constants: Vec<f32>,
     step: u64,
@@ -97,7 +97,7 @@ impl Optimizer {
     }
     /// The same; where masters are offloaded, so many threads of the host update them.
     pub fn with_threads(dev: &dyn Device, store: &mut dyn Store, rule: Rule, threads: usize) -> Result<Optimizer> {
-        let mut units: Vec<Unit> = (0..store.units()).map(|_| Unit::default()).collect();
+        let mut units: Vec<UnitState> = (0..store.units()).map(|_| UnitState::default()).collect();
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
         let on_device = |place: Place| place != Place::Mapped;
@@ -120,7 +120,7 @@ impl Optimizer {
                     }
                 });
                 let runs = flat::runs(piece.layout, piece.start..piece.start + len);
-                units[piece.unit] = Unit { state: state.collect::<Result<_>>()?, runs };
+                units[piece.unit] = UnitState { state: state.collect::<Result<_>>()?, runs };
             }
             Ok(())
         })?;
@@ -174,7 +174,7 @@ impl Optimizer {
         let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
         store.for_each_piece(&mut |mut piece| {
             let Some(grad) = piece.grad else { return Ok(()) }; // frozen
-            let Unit { state, runs } = &mut self.units[piece.unit];
+            let UnitState { state, runs } = &mut self.units[piece.unit];
             for Run { range, decay, lr_scale } in runs {
                 let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
                 let kind = kind.ok_or_else(|| Error::op("optimizer", "a run of no known kind"))?;

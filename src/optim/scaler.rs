@@ -45,7 +45,7 @@ const BACKOFF: f32 = 0.5;
 
 /// What a checkpoint keeps.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-struct State {
+struct ScalerState {
     scale: f32,
     /// Since the scale last changed or a step was bad.
     good_steps: u64,
@@ -56,12 +56,12 @@ struct State {
 #[derive(Clone, Debug)]
 pub struct LossScaler {
     options: ScalerOptions,
-    state: State,
+    state: ScalerState,
 }
 
 impl LossScaler {
     pub fn new(options: ScalerOptions) -> LossScaler {
-        let state = State { scale: options.initial, good_steps: 0, hysteresis: options.hysteresis };
+        let state = ScalerState { scale: options.initial, good_steps: 0, hysteresis: options.hysteresis };
         LossScaler { options, state }
     }
     /// What the loss of the next step is multiplied by.
@@ -106,7 +106,7 @@ impl LossScaler {
     }
     /// Continues from what [`LossScaler::state`] said.
     pub fn resume(&mut self, state: &Map<String, Value>) -> Result<()> {
-        let read = serde_json::from_value::<State>(Value::Object(state.clone()));
+        let read = serde_json::from_value::<ScalerState>(Value::Object(state.clone()));
         self.state = read.map_err(|e| Error::input(format!("the checkpoint's loss scaler cannot be read: {e}")))?;
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::f64::consts::PI;
 
 /// What f(p) is, for p in [0, 1].
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Shape {
+pub enum DecayShape {
     /// 1
     Constant,
     /// 1 - p
@@ -25,7 +25,7 @@ pub enum Shape {
     CosineWithMin(f64),
 }
 
-impl Shape {
+impl DecayShape {
     /// The fraction of the peak at which `cosine_with_min_lr` ends unless told.
     pub const MIN_RATIO: f64 = 0.1;
 }
@@ -40,7 +40,7 @@ pub enum Warmup {
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Schedule {
-    pub shape: Shape,
+    pub shape: DecayShape,
     /// The highest learning rate.
     pub peak: f64,
     pub rise: Warmup,
@@ -63,10 +63,10 @@ impl Schedule {
         let p = if done < span { done as f64 / span as f64 } else { 1.0 };
         let cosine = 0.5 * (1.0 + (PI * p).cos());
         let fraction = match self.shape {
-            Shape::Constant => 1.0,
-            Shape::Linear => 1.0 - p,
-            Shape::Cosine => cosine,
-            Shape::CosineWithMin(min) => min + (1.0 - min) * cosine,
+            DecayShape::Constant => 1.0,
+            DecayShape::Linear => 1.0 - p,
+            DecayShape::Cosine => cosine,
+            DecayShape::CosineWithMin(min) => min + (1.0 - min) * cosine,
         };
         (self.peak * fraction) as f32
     }
@@ -76,14 +76,14 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn lrs(shape: Shape, warmup: u64, total: u64, steps: &[u64]) -> Vec<f32> {
+    fn lrs(shape: DecayShape, warmup: u64, total: u64, steps: &[u64]) -> Vec<f32> {
         let schedule = Schedule { shape, peak: 1.0, rise: Warmup::Linear, warmup, total };
         steps.iter().map(|&s| schedule.lr(s)).collect()
     }
 
     #[test]
     fn warmup_ends_at_the_peak() {
-        for shape in [Shape::Constant, Shape::Linear, Shape::Cosine, Shape::CosineWithMin(0.5)] {
+        for shape in [DecayShape::Constant, DecayShape::Linear, DecayShape::Cosine, DecayShape::CosineWithMin(0.5)] {
             assert_eq!(lrs(shape, 4, 12, &[1, 2, 3, 4, 5]), [0.25, 0.5, 0.75, 1.0, 1.0], "{shape:?}");
         }
     }
@@ -92,26 +92,26 @@ mod tests {
     fn each_shape_at_its_quarters() {
         // Four warmup steps, eight after: step 9 is half way, step 12 the last, 13 and later past the end.
         let steps = [9, 13, 100];
-        assert_eq!(lrs(Shape::Constant, 4, 12, &steps), [1.0, 1.0, 1.0]);
-        assert_eq!(lrs(Shape::Linear, 4, 12, &steps), [0.5, 0.0, 0.0]);
-        assert_eq!(lrs(Shape::Linear, 4, 12, &[12]), [0.125]);
-        assert_eq!(lrs(Shape::Cosine, 4, 12, &steps), [0.5, 0.0, 0.0]);
-        assert_eq!(lrs(Shape::CosineWithMin(0.25), 4, 12, &steps), [0.625, 0.25, 0.25]);
+        assert_eq!(lrs(DecayShape::Constant, 4, 12, &steps), [1.0, 1.0, 1.0]);
+        assert_eq!(lrs(DecayShape::Linear, 4, 12, &steps), [0.5, 0.0, 0.0]);
+        assert_eq!(lrs(DecayShape::Linear, 4, 12, &[12]), [0.125]);
+        assert_eq!(lrs(DecayShape::Cosine, 4, 12, &steps), [0.5, 0.0, 0.0]);
+        assert_eq!(lrs(DecayShape::CosineWithMin(0.25), 4, 12, &steps), [0.625, 0.25, 0.25]);
         // A quarter of the way, cos(pi / 4) = sqrt(1/2).
-        assert_eq!(lrs(Shape::Cosine, 4, 12, &[7]), [(0.5 + 0.5 * 0.5f64.sqrt()) as f32]);
+        assert_eq!(lrs(DecayShape::Cosine, 4, 12, &[7]), [(0.5 + 0.5 * 0.5f64.sqrt()) as f32]);
     }
 
     #[test]
     fn no_warmup_and_short_runs() {
-        assert_eq!(lrs(Shape::Linear, 0, 4, &[1, 2, 3, 4]), [1.0, 0.75, 0.5, 0.25]);
+        assert_eq!(lrs(DecayShape::Linear, 0, 4, &[1, 2, 3, 4]), [1.0, 0.75, 0.5, 0.25]);
         // A run shorter than its warmup just warms up; asked beyond, it is at the end.
-        assert_eq!(lrs(Shape::Cosine, 10, 5, &[5, 10, 11]), [0.5, 1.0, 0.0]);
+        assert_eq!(lrs(DecayShape::Cosine, 10, 5, &[5, 10, 11]), [0.5, 1.0, 0.0]);
     }
 
     #[test]
     fn logarithmic_warmup_starts_at_0_and_ends_at_the_peak() {
         let lrs = |warmup: u64, steps: &[u64]| -> Vec<f32> {
-            let schedule = Schedule { shape: Shape::Constant, peak: 0.5, rise: Warmup::Log, warmup, total: 20 };
+            let schedule = Schedule { shape: DecayShape::Constant, peak: 0.5, rise: Warmup::Log, warmup, total: 20 };
             steps.iter().map(|&s| schedule.lr(s)).collect()
         };
         // Of 16 steps, the 4th is half way: 2 of 4 doublings.
@@ -122,9 +122,9 @@ mod tests {
 
     #[test]
     fn the_peak_scales_it() {
-        let shape = Shape::CosineWithMin(Shape::MIN_RATIO);
+        let shape = DecayShape::CosineWithMin(DecayShape::MIN_RATIO);
         let schedule = Schedule { shape, peak: 3e-4, rise: Warmup::Linear, warmup: 0, total: 10 };
         assert_eq!(schedule.lr(1), 3e-4);
-        assert_eq!(schedule.lr(11), (3e-4 * Shape::MIN_RATIO) as f32);
+        assert_eq!(schedule.lr(11), (3e-4 * DecayShape::MIN_RATIO) as f32);
     }
 }

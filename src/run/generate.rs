@@ -94,7 +94,7 @@ impl Request {
         match derive::format(&s.data, &tokenizer)?.asked(prompt)? {
             Some(asked) => tokenizer.encode(&asked, &mut tokens)?,
             None => {
-                tokens.extend(tokenizer.around().0);
+                tokens.extend(tokenizer.affixes().0);
                 tokenizer.encode(prompt, &mut tokens)?;
             }
         }

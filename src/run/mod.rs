@@ -106,15 +106,16 @@ fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<(
 }
 
 fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
+    let what = args::with_flags(&e.to_string());
     let text = match (e, launched) {
         // Our own parent says it once for all ranks.
         (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => String::new(),
-        (Error::Signal(_), _) => format!("{e}\n"),
+        (Error::Signal(_), _) => format!("{what}\n"),
         // A launcher of others prints what all ranks say.
-        (_, Some(RankEnv { parent_pid: None, rank, .. })) if !e.to_string().starts_with("rank ") => {
-            format!("{}rank {rank}: {e}\n", launch::FAILED)
+        (_, Some(RankEnv { parent_pid: None, rank, .. })) if !what.starts_with("rank ") => {
+            format!("{}rank {rank}: {what}\n", launch::FAILED)
         }
-        _ => format!("{}{e}\n", launch::FAILED),
+        _ => format!("{}{what}\n", launch::FAILED),
     };
     let _ = std::io::stderr().write_all(text.as_bytes()); // the status says it, too
     ExitCode::from(e.exit_status())

@@ -1,7 +1,7 @@
 //! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is dropped,
 //! what is skipped, and every message for a bad row.
 use super::*;
-use flatshard::data::{ChatTemplate, Outcome, Recipe, Row};
+use flatshard::data::{ChatTemplate, Outcome, Recipe, TokenizedRow};
 use serde_json::{Value, json};
 
 fn template(name: &str, tokenizer: &Tokenizer) -> Arc<ChatTemplate> {
@@ -26,7 +26,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
 }
 
 /// Ids, and `x` where there is loss.
-fn shown(row: &Row) -> (Value, String) {
+fn shown(row: &TokenizedRow) -> (Value, String) {
     let loss = row.ids.iter().zip(&row.labels).map(|(&id, &label)| match label {
         IGNORE => '.',
         label => {
@@ -48,7 +48,7 @@ fn tokens_and_loss_are_those_of_openrlhf() {
             format.check().unwrap();
             let max_len = golden["max_len"].as_u64().unwrap() as usize;
             let recipe = Recipe { format, tokenizer: tokenizer.clone(), bound: 1000, max_len };
-            let mut row = Row::default();
+            let mut row = TokenizedRow::default();
             let outcome = recipe.line(case["row"].to_string().as_bytes(), &mut row).unwrap();
             match case.get("ids") {
                 Some(ids) => {
@@ -73,7 +73,7 @@ pub fn chatml() -> Option<Arc<ChatTemplate>> {
     Some(template("chatml", &Tokenizer::Bytes))
 }
 pub fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
-    let mut out = Row::default();
+    let mut out = TokenizedRow::default();
     let outcome = recipe(format).line(row.to_string().as_bytes(), &mut out)?;
     Ok(match outcome {
         Outcome::Kept => (out.ids.clone(), shown(&out).1),
@@ -108,7 +108,7 @@ fn a_thinking_models_template_drops_earlier_thoughts_and_keeps_the_answers_in_th
         turn("assistant", "<think>\ntwice two\n</think>\n\n4"),
     ];
     let recipe = Recipe { max_len: 1000, ..recipe(format) };
-    let mut row = Row::default();
+    let mut row = TokenizedRow::default();
     recipe.row(json!({"messages": messages}).as_object().unwrap(), &mut row).unwrap();
     let learned: Vec<u32> = row.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
     let text = Tokenizer::Bytes.decode(&learned);
@@ -166,7 +166,7 @@ fn flags_that_do_not_go_together_are_refused() {
     let wrong = |format: Format, parts: &[&str]| drop(refused(format.check(), parts));
     let template = |t: &str| Format { input_template: Some(t.into()), ..keys("q", Some("a")) };
     wrong(keys("q", None), &["--input-key", "--output-key", "--pretrain-mode"]);
-    wrong(Format { input_key: None, ..keys("q", Some("a")) }, &["--output-key needs --input-key"]);
+    wrong(Format { input_key: None, ..keys("q", Some("a")) }, &["`output_key` needs `input_key`"]);
     wrong(template("no place"), &["--input-template", "{}"]);
     wrong(template("{} and {}"), &["--input-template", "{}"]);
     wrong(Format { apply_chat_template: true, ..template("{}") }, &["--input-template", "chat template"]);

@@ -1,7 +1,7 @@
 //! JSON arrays, ShareGPT and Alpaca: the same rows give the same tokens whatever file they stand in, and what is wrong is named.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
-use flatshard::data::Row;
+use flatshard::data::TokenizedRow;
 use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
@@ -16,13 +16,13 @@ fn said(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 fn text(format: Format, row: Value) -> String {
-    let (mut out, recipe) = (Row::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
+    let (mut out, recipe) = (TokenizedRow::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
     recipe.row(row.as_object().unwrap(), &mut out).unwrap();
     Tokenizer::Bytes.decode(&out.ids)
 }
 /// Of the tokens with loss.
 fn learned(format: Format, row: Value) -> String {
-    let (mut out, recipe) = (Row::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
+    let (mut out, recipe) = (TokenizedRow::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
     recipe.row(row.as_object().unwrap(), &mut out).unwrap();
     let learned: Vec<u32> = out.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
     Tokenizer::Bytes.decode(&learned)

@@ -125,7 +125,7 @@ fn jsonl_rows_shift_and_are_cut() {
     );
     let report = data.report();
     assert_eq!((report.rows, report.cut, report.tokens), (5, 1, 18));
-    assert!(report.to_string().contains("1 rows are longer and were cut"), "{report}");
+    assert!(report.to_string().contains("1 row is longer and was cut"), "{report}");
 
     let mut loader = Loader::new(data.clone(), load(5, 1, 0, 1, false)).unwrap();
     let batch = next(&mut loader);

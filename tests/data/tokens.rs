@@ -35,7 +35,7 @@ fn tokens_are_those_of_transformers() {
         let golden: Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
         assert_eq!(json!({"vocab": t.vocab(), "bos": t.bos(), "eos": t.eos()})["vocab"], golden["vocab"]);
         assert_eq!((json!(t.bos()), json!(t.eos())), (golden["bos"].clone(), golden["eos"].clone()));
-        let (before, behind) = t.around();
+        let (before, behind) = t.affixes();
         for case in golden["cases"].as_array().unwrap() {
             let bare = encode(&t, case["text"].as_str().unwrap());
             assert_eq!(json!(bare), case["bare"], "{name}: {}", case["text"]);
@@ -66,7 +66,7 @@ fn flags_of_the_config_say_what_stands_around_a_text() {
             }
         };
         let t = changed("sentencepiece", change).1.unwrap();
-        (t.around().0.to_vec(), t.around().1.to_vec())
+        (t.affixes().0.to_vec(), t.affixes().1.to_vec())
     };
     assert_eq!(around(json!({})), (vec![1], vec![])); // the post-processor's
     assert_eq!(around(json!({"add_bos_token": true, "add_eos_token": true})), (vec![1], vec![2]));
@@ -86,7 +86,7 @@ fn a_text_in_pieces_has_the_tokens_of_the_whole() {
             let files = Files::with("t.txt", text);
             let data = Dataset::open(&DataOptions { tokenizer: t.clone(), vocab: 1000, ..files.options("t.txt", 64) });
             let data = data.unwrap();
-            let whole = [t.around().0, &encode(&t, text), &[t.eos().unwrap()]].concat();
+            let whole = [t.affixes().0, &encode(&t, text), &[t.eos().unwrap()]].concat();
             assert_eq!(data.report().tokens as usize, whole.len(), "{name}");
             let stream: Vec<u32> = rows(&data).into_iter().flat_map(|r| r.0).collect();
             assert!(stream == whole[..stream.len()], "{name}");

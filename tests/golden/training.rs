@@ -1,7 +1,7 @@
 //! Runs of the binary against PyTorch's, with odd values of everything, and what flags become in a plan. Every other test of
 //! the engines compares runs that share one plan, so this is where a number on its way to the optimizer can get lost.
 //! `training.py` made the runs.
-use flatshard::optim::{Rule, Shape, Warmup};
+use flatshard::optim::{DecayShape, Rule, Warmup};
 use flatshard::run::StrategyName;
 use flatshard::run::plan::Plan;
 use flatshard::run::settings::args;
@@ -88,10 +88,14 @@ fn a_plan_has_the_optimizer_and_the_schedule_of_its_flags() {
     assert_eq!(sgd.engine.rule, Rule::Sgd { momentum: 0.65, weight_decay: 0.35 });
     assert_eq!(sgd.engine.grad_clip, 0.0);
     for (flags, shape, rise) in [
-        ("constant", Shape::Constant, Warmup::Linear),
-        ("linear", Shape::Linear, Warmup::Linear),
-        ("cosine --warmup-type log", Shape::Cosine, Warmup::Log),
-        ("cosine_with_min_lr --min-lr-ratio 0.15 --warmup-type linear", Shape::CosineWithMin(0.15), Warmup::Linear),
+        ("constant", DecayShape::Constant, Warmup::Linear),
+        ("linear", DecayShape::Linear, Warmup::Linear),
+        ("cosine --warmup-type log", DecayShape::Cosine, Warmup::Log),
+        (
+            "cosine_with_min_lr --min-lr-ratio 0.15 --warmup-type linear",
+            DecayShape::CosineWithMin(0.15),
+            Warmup::Linear,
+        ),
     ] {
         let schedule = plan(&format!("--lr 0.0625 --warmup-steps 7 --max-steps 19 --lr-scheduler {flags}")).schedule;
         let found = (schedule.shape, schedule.rise, schedule.peak, schedule.warmup, schedule.total);

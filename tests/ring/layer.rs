@@ -7,7 +7,7 @@ use flatshard::comm::delayed::Delayed;
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, Collective};
 use flatshard::data::MicroBatch;
-use flatshard::data::zigzag::Cut;
+use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
@@ -100,7 +100,7 @@ impl Case<'_> {
             let group = wrap(rank.mesh.group(Axis::Fsdp).clone());
             let batch =
                 MicroBatch { tokens: vec![0; self.rows()], cu_seqlens: self.cu.to_vec(), ..MicroBatch::default() };
-            let mut cut = Cut::new(rank.rank, world, self.rows());
+            let mut cut = ZigzagCut::new(rank.rank, world, self.rows());
             cut.fill(&batch);
             let n = cut.part.tokens.len();
             let u32s =

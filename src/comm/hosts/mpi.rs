@@ -174,8 +174,8 @@ impl MpiWire {
             // Alone, finalising waits for nobody; ranks that disagree about who they are had better not meet.
             std::mem::forget(universe);
             return Err(Error::input(format!(
-                "rank {} of {}: MPI says that this is rank {rank} of {size}: --comm mpi needs ranks that mpirun or srun \
-                 --mpi=pmix started (srun --mpi=list says what there is); leave --comm out to talk TCP under any launcher",
+                "rank {} of {}: MPI says that this is rank {rank} of {size}: `comm: mpi` needs ranks that mpirun or srun \
+                 --mpi=pmix started (srun --mpi=list says what there is); leave `comm` out to talk TCP under any launcher",
                 env.rank, env.world
             )));
         }

@@ -125,9 +125,9 @@ impl Nccl {
             }
         }
         Err(Error::input(format!(
-            "--device cuda with several ranks needs NCCL 2.19 or newer, and libnccl.so.2 was not found ({last}). Install it \
+            "`device: cuda` with several ranks needs NCCL 2.19 or newer, and libnccl.so.2 was not found ({last}). Install it \
              (package libnccl2, or pip install nvidia-nccl-cu13) and put its directory in LD_LIBRARY_PATH, or use \
-             --nproc-per-node 1"
+             `nproc_per_node: 1`"
         )))
     }
     fn check_version(self) -> Result<Nccl> {

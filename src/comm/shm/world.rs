@@ -42,7 +42,7 @@ impl ShmWorld {
     pub fn join(env: &RankEnv, meter: Meter, options: &ShmOptions) -> Result<ShmWorld> {
         if env.local_world != env.world {
             return Err(Error::input(format!(
-                "{} of {} ranks are on this host: --comm shm moves data in one host's memory; leave --comm out",
+                "{} of {} ranks are on this host: `comm: shm` moves data in one host's memory; leave `comm` out",
                 env.local_world, env.world
             )));
         }

@@ -4,12 +4,10 @@ use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
-use crate::data::{
-    Cache, ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, no_rows, tokenizer,
-};
+use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
 use crate::engine::{Ddp, EngineOptions, Fsdp, ReferenceFsdp, Strategy, ZeroDp};
 use crate::nn::{Activation, Arch, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
-use crate::optim::{Rule, Schedule, Shape, Warmup};
+use crate::optim::{DecayShape, Rule, Schedule, Warmup};
 use crate::run::plan::knobs;
 use crate::run::plan::recompute;
 use crate::run::settings::zero;
@@ -238,16 +236,13 @@ pub fn dataset(s: &Settings, tokenizer: &Tokenizer, engine: &EngineOptions) -> R
         cache: cache(&s.data)?,
         cargo_home: env::cargo_home(),
     })?;
-    let flags = [
-        ("--packing-samples", s.data.packing_samples == Some(true)),
-        ("--tokenizer-chat-template", s.data.tokenizer_chat_template.is_some()),
-    ];
-    match flags.into_iter().find(|(_, given)| *given) {
-        Some((flag, _)) if !merges && !dataset.has_rows_of_its_own() => {
-            Err(no_rows(flag, &dataset.report().what, "has no rows"))
-        }
-        _ => Ok(dataset),
+    if !merges {
+        dataset.check_row_settings(&[
+            ("packing_samples", s.data.packing_samples == Some(true)),
+            ("tokenizer_chat_template", s.data.tokenizer_chat_template.is_some()),
+        ])?;
     }
+    Ok(dataset)
 }
 
 /// Where token files are kept: the settings' directory, or the environment's.
@@ -334,10 +329,10 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
 pub fn schedule(o: &Optim, total: u64) -> Result<Schedule> {
     Ok(Schedule {
         shape: match set(&o.lr_scheduler, "optim.lr_scheduler")? {
-            SchedulerName::Constant => Shape::Constant,
-            SchedulerName::Linear => Shape::Linear,
-            SchedulerName::Cosine => Shape::Cosine,
-            SchedulerName::CosineWithMinLr => Shape::CosineWithMin(set(&o.min_lr_ratio, "optim.min_lr_ratio")?),
+            SchedulerName::Constant => DecayShape::Constant,
+            SchedulerName::Linear => DecayShape::Linear,
+            SchedulerName::Cosine => DecayShape::Cosine,
+            SchedulerName::CosineWithMinLr => DecayShape::CosineWithMin(set(&o.min_lr_ratio, "optim.min_lr_ratio")?),
         },
         peak: set(&o.lr, "optim.lr")?,
         rise: match set(&o.warmup_type, "optim.warmup_type")? {

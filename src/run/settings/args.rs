@@ -85,6 +85,34 @@ pub fn parse<C: CommandFactory + FromArgMatches>(
     C::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
 }
 
+/// The text of an error, with flags for the fields that the library names in backticks: `` `max_len` `` is --max-len,
+/// `` `device: cpu` `` is --device cpu, and `` `async_save: false` `` is --no-async-save. What is no flag stays.
+pub fn with_flags(text: &str) -> String {
+    let command = Cli::command();
+    let flag = |quoted: &str| {
+        let (field, value) = quoted.split_once(": ").map_or((quoted, ""), |(field, value)| (field, value));
+        let long =
+            command.get_arguments().filter_map(clap::Arg::get_long).find(|long| long.replace('-', "_") == field)?;
+        Some(match value {
+            "" => format!("--{long}"),
+            "false" => format!("--no-{long}"),
+            value => format!("--{long} {value}"),
+        })
+    };
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some((before, (quoted, after))) =
+        rest.split_once('`').and_then(|(before, rest)| Some((before, rest.split_once('`')?)))
+    {
+        out.push_str(before);
+        match flag(quoted) {
+            Some(flag) => out.push_str(&flag),
+            None => out.extend(["`", quoted, "`"]),
+        }
+        rest = after;
+    }
+    out + rest
+}
+
 /// An on/off flag, with further modes or without: `true` is a value of it.
 fn is_switch(arg: &clap::Arg) -> bool {
     arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
@@ -191,4 +219,16 @@ fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) ->
         }
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_flags;
+
+    #[test]
+    fn fields_in_backticks_become_flags() {
+        let text = "`max_len` of 3: use `device: cpu`, `async_save: false` or `input_ids`; a lone ` stays";
+        let flags = "--max-len of 3: use --device cpu, --no-async-save or `input_ids`; a lone ` stays";
+        assert_eq!(with_flags(text), flags);
+    }
 }

@@ -6,6 +6,7 @@ use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::run::settings::LogLevel;
 use crate::run::settings::WatchArgs;
+use crate::run::settings::args::with_flags;
 use crate::run::watch::metrics::to_add;
 use std::fmt::Display;
 use std::fs::File;
@@ -70,7 +71,8 @@ impl Log {
     pub fn say(&self, level: LogLevel, text: impl Display) {
         if self.shows(level) {
             // Nobody reading (`| head`) is no reason to stop training, so it does not panic as `eprintln!` would.
-            let _ = std::io::stderr().write_all(format!("{}{text}\n", self.prefix).as_bytes());
+            let line = format!("{}{}\n", self.prefix, spelled(level, &text));
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
         self.note(level, text);
     }
@@ -79,7 +81,7 @@ impl Log {
     pub fn note(&self, level: LogLevel, text: impl Display) {
         let Some(mut file) = self.file.as_ref().filter(|_| level <= self.level) else { return };
         let head = format!("{} {:5} {}: ", utc(SystemTime::now()), name(level), self.name);
-        let lines: String = text.to_string().lines().map(|line| format!("{head}{line}\n")).collect();
+        let lines: String = spelled(level, &text).lines().map(|line| format!("{head}{line}\n")).collect();
         // One write, so that lines of several processes stay whole.
         if let Err(e) = file.write_all(lines.as_bytes())
             && !self.lost.swap(true, Relaxed)
@@ -88,6 +90,12 @@ impl Log {
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }
+}
+
+/// Warnings and errors may be the library's, which names fields: these are flags here.
+fn spelled(level: LogLevel, text: &impl Display) -> String {
+    let text = text.to_string();
+    if level <= LogLevel::Warn { with_flags(&text) } else { text }
 }
 
 fn name(level: LogLevel) -> &'static str {

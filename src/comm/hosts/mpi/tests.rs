@@ -13,15 +13,16 @@ fn env(rank: usize, world: usize) -> RankEnv {
     RankEnv::read(&get).unwrap().unwrap()
 }
 
-/// What four ranks left: mpirun's status and output, and the note of each. Not in the output, of which mpirun may lose the end when
-/// it kills ranks.
+/// What four ranks left: mpirun's status and output, and the note of each. Not in the output, of which mpirun may lose
+/// the end when it kills ranks.
 struct Left {
     status: ExitStatus,
     output: String,
     notes: [String; 4],
 }
 
-/// In the test's own process: runs this test again as four ranks, and returns what they left. In each of those: runs `rank`.
+/// In the test's own process: runs this test again as four ranks, and returns what they left. In each of those: runs
+/// `rank`.
 fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Left> {
     let Some(launched) = RankEnv::from_env().unwrap() else {
         let exe = std::env::current_exe().unwrap();
@@ -49,7 +50,8 @@ fn note_of(rank: usize) -> String {
 fn write_note(rank: usize, text: &str) {
     fs::write(note_of(rank), text).unwrap();
 }
-/// mpirun kills all ranks as soon as one leaves without MPI_Finalize or fails, so nobody leaves before these have written.
+/// mpirun kills all ranks as soon as one leaves without MPI_Finalize or fails, so nobody leaves before these have
+/// written.
 fn wait_for_notes(ranks: &[usize]) {
     let since = Instant::now();
     while !ranks.iter().all(|&rank| fs::read(note_of(rank)).is_ok_and(|text| !text.is_empty())) {
@@ -171,5 +173,5 @@ fn a_world_that_is_not_mpis_is_refused() {
     alone.envs([("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
     let ended = alone.args(["--exact", &name, "--nocapture"]).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stdout);
-    assert!(said.contains("status 2: rank 1 of 4: MPI says that this is rank 0 of 1: --comm mpi needs"), "{said}");
+    assert!(said.contains("status 2: rank 1 of 4: MPI says that this is rank 0 of 1: `comm: mpi` needs"), "{said}");
 }

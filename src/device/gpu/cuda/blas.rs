@@ -189,9 +189,9 @@ pub fn present() -> bool {
 }
 pub fn missing() -> Error {
     Error::input(
-        "--device cuda needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime libraries \
+        "`device: cuda` needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime libraries \
          (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in LD_LIBRARY_PATH, or use \
-         --device cpu",
+         `device: cpu`",
     )
 }
 

@@ -40,7 +40,7 @@ pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> E
         return Error::Run(format!(
             "{device}: a kernel faulted ({name}), seen in {op}. Launched last, newest first: {recent}. A fault shows late: \
              run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it is, or under compute-sanitizer to see the \
-             address, and {log}; the run goes on from its last checkpoint with --resume auto"
+             address, and {log}; the run goes on from its last checkpoint with `resume: auto`"
         ));
     }
     let remedy = match code {
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(e.exit_status(), 1);
         let text = e.to_string();
         for part in
-            ["cuda:0 (H100)", "ILLEGAL_ADDRESS", "adamw_bf16", "CUDA_LAUNCH_BLOCKING=1", "Xid 31;", "--resume auto"]
+            ["cuda:0 (H100)", "ILLEGAL_ADDRESS", "adamw_bf16", "CUDA_LAUNCH_BLOCKING=1", "Xid 31;", "`resume: auto`"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -51,7 +51,7 @@ impl Machine {
             let has = match self.gpus.len() {
                 0 => {
                     return Err(Error::input(
-                        "--device cuda: this machine shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu",
+                        "`device: cuda`: this machine shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES, or use `device: cpu`",
                     ));
                 }
                 1 => "one GPU".to_string(),
@@ -59,14 +59,14 @@ impl Machine {
             };
             return Err(Error::input(format!(
                 "local rank {local_rank} needs GPU {index}, but this machine shows {has}: start as many ranks as there are \
-                 GPUs (--nproc-per-node {}), or let CUDA_VISIBLE_DEVICES name more",
+                 GPUs (`nproc_per_node: {}`), or let CUDA_VISIBLE_DEVICES name more",
                 self.gpus.len()
             )));
         };
         if gpu.arch < OLDEST {
             return Err(Error::input(format!(
                 "GPU {index} is a {} (sm_{}): the kernels need sm_{OLDEST} or newer (A100, H100, RTX 30 and later); pick \
-                 another with CUDA_VISIBLE_DEVICES, or use --device cpu",
+                 another with CUDA_VISIBLE_DEVICES, or use `device: cpu`",
                 gpu.name, gpu.arch
             )));
         }
@@ -93,8 +93,8 @@ impl Gpu {
 
 fn no_driver() -> Error {
     Error::input(
-        "--device cuda needs an NVIDIA driver, and libcuda.so.1 was not found: install one (branch 525 or newer), or in a \
-         container start it with --gpus all; or use --device cpu",
+        "`device: cuda` needs an NVIDIA driver, and libcuda.so.1 was not found: install one (branch 525 or newer), or in a \
+         container start it with --gpus all; or use `device: cpu`",
     )
 }
 
@@ -104,7 +104,7 @@ fn too_old(cuda: i32) -> Result<()> {
         true => Ok(()),
         false => Err(Error::input(format!(
             "the NVIDIA driver is too old: it serves CUDA {}, the kernels need {} (driver branch {branch} or newer); \
-             update the driver, or use --device cpu",
+             update the driver, or use `device: cpu`",
             dotted(cuda),
             dotted(needed)
         ))),
@@ -122,7 +122,7 @@ fn unusable(code: sys::CUresult) -> Error {
         _ => "see nvidia-smi and dmesg",
     };
     Error::input(format!(
-        "--device cuda: the driver cannot be used ({}): {remedy}; or use --device cpu",
+        "`device: cuda`: the driver cannot be used ({}): {remedy}; or use `device: cpu`",
         failure::name(code)
     ))
 }
@@ -149,7 +149,7 @@ mod tests {
         let e = two.choose(2, 1).unwrap_err();
         assert_eq!(e.exit_status(), 2);
         let text = e.to_string();
-        assert!(text.contains("GPU 2") && text.contains("2 GPUs") && text.contains("--nproc-per-node 2"), "{text}");
+        assert!(text.contains("GPU 2") && text.contains("2 GPUs") && text.contains("`nproc_per_node: 2`"), "{text}");
         assert!(machine(&[]).choose(0, 1).unwrap_err().to_string().contains("no GPU"));
     }
 
@@ -170,7 +170,7 @@ mod tests {
             Ok(machine) => assert!(machine.cuda >= NEEDED.0),
             Err(e) => {
                 assert_eq!(e.exit_status(), 2);
-                assert!(e.to_string().contains("--device cpu"), "{e}");
+                assert!(e.to_string().contains("`device: cpu`"), "{e}");
             }
         }
         assert!(no_driver().to_string().contains("libcuda.so.1 was not found"));

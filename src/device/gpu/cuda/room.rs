@@ -20,8 +20,8 @@ pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usiz
     }
     let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", amount(planned)) } else { String::new() };
     Err(Error::input(format!(
-        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use --activation-checkpoint, --precision \
-         bf16, a smaller --batch-size or --max-len, more GPUs, or end what else is on this one (nvidia-smi)",
+        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use `activation_checkpoint`, \
+         `precision: bf16`, a smaller `batch_size` or `max_len`, more GPUs, or end what else is on this one (nvidia-smi)",
         amount(needed),
         amount(free),
         amount(total),

@@ -1,0 +1,55 @@
+//! Fields of a row, read as what they must be, and what is wrong with one that is not. Never knows what a row means.
+use serde_json::{Map, Value};
+
+/// A row as it is given.
+pub type JsonRow = Map<String, Value>;
+
+/// What is wrong with a row, to follow where it is: "has no `messages`; ...".
+pub type RowFault = String;
+
+/// A field that is not null.
+pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
+    row.get(key).filter(|v| !v.is_null())
+}
+
+/// A JSON number as a token id.
+pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, RowFault> {
+    match u32::try_from(id) {
+        Ok(id) if (id as usize) < bound => Ok(id),
+        _ => Err(format!(
+            "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to that of the tokenizer that \
+             made these ids"
+        )),
+    }
+}
+
+pub(super) fn field<'a>(row: &'a JsonRow, key: &str) -> std::result::Result<&'a Value, RowFault> {
+    row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
+        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+        format!("has no `{key}`; its keys are: {}", keys.join(", "))
+    })
+}
+
+pub(super) fn string<'a>(row: &'a JsonRow, key: &str) -> std::result::Result<&'a str, RowFault> {
+    let value = field(row, key)?;
+    value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
+}
+
+pub(super) fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, RowFault> {
+    value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
+}
+
+pub(super) fn whole(value: &Value, key: &str) -> std::result::Result<i64, RowFault> {
+    value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
+}
+
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
