@@ -75,7 +75,8 @@ impl Emulator<'_, '_> {
                 warp.track_spin(&self.kernel.instructions[group.pc].op);
                 self.execute(cta, warp, index, active, at)?;
                 self.check_flying(warp, at);
-                if matches!(warp.state, WarpState::Spinning { .. }) && warp.meet != Meet::Soon && warp.groups.len() > 1 {
+                if matches!(warp.state, WarpState::Spinning { .. }) && warp.meet != Meet::Soon && warp.groups.len() > 1
+                {
                     // What it looks out for may be for the other lanes to do.
                     warp.groups.rotate_left(1);
                     warp.state = WarpState::Ready;

@@ -1,0 +1,150 @@
+//! Rules of the house: files import one way, names mean one thing, lines fit, and the pages' way through the code is in the code.
+//! Never looks at behavior.
+use crate::imports::Imports;
+use crate::{root, sources};
+use regex::Regex;
+use std::collections::BTreeMap;
+use std::fs;
+
+const CRATES: &[(&str, &str)] = &[
+    ("flatshard", "src/lib.rs"),
+    ("flatshard_ptx", "ptx/src/lib.rs"),
+    ("flatshard_simcuda", "ptx/driver/src/lib.rs"),
+    ("experiments", "experiments/src/lib.rs"),
+    ("experiments_binary", "experiments/src/main.rs"),
+    ("gpu_check", "experiments/gpu_check/main.rs"),
+];
+
+#[test]
+fn files_import_one_way() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).ok();
+    let circles = Imports::read(CRATES, &read).circles();
+    assert!(circles.is_empty(), "circles of imports: {circles:#?}");
+}
+
+#[test]
+fn the_check_of_circles_sees_planted_ones() {
+    let circles = |files: &[(&str, &str)]| -> usize {
+        let read = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.to_string());
+        Imports::read(&[("x", "src/lib.rs")], &read).circles().len()
+    };
+    let lib = ("src/lib.rs", "mod a;\nmod b;\npub use a::A;\npub use b::B;");
+    let (a, b) = (("src/a.rs", "use crate::b::B;\npub struct A(B);"), ("src/b.rs", "pub struct B;"));
+    assert_eq!(circles(&[lib, a, b]), 0);
+    // Directly, through a re-export, by a path in the code, in a group, by a module's name, and with a glob.
+    for planted in [
+        "use crate::a::A;\npub struct B(A);",
+        "use super::A;\npub struct B(A);",
+        "pub struct B(crate::a::A);",
+        "use crate::{a::{A}};\npub struct B(A);",
+        "use crate::a;\npub struct B(a::A);",
+        "use crate::a::*;\nuse super::A as Other;\npub struct B(Other);",
+    ] {
+        assert_eq!(circles(&[lib, a, ("src/b.rs", planted)]), 1, "{planted}");
+    }
+    // Three files, and a folder whose mod.rs both uses and serves its files.
+    let three = ("src/lib.rs", "mod a;\nmod b;\nmod c;");
+    let c = ("src/c.rs", "use crate::a::A;\npub struct C(A);");
+    assert_eq!(circles(&[three, a, ("src/b.rs", "use crate::c::C;\npub struct B(C);"), c]), 1);
+    let folder = ("src/a/mod.rs", "mod inner;\npub struct A;\nfn f() { inner::g() }");
+    assert_eq!(circles(&[("src/lib.rs", "mod a;"), folder, ("src/a/inner.rs", "use super::A;\npub fn g() {}")]), 1);
+    // Tests may reach for anything, and comments and strings are no code.
+    let tests =
+        "pub struct B; // crate::a::A\nconst S: &str = \"crate::a::A\";\n#[cfg(test)]\nmod tests { use crate::a::A; }";
+    assert_eq!(circles(&[lib, a, ("src/b.rs", tests)]), 0);
+}
+
+/// Code of a file without its unit tests.
+fn shipped(text: &str) -> &str {
+    let tests = Regex::new(r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:pub )?mod \w+ *\{").unwrap();
+    &text[..tests.find(text).map_or(text.len(), |found| found.start())]
+}
+
+fn declared_twice(files: &[(String, String)]) -> Vec<String> {
+    let declaration = r"(?m)^(?: *(?:pub(?:\([a-z: ]+\))? )?(?:unsafe )?(?:struct|enum|trait|union)|(?:pub(?:\([a-z: ]+\))? )?type) ([A-Z]\w*)";
+    let declaration = Regex::new(declaration).unwrap();
+    let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (path, text) in files {
+        for found in declaration.captures_iter(shipped(text)) {
+            places.entry(found.get(1).unwrap().as_str()).or_default().push(path);
+        }
+    }
+    let twice = places.into_iter().filter(|(_, places)| places.len() > 1);
+    twice.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()
+}
+
+#[test]
+fn a_type_name_means_one_thing() {
+    let of = |dir| sources(dir).into_iter().map(|(path, text)| (path.display().to_string(), text));
+    let files = ["src", "ptx/src", "ptx/driver/src", "experiments"].into_iter().flat_map(of);
+    let files: Vec<_> = files.filter(|(path, _)| !path.ends_with("tests.rs") && !path.contains("/tests/")).collect();
+    let twice = declared_twice(&files);
+    assert!(twice.is_empty(), "{} type names in several places: {twice:#?}", twice.len());
+    let planted = |path: &str, text: &str| (path.to_string(), text.to_string());
+    let group = planted("a.rs", "pub struct Group;");
+    assert_eq!(
+        declared_twice(&[group.clone(), planted("b.rs", "impl A { type Group = u8; }\n  type Item = u8;")]).len(),
+        0
+    );
+    assert_eq!(declared_twice(&[group, planted("b.rs", "pub(crate) enum Group {}")]), ["Group: a.rs, b.rs"]);
+}
+
+#[test]
+fn a_method_says_what_it_does() {
+    let vague = Regex::new(r"\bfn (look|told|said|around|turn)\b").unwrap();
+    for dir in ["src", "ptx", "experiments", "benches", "tests"] {
+        for (path, text) in sources(dir) {
+            let found = text.lines().find(|line| vague.is_match(line));
+            assert_eq!(found, None, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn lines_fit_a_hundred_and_twenty_columns() {
+    let mut long = Vec::new();
+    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "experiments", "examples", "tests"] {
+        for (path, text) in sources(dir) {
+            for (n, line) in text.lines().enumerate().filter(|(_, line)| line.chars().count() > 120) {
+                // What rustfmt cannot break: a string.
+                if !line.contains('"') || line.trim_start().starts_with("//") {
+                    long.push(format!("{}:{}", path.display(), n + 1));
+                }
+            }
+        }
+    }
+    assert!(long.is_empty(), "{} lines: {long:#?}", long.len());
+}
+
+/// The way of one batch in ARCHITECTURE.md: each function stands in its file, and the file before it calls it.
+#[test]
+fn one_batch_can_be_followed_in_ten_steps() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let step = Regex::new(r"(?m)^(\d+)\. `([\w/.]+)`, `(?:\w+::)?(\w+)`").unwrap();
+    let steps: Vec<_> = step.captures_iter(&page).map(|found| (found[2].to_string(), found[3].to_string())).collect();
+    assert_eq!(steps.len(), 10, "{steps:?}");
+    let code = |file: &str| fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    for (file, function) in &steps {
+        let declared = Regex::new(&format!(r"\bfn {function}\b")).unwrap();
+        assert!(declared.is_match(&code(file)), "{file} declares no fn {function}");
+    }
+    for pair in steps.windows(2) {
+        let ((from, _), (to, function)) = (&pair[0], &pair[1]);
+        let called = Regex::new(&format!(r"(?:\.|::|[^n] |\(){function}\(|{function}\b")).unwrap();
+        assert!(called.is_match(shipped(&code(from))), "{from} does not call {function} of {to}");
+    }
+}
+
+/// The files that README.md sends a reader to hold what the project is about.
+#[test]
+fn the_files_to_read_first_hold_the_collectives_and_the_copies() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, section) = readme.split_once("## Reading the code").expect("README.md has its section on reading the code");
+    let file = Regex::new(r"`(src/[\w/.]+\.rs)`").unwrap();
+    let files: Vec<String> = file.captures_iter(section).map(|found| found[1].to_string()).collect();
+    assert_eq!(files.len(), 5, "{files:?}");
+    let code: String = files.iter().map(|file| fs::read_to_string(root().join(file)).unwrap()).collect();
+    for call in [".all_gather(", ".reduce_scatter(", "copy_from_slice("] {
+        assert!(code.contains(call), "none of {files:?} has {call}");
+    }
+}

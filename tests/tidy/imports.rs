@@ -1,0 +1,238 @@
+//! Which file uses which: names resolved to the file that defines them, through re-exports. Reads text, so paths that macros make
+//! are not seen; a `mod x;` line, or a `pub use` that only passes a name on, is no use of its own. Never compiles anything.
+use regex::Regex;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where something is: the crate, then modules.
+type Module = Vec<String>;
+
+struct SourceFile {
+    path: String,
+    code: String,
+    uses: Vec<Use>,
+    defines: BTreeSet<String>,
+}
+
+struct Use {
+    /// Re-exported.
+    public: bool,
+    path: Vec<String>,
+    name: String,
+}
+
+pub struct Imports {
+    files: BTreeMap<Module, SourceFile>,
+}
+
+struct Patterns {
+    comment: Regex,
+    string: Regex,
+    tests: Regex,
+    module: Regex,
+    import: Regex,
+    definition: Regex,
+    path: Regex,
+}
+
+impl Patterns {
+    fn new() -> Patterns {
+        let regex = |text| Regex::new(text).unwrap();
+        Patterns {
+            comment: regex(r"//[^\n]*|(?s:/\*.*?\*/)"),
+            string: regex(r#"(?s)"(?:\\.|[^"\\])*""#),
+            tests: regex(r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:pub )?mod \w+ *\{"),
+            module: regex(r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([a-z: ]+\))? )?mod (?:r#)?(\w+);"),
+            import: regex(r"(pub(?:\([a-z: ]+\))? )?\buse ([^;]+);"),
+            definition: regex(r"\b(?:struct|enum|trait|type|union|fn|const|static|mod|macro_rules!)\s+(?:r#)?(\w+)"),
+            path: regex(r"\b(?:r#)?\w+(?:::(?:r#)?\w+)+"),
+        }
+    }
+}
+
+impl Imports {
+    /// Of crates, each given by its name in paths and the file of its root. `read`: a file's text, by its path.
+    pub fn read(crates: &[(&str, &str)], read: &dyn Fn(&str) -> Option<String>) -> Imports {
+        let patterns = Patterns::new();
+        let mut imports = Imports { files: BTreeMap::new() };
+        for (name, root) in crates {
+            imports.add(&patterns, vec![name.to_string()], root, read);
+        }
+        imports
+    }
+
+    fn add(&mut self, patterns: &Patterns, module: Module, path: &str, read: &dyn Fn(&str) -> Option<String>) {
+        let text = read(path).unwrap_or_else(|| panic!("{path} does not exist"));
+        let text = patterns.string.replace_all(&patterns.comment.replace_all(&text, ""), "\"\"").into_owned();
+        let end = patterns.tests.find(&text).map_or(text.len(), |m| m.start());
+        let code = text[..end].to_string();
+        let (folder, file) = path.rsplit_once('/').unwrap();
+        let below = match file {
+            "mod.rs" | "lib.rs" | "main.rs" => folder.to_string(),
+            _ => format!("{folder}/{}", file.trim_end_matches(".rs")),
+        };
+        for found in patterns.module.captures_iter(&code) {
+            let (attributes, name) = (&found[1], &found[2]);
+            let paths = [format!("{below}/{name}.rs"), format!("{below}/{name}/mod.rs")];
+            if let Some(path) = paths.iter().find(|p| !attributes.contains("test") && read(p).is_some()) {
+                self.add(patterns, [&module[..], &[name.to_string()]].concat(), path, read);
+            }
+        }
+        let mut uses = Vec::new();
+        for found in patterns.import.captures_iter(&code) {
+            flatten(&found[2], &[], &mut |path| {
+                let (path, alias) = match path.last().and_then(|last| last.split_once(" as ")) {
+                    Some((last, alias)) => {
+                        ([&path[..path.len() - 1], &[last.trim().to_string()]].concat(), Some(alias.trim().into()))
+                    }
+                    None => (path.to_vec(), None),
+                };
+                let path =
+                    if path.last().is_some_and(|p| p == "self") { path[..path.len() - 1].to_vec() } else { path };
+                let name = alias.or(path.last().cloned()).unwrap_or_default();
+                uses.push(Use { public: found.get(1).is_some(), path, name });
+            });
+        }
+        let defines = patterns.definition.captures_iter(&code).map(|d| d[1].to_string()).collect();
+        let code = patterns.import.replace_all(&code, "").into_owned();
+        self.files.insert(module, SourceFile { path: path.into(), code, uses, defines });
+    }
+
+    /// A path as it stands in `module`, from the root of its crate: the module it starts in, and the rest. None: another crate's.
+    fn absolute(&self, module: &Module, path: &[String]) -> Option<(Module, Vec<String>)> {
+        let first = path.first()?.as_str();
+        let root = vec![module[0].clone()];
+        Some(match first {
+            "crate" => (root, path[1..].to_vec()),
+            "self" => (module.clone(), path[1..].to_vec()),
+            "super" => {
+                let up = path.iter().take_while(|p| *p == "super").count();
+                (module[..module.len().checked_sub(up)?].to_vec(), path[up..].to_vec())
+            }
+            _ if self.files.contains_key(&vec![first.to_string()]) => (vec![first.into()], path[1..].to_vec()),
+            _ if self.files.contains_key(&[&module[..], &[first.to_string()]].concat()) => {
+                (module.clone(), path.to_vec())
+            }
+            _ => return None,
+        })
+    }
+
+    /// The module whose file defines what `path` names from `module`; None for a module itself or what is not found.
+    fn definition(&self, mut module: Module, path: &[String], depth: usize) -> Option<Module> {
+        let mut path = path;
+        while let Some((first, rest)) = path.split_first() {
+            let below = [&module[..], &[first.clone()]].concat();
+            if !self.files.contains_key(&below) {
+                break;
+            }
+            (module, path) = (below, rest);
+        }
+        let (file, name) = (self.files.get(&module)?, path.first()?);
+        if name == "*" || file.defines.contains(name) {
+            return (name != "*").then_some(module);
+        }
+        if depth == 0 {
+            return None;
+        }
+        file.uses.iter().find_map(|import| {
+            let glob = import.path.last().is_some_and(|last| last == "*");
+            if import.name != *name && !glob {
+                return None;
+            }
+            let target: Vec<String> = match glob {
+                true => [&import.path[..import.path.len() - 1], path].concat(),
+                false => [&import.path[..], &path[1..]].concat(),
+            };
+            let (at, rest) = self.absolute(&module, &target)?;
+            self.definition(at, &rest, depth - 1)
+        })
+    }
+
+    /// For each file, those whose items it names, and the names.
+    fn edges(&self) -> BTreeMap<&Module, BTreeMap<Module, BTreeSet<String>>> {
+        let patterns = Patterns::new();
+        let mut edges: BTreeMap<&Module, BTreeMap<Module, BTreeSet<String>>> = BTreeMap::new();
+        for (module, file) in &self.files {
+            let mut tie = |path: &[String]| {
+                let found = self.absolute(module, path).and_then(|(at, rest)| self.definition(at, &rest, 8));
+                if let Some(target) = found.filter(|target| target != module) {
+                    let name = path.last().cloned().unwrap_or_default();
+                    edges.entry(module).or_default().entry(target).or_default().insert(name);
+                }
+            };
+            for import in &file.uses {
+                let word = Regex::new(&format!(r"\b{}\b", regex::escape(&import.name))).unwrap();
+                if !import.public || word.is_match(&file.code) {
+                    tie(&import.path);
+                }
+            }
+            for found in patterns.path.find_iter(&file.code) {
+                let path: Vec<String> = found.as_str().split("::").map(|p| p.trim_start_matches("r#").into()).collect();
+                match file.uses.iter().find(|import| import.name == path[0]) {
+                    Some(import) => tie(&[&import.path[..], &path[1..]].concat()),
+                    None => tie(&path),
+                }
+            }
+        }
+        edges
+    }
+
+    /// Sets of files that need each other, each as the lines that say what ties it.
+    pub fn circles(&self) -> Vec<Vec<String>> {
+        let edges = self.edges();
+        let reach = |from: &Module| {
+            let (mut seen, mut next) = (BTreeSet::new(), vec![from.clone()]);
+            while let Some(module) = next.pop() {
+                for target in edges.get(&module).into_iter().flat_map(|targets| targets.keys()) {
+                    if seen.insert(target.clone()) {
+                        next.push(target.clone());
+                    }
+                }
+            }
+            seen
+        };
+        let reached: BTreeMap<&Module, BTreeSet<Module>> = self.files.keys().map(|m| (m, reach(m))).collect();
+        let mut circles: Vec<BTreeSet<&Module>> = Vec::new();
+        for (module, targets) in &reached {
+            if targets.contains(*module) && !circles.iter().any(|circle| circle.contains(module)) {
+                let both = |other: &&Module| targets.contains(*other) && reached[*other].contains(*module);
+                circles.push(reached.keys().copied().filter(both).collect());
+            }
+        }
+        let path = |module: &Module| &self.files[module].path;
+        let lines = |circle: &BTreeSet<&Module>| -> Vec<String> {
+            let ties = circle.iter().flat_map(|from| edges[*from].iter().map(move |(to, names)| (*from, to, names)));
+            let inside = ties.filter(|(_, to, _)| circle.contains(to));
+            inside.map(|(from, to, names)| format!("{} -> {}: {names:?}", path(from), path(to))).collect()
+        };
+        circles.iter().map(lines).collect()
+    }
+}
+
+/// `a::{b, c::{d, e}}` as a::b, a::c::d and a::c::e.
+fn flatten(text: &str, before: &[String], found: &mut dyn FnMut(&[String])) {
+    let text = text.trim();
+    let names = |text: &str| -> Vec<String> {
+        let names = text.split("::").map(|name| name.trim().trim_start_matches("r#").to_string());
+        names.filter(|name| !name.is_empty()).collect()
+    };
+    match text.find('{').filter(|_| text.ends_with('}')) {
+        None if text.is_empty() => {}
+        None => found(&[before, &names(text)].concat()),
+        Some(open) => {
+            let before = [before, &names(&text[..open])].concat();
+            let (mut depth, mut start, inside) = (0, 0, &text[open + 1..text.len() - 1]);
+            for (at, c) in inside.char_indices() {
+                match c {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        flatten(&inside[start..at], &before, found);
+                        start = at + 1;
+                    }
+                    _ => {}
+                }
+            }
+            flatten(&inside[start..], &before, found);
+        }
+    }
+}
