@@ -1,6 +1,6 @@
 //! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels beside a copy. Medians;
 //! operands are larger than the L2 cache or take turns.
-use crate::Gpu;
+use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::Driver;
@@ -12,7 +12,7 @@ const ROUNDS: usize = 15;
 const OLDER: &str = ", sm_80 kernels";
 
 struct Bench {
-    gpu: Gpu,
+    gpu: OpenGpu,
     rows: Map<String, Value>,
 }
 
@@ -78,7 +78,7 @@ impl Bench {
 }
 
 pub fn run() -> Result<Value> {
-    let mut bench = Bench { gpu: Gpu::open(0, 1)?, rows: Map::new() };
+    let mut bench = Bench { gpu: OpenGpu::open(0, 1)?, rows: Map::new() };
     memory_bound(&mut bench)?;
     products(&mut bench)?;
     for head_dim in [64, 128, 256] {
@@ -87,7 +87,7 @@ pub fn run() -> Result<Value> {
         }
     }
     if bench.gpu.cuda.arch() > 80 {
-        bench.gpu = Gpu::as_old_as(80)?;
+        bench.gpu = OpenGpu::as_old_as(80)?;
         attention(&mut bench, 128, 8192, OLDER)?;
     }
     Ok(Value::Object(bench.rows))

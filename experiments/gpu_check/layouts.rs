@@ -1,6 +1,6 @@
 //! The emulator against the GPU: fragments of matrix instructions and whole operations on both, compared by bits where the
 //! arithmetic is exact; and attention against an f32 reference.
-use crate::Gpu;
+use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
@@ -71,7 +71,7 @@ fn questions(hopper: bool) -> Vec<(String, Answer)> {
 }
 
 pub fn run() -> Result<Value> {
-    let gpu = Gpu::open(0, 1)?;
+    let gpu = OpenGpu::open(0, 1)?;
     let (mut report, mut wrong) = (serde_json::Map::new(), Vec::new());
     for (name, answer) in questions(gpu.cuda.arch() == 90) {
         let (there, here) = (answer(&*gpu.cuda)?, answer(&Sim::new())?);
@@ -177,7 +177,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
 
 /// Largest error over the largest value, against the CPU's f32 attention of the same bf16 inputs.
 pub fn attention() -> Result<Value> {
-    let gpu = Gpu::open(0, 1)?;
+    let gpu = OpenGpu::open(0, 1)?;
     let cpu = CpuDevice::new(Meter::default());
     let mut report = serde_json::Map::new();
     let mut wrong = Vec::new();

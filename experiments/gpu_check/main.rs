@@ -1,48 +1,24 @@
 //! What `scripts/gpu_check.sh` runs on a machine with a GPU: one part of the check a call, as JSON on standard output. Exit
 //! status 0: passed; 1: failed, the reason on standard error; 3: cannot run here. Never trains (`run_fsdp` does).
-mod bench;
-mod layouts;
-mod ranks;
-mod records;
+mod gpu; // a rank's GPU
+mod layouts; // the emulator against the GPU
+mod bench; // times
+mod ranks; // several ranks
+mod records; // metrics files
 
-use flatshard::base::{Error, Meter, Result};
-use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::cuda::{Cuda, CudaOptions, Machine};
+use flatshard::base::{Error, Result};
+use flatshard::device::gpu::cuda::Machine;
 use flatshard::device::gpu::telemetry::Telemetry;
+use gpu::OpenGpu;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench | ranks | parity A.jsonl B.jsonl TOLERANCE | \
                      rate A.jsonl | table DIR";
 
-/// A rank's GPU, and the device over it.
-struct Gpu {
-    cuda: Arc<Cuda>,
-    device: Arc<GpuDevice>,
-}
-
-impl Gpu {
-    fn open(local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
-        Gpu::of(&Machine::probe()?, local_rank, ranks_per_gpu)
-    }
-    /// With the kernels of GPUs that are older than this one may be.
-    fn as_old_as(arch: u32) -> Result<Gpu> {
-        let mut machine = Machine::probe()?;
-        machine.gpus.iter_mut().for_each(|gpu| gpu.arch = gpu.arch.min(arch));
-        Gpu::of(&machine, 0, 1)
-    }
-    fn of(machine: &Machine, local_rank: usize, ranks_per_gpu: usize) -> Result<Gpu> {
-        let options = CudaOptions { local_rank, ranks_per_gpu, tf32: false };
-        let meter = Meter::default();
-        let cuda = Arc::new(Cuda::open(machine, &options, &meter)?);
-        Ok(Gpu { device: Arc::new(GpuDevice::new(cuda.clone(), meter)?), cuda })
-    }
-}
-
 fn machine() -> Result<Value> {
     let machine = Machine::probe()?;
-    let gpu = Gpu::open(0, 1)?;
+    let gpu = OpenGpu::open(0, 1)?;
     let (free, total) = gpu.cuda.memory()?;
     Ok(json!({
         "gpus": machine.gpus.iter().map(|g| json!({"name": g.name, "arch": g.arch, "bytes": g.bytes})).collect::<Vec<_>>(),
@@ -56,7 +32,7 @@ fn machine() -> Result<Value> {
 /// What the driver's compiler made of every kernel. A kernel that spills fails the check.
 fn kernels() -> Result<Value> {
     let started = std::time::Instant::now();
-    let gpu = Gpu::open(0, 1)?;
+    let gpu = OpenGpu::open(0, 1)?;
     let seconds = started.elapsed().as_secs_f64();
     let report = gpu.cuda.kernels()?;
     let spilling: Vec<&str> = report.iter().filter(|k| k.local_bytes > 0).map(|k| k.variant).collect();

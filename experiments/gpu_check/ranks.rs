@@ -1,6 +1,6 @@
 //! One rank of a world over NCCL, started once a rank by the script with a launcher's variables: every collective against what
 //! it must give. Ranks may share a GPU.
-use crate::Gpu;
+use crate::gpu::OpenGpu;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::{CommUse, Member, Mesh, MeshSizes, Reduce, Tag, nccl};
@@ -17,7 +17,7 @@ const SHARD: usize = 1 << 20;
 pub fn run() -> Result<Value> {
     let env = RankEnv::from_env()?
         .ok_or_else(|| Error::input("ranks: RANK, WORLD_SIZE and LOCAL_RANK say which rank this is"))?;
-    let cuda = Gpu::open(env.local_rank, env.local_world)?.cuda;
+    let cuda = OpenGpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
     let world = nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter, Duration::from_secs(60))?;

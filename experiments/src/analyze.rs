@@ -1,18 +1,19 @@
 //! `analyze`: what each run of a directory cost beside a baseline, as a table, a CSV file, pictures and a page. Never runs
 //! anything.
-use crate::Verdict;
 use crate::chart::bars::{Bar, Bars};
-use crate::chart::curves::{Curve, Curves, Panel};
+use crate::chart::curves::{CurvePanel, Curves, PlottedCurve};
 use crate::chart::{BUSY, CURVES, EXPOSED, colour, png};
-use crate::summary::{self, Found, Row};
-use crate::{page, table};
+use crate::page::{self, Picture};
+use crate::summary::{self, Found, RunRow};
+use crate::table;
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use std::fs;
 use std::path::PathBuf;
 
 /// Throughput, loss, memory and communication of each run beside a baseline: table, CSV, PNG, and one HTML page
 #[derive(clap::Args)]
-pub struct Args {
+pub struct AnalyzeArgs {
     /// The run that the others are compared with
     #[arg(long, default_value = "ddp_fp32", value_name = "NAME")]
     baseline: String,
@@ -24,13 +25,7 @@ pub struct Args {
     warmup: usize,
 }
 
-/// A picture of the page, and its file.
-pub struct Picture {
-    pub file: &'static str,
-    pub svg: String,
-}
-
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
     let found = summary::read(&args.output_dir, args.warmup)?;
     let Some(baseline) = found.row(&args.baseline) else {
         let names: Vec<&str> = found.rows.iter().map(|row| row.name.as_str()).collect();
@@ -63,7 +58,7 @@ pub fn main(args: &Args) -> Result<Verdict> {
     Ok(Verdict::Good)
 }
 
-fn pictures(found: &Found, baseline: &Row) -> Vec<Picture> {
+fn pictures(found: &Found, baseline: &RunRow) -> Vec<Picture> {
     let drawn = [
         ("throughput.png", throughput(found, baseline)),
         ("memory.png", memory(found, baseline)),
@@ -77,11 +72,11 @@ fn pictures(found: &Found, baseline: &Row) -> Vec<Picture> {
 /// Bars of the rows that have a `value`; none where no row has.
 fn bars(
     (title, subtitle): (&str, String),
-    (found, baseline): (&Found, &Row),
-    value: impl Fn(&Row) -> Option<f64>,
-    text: impl Fn(&Row, f64) -> String,
+    (found, baseline): (&Found, &RunRow),
+    value: impl Fn(&RunRow) -> Option<f64>,
+    text: impl Fn(&RunRow, f64) -> String,
 ) -> Option<Bars> {
-    let bar = |row: &Row| {
+    let bar = |row: &RunRow| {
         let length = value(row)?;
         let strong = row.name == baseline.name;
         let parts = vec![(length, colour(&row.name))];
@@ -96,15 +91,15 @@ fn ratio(x: f64, base: Option<f64>) -> String {
     base.filter(|&base| base > 0.0).map_or(String::new(), |base| format!(" ({:.2}x)", x / base))
 }
 
-fn throughput(found: &Found, baseline: &Row) -> Option<String> {
+fn throughput(found: &Found, baseline: &RunRow) -> Option<String> {
     let several = found.rows.iter().any(|row| row.rounds > 1);
     let subtitle = format!(
         "Tokens a second of the whole job, median step{}. Dashed: {}. Longer is better.",
         if several { " and round, with the least and most of the rounds" } else { "" },
         baseline.name
     );
-    let text = |_: &Row, x: f64| table::grouped(x) + &ratio(x, baseline.speed());
-    let mut bars = bars(("Throughput", subtitle), (found, baseline), Row::speed, text)?;
+    let text = |_: &RunRow, x: f64| table::grouped(x) + &ratio(x, baseline.speed());
+    let mut bars = bars(("Throughput", subtitle), (found, baseline), RunRow::speed, text)?;
     for bar in &mut bars.bars {
         let row = found.row(&bar.label).filter(|row| row.rounds > 1);
         bar.range = row.and_then(|row| row.tokens_per_sec).map(|s| (s.low, s.high));
@@ -112,29 +107,29 @@ fn throughput(found: &Found, baseline: &Row) -> Option<String> {
     Some(bars.svg())
 }
 
-fn memory(found: &Found, baseline: &Row) -> Option<String> {
-    let peak = |row: &Row| row.peak_mem_bytes.map(|n| n as f64);
+fn memory(found: &Found, baseline: &RunRow) -> Option<String> {
+    let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
     let subtitle = format!("MiB, of the rank that held most. Dashed: {}. Shorter is better.", baseline.name);
-    let text = |_: &Row, x: f64| format!("{} MiB{}", table::mib(x, 0), ratio(x, peak(baseline)));
+    let text = |_: &RunRow, x: f64| format!("{} MiB{}", table::mib(x, 0), ratio(x, peak(baseline)));
     bars(("Peak memory of a rank", subtitle), (found, baseline), peak, text).map(|bars| bars.svg())
 }
 
-fn communication(found: &Found, baseline: &Row) -> Option<String> {
+fn communication(found: &Found, baseline: &RunRow) -> Option<String> {
     let subtitle = format!(
         "MiB that rank 0 receives from its peers in an optimizer step, median. Dashed: {}. Shorter is better.",
         baseline.name
     );
-    let text = |_: &Row, x: f64| format!("{} MiB{}", table::mib(x, 1), ratio(x, baseline.comm_bytes));
-    let value = |row: &Row| row.comm_bytes;
+    let text = |_: &RunRow, x: f64| format!("{} MiB{}", table::mib(x, 1), ratio(x, baseline.comm_bytes));
+    let value = |row: &RunRow| row.comm_bytes;
     bars(("Communication", subtitle), (found, baseline), value, text).map(|bars| bars.svg())
 }
 
-fn step_time(found: &Found, baseline: &Row) -> Option<String> {
+fn step_time(found: &Found, baseline: &RunRow) -> Option<String> {
     let subtitle = "Milliseconds of an optimizer step, median; of it, what the computing thread spent in collectives: \
                     communication that is not hidden behind compute."
         .to_string();
-    let value = |row: &Row| row.step_time_s.map(|s| 1e3 * s);
-    let text = |row: &Row, x: f64| match row.exposed_share() {
+    let value = |row: &RunRow| row.step_time_s.map(|s| 1e3 * s);
+    let text = |row: &RunRow, x: f64| match row.exposed_share() {
         Some(share) => format!("{}, {:.0} % exposed", table::milliseconds(x), 100.0 * share),
         None => format!("{}, communication not measured", table::milliseconds(x)),
     };
@@ -150,11 +145,11 @@ fn step_time(found: &Found, baseline: &Row) -> Option<String> {
 }
 
 /// Runs with the same losses, and those: (step, loss).
-type Group<'a> = (Vec<&'a Row>, Vec<(f64, f64)>);
+type SameLosses<'a> = (Vec<&'a RunRow>, Vec<(f64, f64)>);
 
 /// Runs whose losses are the same bits are one curve.
-fn losses(found: &Found, baseline: &Row) -> Option<String> {
-    let mut groups: Vec<Group> = vec![];
+fn losses(found: &Found, baseline: &RunRow) -> Option<String> {
+    let mut groups: Vec<SameLosses> = vec![];
     for row in found.rows.iter().filter(|row| !row.is_peer()) {
         let points = row.curve.points();
         let bits = |points: &[(f64, f64)]| points.iter().map(|p| (p.0, p.1.to_bits())).collect::<Vec<_>>();
@@ -170,21 +165,22 @@ fn losses(found: &Found, baseline: &Row) -> Option<String> {
     groups.sort_by_key(|group| !group.0.iter().any(|row| row.name == baseline.name));
     let styled = |n: usize, names: Vec<String>, points: Vec<(f64, f64)>| {
         let dashes = ["", "7 4", "2 3", "9 3 2 3"][n.div_ceil(2) % 4];
-        Curve { names, colour: CURVES[n % CURVES.len()], dashes, points }
+        PlottedCurve { names, colour: CURVES[n % CURVES.len()], dashes, points }
     };
-    let names = |rows: &[&Row]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
+    let names = |rows: &[&RunRow]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();
-    let mut panels = vec![Panel { title: "loss (nats a token)".into(), curves, log: false, mark: None, height: 260.0 }];
-    let apart = |(n, (rows, points)): (usize, &Group)| {
+    let mut panels =
+        vec![CurvePanel { title: "loss (nats a token)".into(), curves, log: false, mark: None, height: 260.0 }];
+    let apart = |(n, (rows, points)): (usize, &SameLosses)| {
         let base = |step: f64| baseline.curve.loss(step as u64);
         let points: Vec<(f64, f64)> =
             points.iter().filter_map(|&(step, y)| base(step).map(|x| (step, (y - x).abs() / x.abs()))).collect();
         points.iter().any(|p| p.1 > 0.0).then(|| styled(n, names(rows), points))
     };
-    let apart: Vec<Curve> = groups.iter().enumerate().filter_map(apart).collect();
+    let apart: Vec<PlottedCurve> = groups.iter().enumerate().filter_map(apart).collect();
     if !apart.is_empty() {
         let title = format!("|loss - loss of {}| / loss of {0}", baseline.name);
-        panels.push(Panel { title, curves: apart, log: true, mark: None, height: 170.0 });
+        panels.push(CurvePanel { title, curves: apart, log: true, mark: None, height: 170.0 });
     }
     let subtitle = "Runs that stand together in the legend have the same losses, bit for bit.".to_string();
     Some(Curves { title: "Loss".into(), subtitle, panels }.svg())

@@ -24,7 +24,7 @@ impl Program {
 
 /// One run of the set.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct RunEntry {
     pub name: &'static str,
     /// What sets it apart from the others.
     pub about: &'static str,
@@ -33,7 +33,7 @@ pub struct Entry {
     pub overlay: Value,
 }
 
-impl Entry {
+impl RunEntry {
     /// Ranks that share one sample, tp * sp: so many times larger is a micro-batch, for the same sequences in a step.
     pub fn ranks_of_a_sample(&self) -> u64 {
         let size = |key: &str| self.overlay["parallel"][key].as_u64().unwrap_or(1);
@@ -41,13 +41,13 @@ impl Entry {
     }
 }
 
-fn entry(name: &'static str, about: &'static str, program: Program, overlay: Value) -> Entry {
-    Entry { name, about, program, overlay }
+fn entry(name: &'static str, about: &'static str, program: Program, overlay: Value) -> RunEntry {
+    RunEntry { name, about, program, overlay }
 }
 
 /// All runs, in the order in which they are run. In fp32 unless the name says otherwise, so that each can be held to
 /// `ddp_fp32`; each ablation is one setting away from the run that it is named after.
-pub fn all() -> Vec<Entry> {
+pub fn all() -> Vec<RunEntry> {
     use Program::{Ddp, Fsdp};
     let fsdp = |settings: Value| json!({"fsdp": settings});
     let reference = |mut settings: Value| {
@@ -126,7 +126,7 @@ pub fn all() -> Vec<Entry> {
 }
 
 /// PyTorch's own, on the same model: see `experiments/peers/torch_peer.py`.
-pub fn peers() -> Vec<Entry> {
+pub fn peers() -> Vec<RunEntry> {
     let torch = |name, about, implementation, precision: &str| {
         entry(name, about, Program::Torch(implementation), json!({"precision": {"precision": precision}}))
     };
@@ -141,7 +141,7 @@ pub fn peers() -> Vec<Entry> {
 }
 
 /// The ZeRO-2, FSDP and combined runs of `suite`.
-pub fn suite(tp: u64, ring: u64) -> Vec<Entry> {
+pub fn suite(tp: u64, ring: u64) -> Vec<RunEntry> {
     let fsdp = |name, about, overlay| entry(name, about, Program::Fsdp, overlay);
     vec![
         fsdp(
@@ -158,7 +158,7 @@ pub fn suite(tp: u64, ring: u64) -> Vec<Entry> {
 
 /// Those of `entries` that `only` names (all, where it names none) and `skip` does not. A name may end in `*`. A pattern that
 /// matches nothing is an error.
-pub fn choose(entries: Vec<Entry>, only: &[String], skip: &[String]) -> Result<Vec<Entry>> {
+pub fn choose(entries: Vec<RunEntry>, only: &[String], skip: &[String]) -> Result<Vec<RunEntry>> {
     let matches = |pattern: &str, name: &str| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
         None => name == pattern,
@@ -169,8 +169,8 @@ pub fn choose(entries: Vec<Entry>, only: &[String], skip: &[String]) -> Result<V
             return Err(Error::input(format!("{flag} {unknown}: no such run; there are {}", names.join(", "))));
         }
     }
-    let named = |patterns: &[String], e: &Entry| patterns.iter().any(|p| matches(p, e.name));
-    let chosen: Vec<Entry> =
+    let named = |patterns: &[String], e: &RunEntry| patterns.iter().any(|p| matches(p, e.name));
+    let chosen: Vec<RunEntry> =
         entries.into_iter().filter(|e| (only.is_empty() || named(only, e)) && !named(skip, e)).collect();
     match chosen.is_empty() {
         true => Err(Error::input("--only and --skip leave no run")),
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn names_are_different_and_fit_the_issue() {
-        let all: Vec<Entry> = all().into_iter().chain(peers()).collect();
+        let all: Vec<RunEntry> = all().into_iter().chain(peers()).collect();
         let names: std::collections::BTreeSet<&str> = all.iter().map(|e| e.name).collect();
         assert_eq!(names.len(), all.len());
         for name in "ddp_fp32 fsdp_manual_bf16 fsdp_reference zero1 zero2 zero3 tp2 ring2 tp2_ring2".split(' ') {

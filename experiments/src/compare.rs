@@ -1,14 +1,14 @@
 //! `compare A B`: judges two loss curves step by step. Never says which of the two is right.
-use crate::Verdict;
-use crate::chart::curves::{self, Curves, Panel};
+use crate::chart::curves::{self, CurvePanel, Curves};
 use crate::chart::{self, INK};
 use crate::curve::Curve;
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Judge two loss curves step by step; status 1 names the step that diverged first
 #[derive(clap::Args)]
-pub struct Args {
+pub struct CompareArgs {
     /// Metrics file of the run to compare with, or its directory
     a: PathBuf,
     /// Metrics file of the run to judge, or its directory
@@ -77,7 +77,7 @@ pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgement {
     judgement
 }
 
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &CompareArgs) -> Result<Verdict> {
     if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
         return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
     }
@@ -112,17 +112,19 @@ pub fn main(args: &Args) -> Result<Verdict> {
 }
 
 fn plot(a: &Curve, b: &Curve, threshold: f64, path: &Path) -> Result<()> {
-    let curve = |name: &str, colour, dashes, points| curves::Curve { names: vec![name.into()], colour, dashes, points };
+    let curve =
+        |name: &str, colour, dashes, points| curves::PlottedCurve { names: vec![name.into()], colour, dashes, points };
     let both = vec![curve("A", INK, "", a.points()), curve("B", chart::colour("fsdp"), "6 4", b.points())];
     let differences = judge(a, b, threshold).differences.into_iter().map(|(step, d)| (step as f64, d)).collect();
-    let apart = Panel {
+    let apart = CurvePanel {
         title: "|B - A| / |A|".into(),
         curves: vec![curve("", chart::colour("fsdp"), "", differences)],
         log: false,
         mark: Some((threshold, "threshold".into())),
         height: 150.0,
     };
-    let losses = Panel { title: "loss (nats a token)".into(), curves: both, log: false, mark: None, height: 260.0 };
+    let losses =
+        CurvePanel { title: "loss (nats a token)".into(), curves: both, log: false, mark: None, height: 260.0 };
     let subtitle = format!("A: {}   B: {}", a.path.display(), b.path.display());
     let svg = Curves { title: "Two loss curves".into(), subtitle, panels: vec![losses, apart] }.svg();
     chart::save(&svg, path).map(|()| println!("plot: {}", path.display()))

@@ -10,9 +10,9 @@ pub const METRICS: &str = "metrics.jsonl";
 
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Event {
-    Run(Header),
-    Step(Step),
+enum MetricsEvent {
+    Run(RunHeader),
+    Step(StepMetrics),
     Error {
         message: String,
     },
@@ -24,7 +24,7 @@ enum Event {
 /// What the run says of itself before its first step.
 #[derive(Deserialize, Clone, Debug, Default)]
 #[serde(default)]
-pub struct Header {
+pub struct RunHeader {
     /// Who trained, where it is not flatshard.
     pub engine: Option<String>,
     pub world_size: Option<u64>,
@@ -37,7 +37,7 @@ pub struct Header {
 
 /// One optimizer step. Times in seconds; what a writer does not know is absent or null.
 #[derive(Deserialize, Clone, Debug, Default)]
-pub struct Step {
+pub struct StepMetrics {
     pub step: u64,
     /// None where it was not finite.
     #[serde(default)]
@@ -63,9 +63,9 @@ pub struct Step {
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
     pub path: PathBuf,
-    pub header: Header,
+    pub header: RunHeader,
     /// Rising by step. Where a resumed run did a step again, its later line.
-    pub steps: BTreeMap<u64, Step>,
+    pub steps: BTreeMap<u64, StepMetrics>,
     pub ended: bool,
     pub error: Option<String>,
 }
@@ -80,11 +80,11 @@ impl Curve {
         let mut curve = Curve { path, ..Curve::default() };
         for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
-                Ok(Event::Run(header)) => (curve.header, curve.ended, curve.error) = (header, false, None),
-                Ok(Event::Step(step)) => drop(curve.steps.insert(step.step, step)),
-                Ok(Event::Error { message }) => curve.error = Some(message),
-                Ok(Event::End {}) => curve.ended = true,
-                Ok(Event::Other) => {}
+                Ok(MetricsEvent::Run(header)) => (curve.header, curve.ended, curve.error) = (header, false, None),
+                Ok(MetricsEvent::Step(step)) => drop(curve.steps.insert(step.step, step)),
+                Ok(MetricsEvent::Error { message }) => curve.error = Some(message),
+                Ok(MetricsEvent::End {}) => curve.ended = true,
+                Ok(MetricsEvent::Other) => {}
                 // A rank that was killed may leave half a line; the launcher's error event then follows on a line of its own.
                 Err(e) if e.is_eof() => {}
                 Err(e) => {
@@ -117,7 +117,7 @@ impl Curve {
         self.steps.iter().map(|(&step, s)| (step as f64, s.loss.unwrap_or(f64::NAN))).collect()
     }
     /// Without the first `warmup` steps, where there are more.
-    pub fn timed(&self, warmup: usize) -> Vec<&Step> {
+    pub fn timed(&self, warmup: usize) -> Vec<&StepMetrics> {
         let skipped = if self.steps.len() > warmup { warmup } else { 0 };
         self.steps.values().skip(skipped).collect()
     }

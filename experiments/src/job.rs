@@ -58,7 +58,7 @@ impl Status {
 
 /// What became of a job.
 #[derive(Debug, PartialEq)]
-pub enum Outcome {
+pub enum JobOutcome {
     Done(Status),
     /// It was done before, with the same settings.
     Before(Status),
@@ -93,9 +93,9 @@ impl Job {
 
     /// Runs it to its end, unless it is done. An error is one of this harness, not of the run: a signal among `signals` ends
     /// the run and is the error; the run then counts as never started.
-    pub fn run(&self, signals: &mut Signals) -> Result<Outcome> {
+    pub fn run(&self, signals: &mut Signals) -> Result<JobOutcome> {
         if let Some(status) = self.before()? {
-            return Ok(Outcome::Before(status));
+            return Ok(JobOutcome::Before(status));
         }
         // What a run that was cut short left would be taken for this one's.
         for path in [self.dir.join(METRICS), self.dir.join(STATUS), self.log.clone()] {
@@ -128,7 +128,7 @@ impl Job {
         let path = self.dir.join(STATUS);
         let text = serde_json::to_string_pretty(&status).map_err(|e| Error::op("status", e.to_string()))?;
         fs::write(&path, text + "\n").map_err(|e| Error::io("write", &path, e))?;
-        Ok(if ended == End::Done { Outcome::Done(status) } else { Outcome::Failed(status) })
+        Ok(if ended == End::Done { JobOutcome::Done(status) } else { JobOutcome::Failed(status) })
     }
 
     /// Why it failed; none where it did not.

@@ -1,6 +1,6 @@
 //! From an entry of a set to a [`Job`]: the common configuration with the entry's laid over it, and the command that starts its
 //! ranks. Never runs a job.
-use crate::catalogue::{Entry, Program};
+use crate::catalogue::{Program, RunEntry};
 use crate::curve::METRICS;
 use crate::job::Job;
 use clap::ValueEnum;
@@ -27,7 +27,7 @@ pub enum Launcher {
 
 /// Who starts how many ranks of what.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Launch {
+pub struct LaunchArgs {
     /// Who starts the ranks
     #[arg(long, value_enum, default_value_t)]
     pub launcher: Launcher,
@@ -48,7 +48,7 @@ pub struct Launch {
     pub bin_dir: Option<PathBuf>,
 }
 
-impl Launch {
+impl LaunchArgs {
     pub fn check(&self) -> Result<()> {
         let whole = [("--nproc-per-node", self.nproc_per_node), ("--nnodes", self.nnodes)];
         if let Some((flag, _)) = whole.iter().find(|(_, n)| *n == 0) {
@@ -102,7 +102,7 @@ impl Launch {
 
 /// What all runs of a set have in common.
 pub struct Common {
-    pub launch: Launch,
+    pub launch: LaunchArgs,
     /// Directory of the binaries.
     pub bin: PathBuf,
     /// Sections of a configuration file.
@@ -118,7 +118,7 @@ pub struct Common {
 
 impl Common {
     /// `round`: from 1; the first is the run's own name, the others are `NAME@ROUND`.
-    pub fn job(&self, entry: &Entry, round: u32) -> Result<Job> {
+    pub fn job(&self, entry: &RunEntry, round: u32) -> Result<Job> {
         let name = if round == 1 { entry.name.to_string() } else { format!("{}@{round}", entry.name) };
         let dir = self.output.join(&name);
         let log = self.logs.as_ref().map_or(dir.join(LOG), |logs| logs.join(format!("{name}.log")));
@@ -141,7 +141,7 @@ impl Common {
         Ok(Job { name, dir, log, command, env, files, timeout })
     }
 
-    fn config_of(&self, entry: &Entry, dir: &Path) -> Value {
+    fn config_of(&self, entry: &RunEntry, dir: &Path) -> Value {
         let mut config = self.config.clone();
         lay_over(&mut config, &entry.overlay);
         let batch = config["batch"]["batch_size"].as_u64().unwrap_or(1) * entry.ranks_of_a_sample();
@@ -158,7 +158,7 @@ impl Common {
     }
 
     /// PyTorch's sizes are those that run_fsdp derives from the same configuration.
-    fn peer(&self, entry: &Entry, config: &Value, dir: &Path) -> Result<Vec<String>> {
+    fn peer(&self, entry: &RunEntry, config: &Value, dir: &Path) -> Result<Vec<String>> {
         let Program::Torch(implementation) = entry.program else {
             return Err(Error::op("peer", format!("{} is not PyTorch's", entry.name)));
         };
@@ -292,7 +292,7 @@ mod tests {
     use crate::catalogue;
 
     fn common(launcher: Launcher) -> Common {
-        let launch = Launch {
+        let launch = LaunchArgs {
             launcher,
             launcher_args: "--partition gpu".into(),
             nproc_per_node: 4,

@@ -1,49 +1,56 @@
 //! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp` and
 //! reads their metrics files; it never trains by itself.
 #[macro_use]
-mod say;
+mod say; // print! for a reader that may go away
+mod verdict; // how a subcommand ends
 
+// Runs and what they leave.
+mod catalogue; // the runs of each set
+mod curve; // metrics files
+mod job; // one run as a child process
+mod launch; // from an entry of a set to a job
+
+// Charts and tables.
+mod chart; // SVG and PNG
+mod compare; // two curves
+mod summary; // what the runs of a directory cost
+mod table; // as text
+mod page; // as HTML
+mod memory; // memory timelines
+
+// Subcommands.
 mod analyze;
-mod catalogue;
-mod chaos;
-mod chart;
-mod compare;
-mod curve;
-mod job;
-mod launch;
-mod memory;
-mod page;
 mod sets;
-mod smoke;
 mod suite;
-mod summary;
-mod table;
+mod smoke;
+mod chaos;
 mod trace;
 
 use clap::{Parser, Subcommand};
 use experiments::plan;
 use flatshard::base::Result;
 use std::process::ExitCode;
+use verdict::Verdict;
 
 /// Runs flatshard's strategies side by side, and judges what they cost.
 ///
 /// Exit status: 0 done, or the judgement is good; 1 a run failed, or the judgement is bad; 2 bad input.
 #[derive(Parser)]
 #[command(name = "experiments", version, max_term_width = 120)]
-struct Cli {
+struct HarnessCli {
     #[command(subcommand)]
     verb: Verb,
 }
 
 #[derive(Subcommand)]
 enum Verb {
-    Run(Box<sets::Args>),
-    Analyze(analyze::Args),
-    Compare(compare::Args),
-    Suite(Box<suite::Args>),
-    Smoke(smoke::Args),
-    Chaos(chaos::Args),
-    Trace(trace::Args),
+    Run(Box<sets::RunArgs>),
+    Analyze(analyze::AnalyzeArgs),
+    Compare(compare::CompareArgs),
+    Suite(Box<suite::SuiteArgs>),
+    Smoke(smoke::SmokeArgs),
+    Chaos(chaos::ChaosArgs),
+    Trace(trace::TraceArgs),
     /// Bytes of a rank, communication and step time of each strategy on N GPUs, and which to run: plan --help
     #[command(disable_help_flag = true)]
     Plan {
@@ -53,15 +60,8 @@ enum Verb {
     },
 }
 
-/// What a subcommand that ran to its end has to say.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    Good,
-    Bad,
-}
-
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(std::env::args_os().map(|arg| dashes(arg.to_string_lossy().into_owned())));
+    let cli = HarnessCli::parse_from(std::env::args_os().map(|arg| dashes(arg.to_string_lossy().into_owned())));
     let result: Result<Verdict> = match cli.verb {
         Verb::Run(args) => sets::main(&args),
         Verb::Analyze(args) => analyze::main(&args),
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        HarnessCli::command().debug_assert();
     }
 
     #[test]

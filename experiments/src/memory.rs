@@ -1,8 +1,8 @@
 //! Memory timelines of `run_fsdp --memory-timeline`: what each category came to, and as a picture how it came about and what a
 //! step uses of it. Never measures.
-use crate::Verdict;
 use crate::chart;
-use crate::chart::areas::{Area, Areas, Panel};
+use crate::chart::areas::{Area, AreaPanel, Areas};
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const CATEGORIES: [(&str, &str); 8] = [
 const IDLE: &str = "#fed7aa";
 
 /// A line of the file.
-struct Row {
+struct TimelineRow {
     rank: usize,
     time: f64,
     step: u64,
@@ -34,7 +34,7 @@ struct Row {
 
 struct Table {
     names: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<TimelineRow>,
 }
 
 impl Table {
@@ -50,7 +50,7 @@ impl Table {
             let cells: Vec<&str> = line.split(',').collect();
             let bytes = || cells[5..].iter().map(|cell| cell.parse().ok()).collect::<Option<Vec<f64>>>();
             let row = || {
-                Some(Row {
+                Some(TimelineRow {
                     rank: cells[0].parse().ok()?,
                     time: cells[1].parse().ok()?,
                     step: cells[2].parse().ok()?,
@@ -65,23 +65,29 @@ impl Table {
         Ok(Table { names: header[5..].iter().map(|name| name.to_string()).collect(), rows })
     }
     /// MiB of a column.
-    fn of(&self, name: &str, row: &Row) -> f64 {
+    fn of(&self, name: &str, row: &TimelineRow) -> f64 {
         let column = self.names.iter().position(|n| n == name);
         column.map_or(0.0, |column| row.bytes[column] / MIB)
     }
-    fn area(&self, name: &'static str, colour: &'static str, rows: &[&Row], value: impl Fn(&Row) -> f64) -> Area {
+    fn area(
+        &self,
+        name: &'static str,
+        colour: &'static str,
+        rows: &[&TimelineRow],
+        value: impl Fn(&TimelineRow) -> f64,
+    ) -> Area {
         Area { name, colour, values: rows.iter().map(|row| value(row)).collect() }
     }
 
     /// How the buffers came, until the last of them.
-    fn startup(&self, rows: &[&Row]) -> Panel {
-        let total = |row: &Row| self.of("total", row) + self.of("host", row);
+    fn startup(&self, rows: &[&TimelineRow]) -> AreaPanel {
+        let total = |row: &TimelineRow| self.of("total", row) + self.of("host", row);
         let last = rows.windows(2).rposition(|w| total(w[0]) != total(w[1])).map_or(0, |at| at + 1);
         let end = rows[last].time * 1.15;
-        let shown: Vec<&Row> = rows.iter().copied().filter(|row| row.time <= end).collect();
+        let shown: Vec<&TimelineRow> = rows.iter().copied().filter(|row| row.time <= end).collect();
         let there = |name: &str| rows.iter().any(|row| self.of(name, row) > 0.0);
         let areas = CATEGORIES.iter().filter(|(name, _)| there(name));
-        Panel {
+        AreaPanel {
             title: "Allocated, MiB: from the start to the last buffer".into(),
             times: shown.iter().map(|row| row.time).collect(),
             end,
@@ -97,21 +103,21 @@ impl Table {
     }
 
     /// What one step uses, layer by layer.
-    fn step(&self, rows: &[&Row], step: u64) -> Vec<Panel> {
+    fn step(&self, rows: &[&TimelineRow], step: u64) -> Vec<AreaPanel> {
         let begin = rows.iter().position(|row| row.step == step).unwrap_or(0);
-        let shown: Vec<&Row> =
+        let shown: Vec<&TimelineRow> =
             rows[begin..].iter().copied().take_while(|row| row.step == step && row.phase != "save").collect();
         let (from, to) = (shown[0].time, shown[shown.len() - 1].time);
         let times: Vec<f64> = shown.iter().map(|row| 1e3 * (row.time - from)).collect();
         let end = 1e3 * (to - from) * 1.02;
-        let stays = |row: &Row| CATEGORIES[..7].iter().map(|(name, _)| self.of(name, row)).sum::<f64>();
+        let stays = |row: &TimelineRow| CATEGORIES[..7].iter().map(|(name, _)| self.of(name, row)).sum::<f64>();
         let verbs = ["acquire", "release", "grads", "grads ready", "step"];
         let marks = changes(&shown, |row| {
             let layer = if row.layer == "0" { "" } else { &row.layer }; // the root
             let phase = row.phase.as_str();
             (!verbs.contains(&phase)).then(|| format!("{phase} {layer}").trim().to_string())
         });
-        let panel = |title: String, areas, height| Panel {
+        let panel = |title: String, areas, height| AreaPanel {
             title,
             times: times.clone(),
             end,
@@ -120,8 +126,8 @@ impl Table {
             unit: "milliseconds",
             height,
         };
-        let used = |row: &Row| self.of("saved_in_use", row);
-        let idle = |row: &Row| (self.of("saved", row) - used(row)).max(0.0);
+        let used = |row: &TimelineRow| self.of("saved_in_use", row);
+        let idle = |row: &TimelineRow| (self.of("saved", row) - used(row)).max(0.0);
         vec![
             panel(
                 format!("Step {step}, MiB: what backward still needs of what is saved for it"),
@@ -145,7 +151,7 @@ impl Table {
 }
 
 /// Where what is said of rows becomes something else.
-fn changes(rows: &[&Row], said: impl Fn(&Row) -> Option<String>) -> Vec<(f64, String)> {
+fn changes(rows: &[&TimelineRow], said: impl Fn(&TimelineRow) -> Option<String>) -> Vec<(f64, String)> {
     let mut changes: Vec<(f64, String)> = Vec::new();
     for row in rows {
         if let Some(now) = said(row).filter(|now| changes.last().is_none_or(|(_, before)| before != now)) {
@@ -170,7 +176,7 @@ pub fn main(path: &Path, plot: Option<&Path>, step: Option<u64>) -> Result<Verdi
         );
     }
     if let Some(plot) = plot {
-        let rows: Vec<&Row> = of(0).collect();
+        let rows: Vec<&TimelineRow> = of(0).collect();
         let close = || rows.iter().filter(|row| !row.layer.is_empty()).map(|row| row.step);
         let Some(step) = step.or(close().max()).filter(|step| close().any(|s| s == *step)) else {
             return Err(Error::input(format!("{}: has no such step of rank 0 with what it uses", path.display())));

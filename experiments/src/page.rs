@@ -1,7 +1,6 @@
 //! The page: one HTML file with its pictures inline, no script, nothing fetched. Never computes results.
-use crate::analyze::Picture;
 use crate::chart::escaped;
-use crate::summary::{Found, Row};
+use crate::summary::{Found, RunRow};
 use crate::table;
 use std::fmt::Write;
 
@@ -44,8 +43,14 @@ td[data-head]::before { content: attr(data-head); display: block; font-size: 12p
 }
 ";
 
+/// A picture of the page, and its file.
+pub struct Picture {
+    pub file: &'static str,
+    pub svg: String,
+}
+
 /// `warmup`: steps that were not timed.
-pub fn html(found: &Found, baseline: &Row, pictures: &[Picture], warmup: usize) -> String {
+pub fn html(found: &Found, baseline: &RunRow, pictures: &[Picture], warmup: usize) -> String {
     let mut page = String::new();
     // Writing to a String does not fail.
     let _ = write!(
@@ -87,7 +92,7 @@ pub fn html(found: &Found, baseline: &Row, pictures: &[Picture], warmup: usize) 
          share of the step. Loss apart: the largest difference of any step, relative to the baseline's loss. Bytes and \
          times are those of rank 0.{}</p>\n<h2>Pictures</h2>\n",
         escaped(&baseline.name),
-        if found.rows.iter().any(Row::is_peer) {
+        if found.rows.iter().any(RunRow::is_peer) {
             " PyTorch's runs train on other tokens, so their losses are not compared; their communication is not measured."
         } else {
             ""
@@ -101,7 +106,7 @@ pub fn html(found: &Found, baseline: &Row, pictures: &[Picture], warmup: usize) 
 }
 
 /// What was run, in a line.
-fn lead(found: &Found, baseline: &Row) -> String {
+fn lead(found: &Found, baseline: &RunRow) -> String {
     let header = &baseline.curve.header;
     let mut parts = vec![format!("{} runs", found.rows.len() + found.failed.len())];
     if !found.failed.is_empty() {
@@ -122,14 +127,14 @@ fn lead(found: &Found, baseline: &Row) -> String {
 }
 
 /// (what, of what): the best of each cost.
-fn facts(found: &Found, baseline: &Row) -> Vec<(String, String)> {
-    let best = |value: &dyn Fn(&Row) -> Option<f64>| {
+fn facts(found: &Found, baseline: &RunRow) -> Vec<(String, String)> {
+    let best = |value: &dyn Fn(&RunRow) -> Option<f64>| {
         let known = found.rows.iter().filter_map(|row| Some((row, value(row)?)));
         known.max_by(|a, b| a.1.total_cmp(&b.1))
     };
-    let peak = |row: &Row| row.peak_mem_bytes.map(|n| n as f64);
+    let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
     let mut facts = vec![];
-    if let Some((row, speed)) = best(&Row::speed) {
+    if let Some((row, speed)) = best(&RunRow::speed) {
         let times = baseline.speed().map_or(String::new(), |base| format!(", {:.2}x {}", speed / base, baseline.name));
         facts.push((row.name.clone(), format!("fastest: {} tokens/s{times}", table::grouped(speed))));
     }

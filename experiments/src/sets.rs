@@ -1,8 +1,8 @@
 //! Runs the jobs of a set in turn and says how each went: `run` and `suite`. Never reads metrics.
-use crate::Verdict;
-use crate::catalogue::{self, Entry, Program};
-use crate::job::{self, Job, Outcome};
-use crate::launch::{self, Common, Launch, lay_over};
+use crate::catalogue::{self, Program, RunEntry};
+use crate::job::{self, Job, JobOutcome};
+use crate::launch::{self, Common, LaunchArgs, lay_over};
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -13,7 +13,7 @@ use std::process::Command;
 ///
 /// A run that is done is not run again; one that fails is recorded with its message, and the others go on.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct RunArgs {
     /// A directory for each run: configuration, log, metrics, status
     #[arg(long, default_value = "runs/experiments", value_name = "DIR")]
     output_dir: PathBuf,
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: String,
     #[command(flatten)]
-    launch: Launch,
+    launch: LaunchArgs,
     /// After `--`: flags that every run of flatshard gets, as `-- --embed-dim 512`
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<String>,
@@ -63,8 +63,8 @@ pub fn common_config(steps: u64) -> Value {
     })
 }
 
-pub fn main(args: &Args) -> Result<Verdict> {
-    let entries: Vec<Entry> = catalogue::all().into_iter().chain(catalogue::peers()).collect();
+pub fn main(args: &RunArgs) -> Result<Verdict> {
+    let entries: Vec<RunEntry> = catalogue::all().into_iter().chain(catalogue::peers()).collect();
     if args.list {
         let width = entries.iter().map(|e| e.name.len()).max().unwrap_or(0);
         entries.iter().for_each(|e| println!("{:width$}  {}", e.name, e.about));
@@ -141,9 +141,9 @@ pub fn run(jobs: &[Job]) -> Result<usize> {
         print!("[{:>2}/{}] {:width$}  ", n + 1, jobs.len(), job.name);
         let _ = std::io::stdout().flush(); // a progress line
         match job.run(&mut signals)? {
-            Outcome::Done(status) => println!("done in {:.1} s", status.seconds),
-            Outcome::Before(_) => println!("was done before"),
-            Outcome::Failed(status) => {
+            JobOutcome::Done(status) => println!("done in {:.1} s", status.seconds),
+            JobOutcome::Before(_) => println!("was done before"),
+            JobOutcome::Failed(status) => {
                 failed += 1;
                 println!("failed: {}", status.message);
             }

@@ -1,13 +1,13 @@
 //! `smoke`: does this build train at all? DDP, manual and reference FSDP on one rank with checkpoints and telemetry, then two
 //! ranks with collectives; well under a minute.
-use crate::Verdict;
-use crate::catalogue::{Entry, Program};
+use crate::catalogue::{Program, RunEntry};
 use crate::compare::judge;
 use crate::curve::{Curve, METRICS};
-use crate::job::{Outcome, stop_signals};
-use crate::launch::{self, Common, Launch, Launcher};
+use crate::job::{JobOutcome, stop_signals};
+use crate::launch::{self, Common, LaunchArgs, Launcher};
 use crate::sets;
 use crate::suite::falls;
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
 use signal_hook::iterator::Signals;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Single-rank DDP, manual and reference FSDP with checkpoints and telemetry, and collectives, in under a minute
 #[derive(clap::Args)]
-pub struct Args {
+pub struct SmokeArgs {
     /// Keep the runs there [default: a scratch directory, removed when all is well]
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -52,7 +52,7 @@ struct Smoke {
     good: bool,
 }
 
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &SmokeArgs) -> Result<Verdict> {
     let started = Instant::now();
     let scratch = std::env::temp_dir().join(format!("flatshard-smoke-{}", std::process::id()));
     let output = sets::absolute(args.output_dir.as_ref().unwrap_or(&scratch))?;
@@ -111,7 +111,7 @@ impl Smoke {
             "optim": {"lr": 1e-2, "warmup_steps": 2},
         });
         launch::lay_over(&mut config, &small);
-        let launch = Launch {
+        let launch = LaunchArgs {
             launcher: Launcher::Local,
             launcher_args: String::new(),
             nproc_per_node: ranks,
@@ -121,13 +121,13 @@ impl Smoke {
         };
         let (bin, output) = (self.bin.clone(), self.output.clone());
         let common = Common { launch, bin, config, flags: vec![], output, logs: None, python: None };
-        let job = common.job(&Entry { name, about: "a smoke test", program, overlay }, 1)?;
+        let job = common.job(&RunEntry { name, about: "a smoke test", program, overlay }, 1)?;
         // What was here may be of another build: nothing is taken as done.
         if job.dir.exists() {
             std::fs::remove_dir_all(&job.dir).map_err(|e| Error::io("remove", &job.dir, e))?;
         }
         match job.run(&mut self.signals)? {
-            Outcome::Done(status) | Outcome::Before(status) => {
+            JobOutcome::Done(status) | JobOutcome::Before(status) => {
                 let curve = Curve::with_steps(&job.dir)?;
                 let untold = untold(&job.dir.join(METRICS))?;
                 let resumed = curve.first() > 1;
@@ -138,7 +138,7 @@ impl Smoke {
                 self.tell(fine, &format!("{name}: {losses} in {:.1} s{but}", status.seconds), "");
                 Ok(Some(curve))
             }
-            Outcome::Failed(status) => {
+            JobOutcome::Failed(status) => {
                 self.tell(false, name, &status.message);
                 Ok(None)
             }

@@ -1,13 +1,13 @@
 //! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All must
 //! learn, and learn the same.
-use crate::Verdict;
 use crate::catalogue;
 use crate::compare::judge;
 use crate::curve::Curve;
 use crate::job::Job;
-use crate::launch::{self, Common, Launch};
+use crate::launch::{self, Common, LaunchArgs};
 use crate::sets;
 use crate::summary::median;
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ const CONTROL: &str = "fsdp";
 ///
 /// Every flag that names a variable takes its value from there where it is not given.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct SuiteArgs {
     /// Rows that each run trains on, once
     #[arg(long, env = "MAX_SAMPLES", default_value_t = 320, value_name = "N")]
     max_samples: u64,
@@ -54,13 +54,13 @@ pub struct Args {
     #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
     #[command(flatten)]
-    launch: Launch,
+    launch: LaunchArgs,
     /// After `--`: flags that every run gets, as `-- --precision bf16`
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<String>,
 }
 
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &SuiteArgs) -> Result<Verdict> {
     args.launch.check()?;
     args.launch.check_installed()?;
     for (flag, n) in [("--max-samples", args.max_samples), ("--tp-size", args.tp_size), ("--ring-size", args.ring_size)]
@@ -120,11 +120,13 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
         return Ok(false);
     };
     let control = curves[control].1.clone();
-    let mut good = true;
+    let (mut flat, mut apart) = (0, 0);
     for (job, curve) in &curves {
         let loss = |step| curve.loss(step).unwrap_or(f64::NAN);
         let (first, last) = (loss(curve.first()), loss(curve.last()));
         let judgement = judge(&control, curve, threshold);
+        flat += !falls(curve) as usize;
+        apart += judgement.parted.is_some() as usize;
         let verdict = match (falls(curve), judgement.parted) {
             (false, _) => "does not learn".to_string(),
             (true, Some(parted)) => format!("parts from {CONTROL} at step {}: {}", parted.step, parted.why),
@@ -133,12 +135,25 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
                 format!("ok, at most {:.3} % from {CONTROL}", 100.0 * most)
             }
         };
-        good &= verdict.starts_with("ok");
         println!("{:12}  loss {first:.4} to {last:.4}  {verdict}  ({})", job.name, job.log.display());
     }
-    let (said, percent) = (if good { "agree" } else { "do not all agree" }, 100.0 * threshold);
-    println!("the losses fall and {said} within {percent} %");
-    Ok(good)
+    println!("{}", conclusion(curves.len(), flat, apart, threshold));
+    Ok(flat + apart == 0)
+}
+
+/// `flat` runs of all do not learn; the losses of `apart` runs differ from the control's by more than `threshold`.
+fn conclusion(runs: usize, flat: usize, apart: usize, threshold: f64) -> String {
+    let falls = match flat {
+        0 => "the losses fall".to_string(),
+        _ if flat == runs => "no loss falls".to_string(),
+        _ => format!("the losses of {flat} of {runs} runs do not fall"),
+    };
+    let agree = match (flat, apart) {
+        (0, 0) => " and agree",
+        (_, 0) => "; all agree",
+        _ => "; not all agree",
+    };
+    format!("{falls}{agree} within {} %", 100.0 * threshold)
 }
 
 /// The median loss of the last quarter of steps is below that of the first.
@@ -153,14 +168,22 @@ pub fn falls(curve: &Curve) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curve::Step;
+    use crate::curve::StepMetrics;
+
+    #[test]
+    fn the_conclusion_says_what_the_losses_do() {
+        assert_eq!(conclusion(3, 0, 0, 0.05), "the losses fall and agree within 5 %");
+        assert_eq!(conclusion(3, 0, 1, 0.05), "the losses fall; not all agree within 5 %");
+        assert_eq!(conclusion(3, 1, 0, 0.05), "the losses of 1 of 3 runs do not fall; all agree within 5 %");
+        assert_eq!(conclusion(3, 3, 2, 0.05), "no loss falls; not all agree within 5 %");
+    }
 
     #[test]
     fn a_loss_falls_or_does_not() {
         let curve = |losses: &[f64]| {
             let step = |(i, &loss): (usize, &f64)| {
                 let step = i as u64 + 1;
-                (step, Step { step, loss: Some(loss).filter(|x| x.is_finite()), ..Step::default() })
+                (step, StepMetrics { step, loss: Some(loss).filter(|x| x.is_finite()), ..StepMetrics::default() })
             };
             Curve { steps: losses.iter().enumerate().map(step).collect(), ..Curve::default() }
         };

@@ -1,7 +1,7 @@
 //! What the runs of a directory cost: medians of their metrics, over steps and rounds. Never prints.
 use crate::catalogue;
 use crate::compare::judge;
-use crate::curve::{Curve, METRICS, Step};
+use crate::curve::{Curve, METRICS, StepMetrics};
 use crate::job::{End, Status};
 use flatshard::base::{Error, Result};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// A run that ended well, all its rounds together.
 #[derive(Debug)]
-pub struct Row {
+pub struct RunRow {
     pub name: String,
     pub rounds: usize,
     /// Of the whole job; each round's median over its steps.
@@ -33,7 +33,7 @@ pub struct Spread {
     pub high: f64,
 }
 
-impl Row {
+impl RunRow {
     /// Another engine's losses are of other tokens.
     pub fn is_peer(&self) -> bool {
         self.curve.header.engine.is_some()
@@ -52,12 +52,12 @@ impl Row {
         self.curve.loss(self.curve.last())
     }
     /// The largest |loss - baseline's| / |baseline's| over the steps that both have; NaN where a loss is not finite.
-    pub fn difference(&self, baseline: &Row) -> Option<f64> {
+    pub fn difference(&self, baseline: &RunRow) -> Option<f64> {
         if self.is_peer() || baseline.is_peer() {
             return None;
         }
         let judgement = judge(&baseline.curve, &self.curve, f64::INFINITY);
-        let finite = |row: &Row| row.curve.steps.values().all(|s| s.loss.is_some());
+        let finite = |row: &RunRow| row.curve.steps.values().all(|s| s.loss.is_some());
         match finite(self) && finite(baseline) {
             true => judgement.largest().map(|(_, difference)| difference),
             false => Some(f64::NAN),
@@ -73,12 +73,12 @@ pub struct Failed {
 }
 
 pub struct Found {
-    pub rows: Vec<Row>,
+    pub rows: Vec<RunRow>,
     pub failed: Vec<Failed>,
 }
 
 impl Found {
-    pub fn row(&self, name: &str) -> Option<&Row> {
+    pub fn row(&self, name: &str) -> Option<&RunRow> {
         self.rows.iter().find(|row| row.name == name)
     }
 }
@@ -101,7 +101,7 @@ pub fn read(dir: &Path, warmup: usize) -> Result<Found> {
     }
     let row = |((_, name), mut curves): (_, Vec<Curve>)| {
         curves.sort_by(|a, b| a.path.cmp(&b.path)); // NAME before NAME@2
-        Row::of(name, curves, warmup)
+        RunRow::of(name, curves, warmup)
     };
     Ok(Found { rows: rounds.into_iter().map(row).collect(), failed: failed.into_values().collect() })
 }
@@ -131,11 +131,11 @@ fn one(dir: &Path) -> Result<Option<std::result::Result<Curve, String>>> {
     }))
 }
 
-impl Row {
+impl RunRow {
     /// `curves`: its rounds, one at least.
-    fn of(name: String, curves: Vec<Curve>, warmup: usize) -> Row {
-        let timed: Vec<Vec<&Step>> = curves.iter().map(|curve| curve.timed(warmup)).collect();
-        let per_round = |field: &dyn Fn(&Step) -> Option<f64>| -> Vec<f64> {
+    fn of(name: String, curves: Vec<Curve>, warmup: usize) -> RunRow {
+        let timed: Vec<Vec<&StepMetrics>> = curves.iter().map(|curve| curve.timed(warmup)).collect();
+        let per_round = |field: &dyn Fn(&StepMetrics) -> Option<f64>| -> Vec<f64> {
             timed.iter().filter_map(|steps| median(steps.iter().filter_map(|s| field(s)).collect())).collect()
         };
         let speeds = per_round(&|s| s.tokens_per_sec);
@@ -143,7 +143,7 @@ impl Row {
             let (low, high) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
             median(values).map(|median| Spread { median, low, high })
         };
-        Row {
+        RunRow {
             name,
             rounds: curves.len(),
             tokens_per_sec: spread(speeds),

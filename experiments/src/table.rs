@@ -1,5 +1,5 @@
 //! Results as text: a table for the terminal, a CSV file, and the words that both and the page use. Never computes results.
-use crate::summary::{Found, Row};
+use crate::summary::{Found, RunRow};
 
 /// What stands where nothing is known.
 pub const UNKNOWN: &str = "–";
@@ -18,10 +18,10 @@ pub const HEAD: [&str; 10] = [
     "loss apart",
 ];
 
-pub fn cells(row: &Row, baseline: &Row) -> [String; 10] {
+pub fn cells(row: &RunRow, baseline: &RunRow) -> [String; 10] {
     let or = |text: Option<String>| text.unwrap_or(UNKNOWN.into());
     let ratio = |x: Option<f64>, base: Option<f64>| or(x.zip(base).map(|(x, base)| format!("{:.2}x", x / base)));
-    let peak = |row: &Row| row.peak_mem_bytes.map(|n| n as f64);
+    let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
     let losses = row.first_loss().zip(row.last_loss()).filter(|_| !row.is_peer());
     [
         row.name.clone(),
@@ -38,7 +38,7 @@ pub fn cells(row: &Row, baseline: &Row) -> [String; 10] {
 }
 
 /// Axes with more than one rank: `shard 2 x tp 2`.
-pub fn mesh(row: &Row) -> String {
+pub fn mesh(row: &RunRow) -> String {
     let axes = [("dp_replicate", "replicate"), ("dp_shard", "shard"), ("sp", "ring"), ("tp", "tp")];
     let sizes = &row.curve.header.mesh;
     let size = |axis: &str| sizes.get(axis).copied().unwrap_or(1);
@@ -53,7 +53,7 @@ pub fn mesh(row: &Row) -> String {
 }
 
 /// `12.3 ms, 4 %`: what communication does not hide, and of a step.
-pub fn exposed(row: &Row) -> Option<String> {
+pub fn exposed(row: &RunRow) -> Option<String> {
     Some(format!("{}, {:.0} %", milliseconds(1e3 * row.exposed_comm_s?), 100.0 * row.exposed_share()?))
 }
 
@@ -63,7 +63,7 @@ pub fn milliseconds(x: f64) -> String {
 }
 
 /// How far the losses are from the baseline's.
-pub fn apart(row: &Row, baseline: &Row) -> Option<String> {
+pub fn apart(row: &RunRow, baseline: &RunRow) -> Option<String> {
     Some(match row.difference(baseline)? {
         _ if row.name == baseline.name => "baseline".into(),
         d if d.is_nan() => "not finite".into(),
@@ -91,7 +91,7 @@ pub fn grouped(x: f64) -> String {
 }
 
 /// Left columns of text, right ones of numbers.
-pub fn terminal(found: &Found, baseline: &Row) -> String {
+pub fn terminal(found: &Found, baseline: &RunRow) -> String {
     let rows: Vec<[String; 10]> = found.rows.iter().map(|row| cells(row, baseline)).collect();
     let head = HEAD.map(String::from);
     let wide = |column: usize| rows.iter().chain([&head]).map(|cells| cells[column].chars().count()).max().unwrap_or(0);
@@ -112,7 +112,7 @@ pub fn terminal(found: &Found, baseline: &Row) -> String {
 }
 
 /// One line a run, in units of the metrics file; an empty field is unknown.
-pub fn csv(found: &Found, baseline: &Row) -> String {
+pub fn csv(found: &Found, baseline: &RunRow) -> String {
     let columns = "name,status,engine,world_size,dp_replicate,dp_shard,sp,tp,rounds,steps,tokens_per_sec,tokens_per_sec_min,\
                    tokens_per_sec_max,relative_speed,step_time_s,comm_time_s,exposed_comm_s,comm_bytes_per_step,\
                    peak_mem_bytes,relative_memory,planned_bytes,first_loss,last_loss,largest_loss_difference,message";
@@ -124,7 +124,7 @@ pub fn csv(found: &Found, baseline: &Row) -> String {
         let axis = |name: &str| whole(header.mesh.get(name).copied());
         let speed = row.tokens_per_sec;
         let over = |x: Option<f64>, base: Option<f64>| number(x.zip(base).map(|(x, base)| x / base));
-        let peak = |row: &Row| row.peak_mem_bytes.map(|n| n as f64);
+        let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
         let fields = [
             row.name.clone(),
             "done".into(),

@@ -1,8 +1,8 @@
 //! `trace FILE`: what a trace of `run_fsdp --profile-steps` says, in numbers and as a picture of one step; or a memory timeline
 //! ([`crate::memory`]). Never measures.
-use crate::Verdict;
-use crate::chart::gantt::{Gantt, Group, Row, Span};
+use crate::chart::gantt::{Gantt, GanttGroup, GanttRow, GanttSpan};
 use crate::chart::{self, EXPOSED};
+use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use flatshard::run::trace::chrome;
 use flatshard::run::trace::chrome::Head;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// Say what a trace of --profile-steps or a --memory-timeline shows, and draw it
 #[derive(clap::Args)]
-pub struct Args {
+pub struct TraceArgs {
     /// FILE.json: trace of one rank, or of all; FILE.csv: memory
     file: PathBuf,
     /// Draw one step of a trace, or the memory of rank 0, as .png or .svg
@@ -26,7 +26,7 @@ pub struct Args {
 
 /// What is read of an event.
 #[derive(Deserialize)]
-struct Event {
+struct TraceEvent {
     ts: f64,
     #[serde(default)]
     dur: f64,
@@ -41,8 +41,8 @@ struct Event {
 }
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
-    trace_events: Vec<Event>,
+struct TraceFile {
+    trace_events: Vec<TraceEvent>,
 }
 
 /// (category or first word of a name, colour, in the legend).
@@ -65,14 +65,14 @@ const COLOURS: [(&str, &str, &str); 15] = [
 ];
 
 /// Of an event, as an index of [`COLOURS`].
-fn colour(event: &Event) -> usize {
+fn colour(event: &TraceEvent) -> usize {
     let of = |key: &str| COLOURS.iter().position(|(name, ..)| *name == key);
     let word = event.name.split(' ').next().unwrap_or_default();
     let by_name = if event.cat == "compute" { of(word) } else { None };
     by_name.or_else(|| of(&event.cat)).unwrap_or(0)
 }
 
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &TraceArgs) -> Result<Verdict> {
     if args.file.extension().is_some_and(|e| e == "csv") {
         return crate::memory::main(&args.file, args.plot.as_deref(), args.step);
     }
@@ -82,7 +82,7 @@ pub fn main(args: &Args) -> Result<Verdict> {
     }
     if let Some(path) = &args.plot {
         let text = std::fs::read(&args.file).map_err(|e| Error::io("read", &args.file, e))?;
-        let file: File = serde_json::from_slice(&text)
+        let file: TraceFile = serde_json::from_slice(&text)
             .map_err(|e| Error::input(format!("{}: not a whole trace: {e}", args.file.display())))?;
         chart::save(&picture(&args.file, &head, &file.trace_events, args.step)?.svg(), path)?;
         println!("plot: {}", path.display());
@@ -90,8 +90,8 @@ pub fn main(args: &Args) -> Result<Verdict> {
     Ok(Verdict::Good)
 }
 
-fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Result<Gantt> {
-    let number = |event: &Event| event.name.strip_prefix("step ")?.parse::<u64>().ok();
+fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -> Result<Gantt> {
+    let number = |event: &TraceEvent| event.name.strip_prefix("step ")?.parse::<u64>().ok();
     let steps = || events.iter().filter(|e| e.cat == "steps").filter_map(|e| Some((number(e)?, e)));
     let (first, last) = (steps().map(|s| s.0).min(), steps().map(|s| s.0).max());
     let (Some(first), Some(last)) = (first, last) else {
@@ -108,16 +108,17 @@ fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Res
     let threads = events.iter().filter(|e| e.ph == "M" && e.name == "thread_name");
     let names: BTreeMap<(usize, usize), &str> =
         threads.filter_map(|e| Some(((e.pid, e.tid), e.args.get("name")?.as_str()?))).collect();
-    let (mut used, mut groups) = ([false; COLOURS.len()], BTreeMap::<usize, Vec<Row>>::new());
+    let (mut used, mut groups) = ([false; COLOURS.len()], BTreeMap::<usize, Vec<GanttRow>>::new());
     for (&(rank, thread), name) in names.iter().filter(|(_, name)| **name != "steps") {
-        let here = |e: &&Event| e.ph == "X" && (e.pid, e.tid) == (rank, thread) && e.ts < to && e.ts + e.dur > from;
-        let mut spans: Vec<&Event> = events.iter().filter(here).collect();
+        let here =
+            |e: &&TraceEvent| e.ph == "X" && (e.pid, e.tid) == (rank, thread) && e.ts < to && e.ts + e.dur > from;
+        let mut spans: Vec<&TraceEvent> = events.iter().filter(here).collect();
         // What is inside another is drawn over it.
         spans.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(b.dur.total_cmp(&a.dur)));
-        let span = |e: &&Event| {
+        let span = |e: &&TraceEvent| {
             let colour = colour(e);
             used[colour] = true;
-            Span {
+            GanttSpan {
                 from: (e.ts - from) / 1e3,
                 to: (e.ts + e.dur - from) / 1e3,
                 colour: COLOURS[colour].1,
@@ -130,7 +131,7 @@ fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Res
                 hint: format!("{} ({:.3} ms)", e.name, e.dur / 1e3),
             }
         };
-        let row = Row { label: name.to_string(), spans: spans.iter().map(span).collect() };
+        let row = GanttRow { label: name.to_string(), spans: spans.iter().map(span).collect() };
         if !row.spans.is_empty() {
             groups.entry(rank).or_default().push(row);
         }
@@ -159,7 +160,7 @@ fn picture(path: &Path, head: &Head, events: &[Event], step: Option<u64>) -> Res
         from: 0.0,
         to: (to - from) / 1e3,
         unit: "milliseconds",
-        groups: groups.into_iter().map(|(rank, rows)| Group { title: title(rank), rows }).collect(),
+        groups: groups.into_iter().map(|(rank, rows)| GanttGroup { title: title(rank), rows }).collect(),
     })
 }
 
@@ -205,7 +206,7 @@ mod tests {
     fn a_picture_has_the_lanes_of_every_rank() {
         let dir = tempfile::tempdir().unwrap();
         let (file, plot) = (merged(dir.path()), dir.path().join("trace.svg"));
-        let draw = |step| main(&Args { file: file.clone(), plot: Some(plot.clone()), step });
+        let draw = |step| main(&TraceArgs { file: file.clone(), plot: Some(plot.clone()), step });
         assert_eq!(draw(None).unwrap(), Verdict::Good);
         let svg = std::fs::read_to_string(&plot).unwrap();
         for text in [">Step 4<", ">forward 1<", ">update<", ">gathers<", ">optimizer<", "wait gather 1 (2.000 ms)"] {

@@ -1,7 +1,7 @@
 //! A run that things happen to, as it is seen from outside: its steps, its starts, its words; started again when it has ended.
 //! Never does it any harm.
-use super::disk::Disk;
-use super::follow::{Event, Seen};
+use super::disk::ChaosDisk;
+use super::follow::{FollowedEvent, Sighting};
 use super::training::{Process, Training};
 use flatshard::base::{Error, Result};
 use rustix::process::Signal;
@@ -9,8 +9,8 @@ use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the run.
-const LOOK: Duration = Duration::from_micros(500);
+/// How often the run is polled.
+const POLL: Duration = Duration::from_micros(500);
 /// A run that does not get on for so long hangs. Far longer than any timeout within it, on any machine.
 const HANGS: Duration = Duration::from_secs(180);
 
@@ -18,7 +18,7 @@ const HANGS: Duration = Duration::from_secs(180);
 pub struct Course {
     pub training: Training,
     pub ckpt: PathBuf,
-    pub disk: Disk,
+    pub disk: ChaosDisk,
     /// That end all this.
     signals: Signals,
     /// The highest step so far.
@@ -33,22 +33,22 @@ pub struct Course {
     pub failure: String,
 }
 
-/// What one look saw.
+/// What one observation saw.
 #[derive(Default)]
-pub struct Turn {
+pub struct Observation {
     /// The ranks began anew, after this step.
     pub began: Option<(Instant, u64)>,
     /// Steps before that and, where there is no such thing, none; and steps since.
     pub steps_before: Vec<(Instant, u64)>,
     pub steps: Vec<(Instant, u64)>,
-    pub said: Vec<(Instant, String)>,
+    pub log_lines: Vec<(Instant, String)>,
     /// Restarts by the launcher, and whether that was started.
     pub restarts: u32,
     pub started: bool,
 }
 
 impl Course {
-    pub fn new(training: Training, disk: Disk, ckpt: PathBuf, signals: Signals) -> Course {
+    pub fn new(training: Training, disk: ChaosDisk, ckpt: PathBuf, signals: Signals) -> Course {
         let step_time = Duration::from_millis(3);
         Course {
             training,
@@ -64,9 +64,9 @@ impl Course {
         }
     }
 
-    /// Looks at the run once; a launcher that has ended is started again.
-    pub fn turn(&mut self) -> Result<Turn> {
-        let mut turn = Turn::default();
+    /// Reads once what the run has written; a launcher that has ended is started again.
+    pub fn observe(&mut self) -> Result<Observation> {
+        let mut observed = Observation::default();
         if let Some(signal) = self.signals.pending().next() {
             return Err(Error::Signal(signal));
         }
@@ -75,47 +75,47 @@ impl Course {
                 return Err(Error::Run(format!("the run ended with {status} on its own: {}", self.last_words())));
             }
             // What it wrote before it ended comes first.
-            self.look(&mut turn)?;
+            self.read_new(&mut observed)?;
             self.wait_for_the_dead()?;
             self.training.start()?;
             self.failures += 1;
-            turn.started = true;
-            return Ok(turn);
+            observed.started = true;
+            return Ok(observed);
         }
-        self.look(&mut turn)?;
-        if turn.steps.is_empty() && turn.began.is_none() {
-            std::thread::sleep(LOOK);
+        self.read_new(&mut observed)?;
+        if observed.steps.is_empty() && observed.began.is_none() {
+            std::thread::sleep(POLL);
         }
-        Ok(turn)
+        Ok(observed)
     }
 
-    fn look(&mut self, turn: &mut Turn) -> Result<()> {
-        for (at, seen) in self.training.follow.look()? {
+    fn read_new(&mut self, observed: &mut Observation) -> Result<()> {
+        for (at, seen) in self.training.follow.read_new()? {
             match seen {
-                Seen::Event(Event::Run { resumed_from_step, .. }) => {
-                    turn.began = Some((at, resumed_from_step.unwrap_or(0)));
-                    turn.steps_before.append(&mut turn.steps);
+                Sighting::Event(FollowedEvent::Run { resumed_from_step, .. }) => {
+                    observed.began = Some((at, resumed_from_step.unwrap_or(0)));
+                    observed.steps_before.append(&mut observed.steps);
                 }
-                Seen::Event(Event::Step(step)) => {
-                    turn.steps.push((at, step.step));
+                Sighting::Event(FollowedEvent::Step(step)) => {
+                    observed.steps.push((at, step.step));
                     if let Some(last) = self.last_step.replace(at) {
                         // A running mean: half of it is some 20 steps old at most.
                         self.step_time = (self.step_time * 15 + (at - last).min(self.step_time * 4)) / 16;
                     }
                 }
-                Seen::Event(Event::Other) => {}
-                Seen::Said(line) => {
+                Sighting::Event(FollowedEvent::Other) => {}
+                Sighting::LogLine(line) => {
                     if line.starts_with("restart ") {
-                        (turn.restarts, self.failures) = (turn.restarts + 1, self.failures + 1);
+                        (observed.restarts, self.failures) = (observed.restarts + 1, self.failures + 1);
                     }
                     if line.starts_with("rank ") || line.starts_with("error: ") {
                         self.failure = line.clone();
                     }
-                    turn.said.push((at, line));
+                    observed.log_lines.push((at, line));
                 }
             }
         }
-        if let Some((_, step)) = turn.steps.iter().chain(&turn.steps_before).max_by_key(|(_, step)| *step) {
+        if let Some((_, step)) = observed.steps.iter().chain(&observed.steps_before).max_by_key(|(_, step)| *step) {
             self.furthest = self.furthest.max(*step);
         }
         Ok(())
@@ -123,7 +123,7 @@ impl Course {
 
     /// Takes note of what the run has told.
     pub fn catch_up(&mut self) -> Result<()> {
-        self.look(&mut Turn::default())
+        self.read_new(&mut Observation::default())
     }
 
     /// Ranks outlive their launcher by the time that the kernel takes to kill them.
@@ -135,7 +135,7 @@ impl Course {
                 some if since.elapsed() > HANGS => {
                     return Err(Error::Run(format!("processes {some:?} outlive their launcher")));
                 }
-                _ => std::thread::sleep(LOOK),
+                _ => std::thread::sleep(POLL),
             }
         }
     }
@@ -145,7 +145,7 @@ impl Course {
         let mut since = Instant::now();
         while self.furthest < furthest {
             let (before, failures) = (self.furthest, self.failures);
-            self.turn()?;
+            self.observe()?;
             self.nobodys(failures);
             if self.furthest > before {
                 since = Instant::now();
@@ -186,7 +186,7 @@ impl Course {
             if let Some(ranks) = self.training.all_ranks().filter(|ranks| !ranks.iter().any(is_old)) {
                 return Ok((ranks, restarts));
             }
-            restarts += self.turn()?.restarts;
+            restarts += self.observe()?.restarts;
             self.hangs(since, "full number of ranks")?;
         }
     }
@@ -209,7 +209,7 @@ impl Course {
                 None if asked.elapsed() > HANGS => {
                     return Err(Error::Run("SIGTERM does not end the run".into()));
                 }
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(POLL),
             }
         }
     }

@@ -1,5 +1,5 @@
 //! What happens to checkpoints at rest: a bit that flips, a part that is missing. Never decides when.
-use super::draw::Fault;
+use super::draw::DrawnFault;
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::{self, Resume};
 use std::fs;
@@ -26,7 +26,7 @@ fn files(checkpoint: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 /// One of the files, and its content.
-fn pick(checkpoint: &Path, fault: &Fault) -> Result<(PathBuf, Vec<u8>)> {
+fn pick(checkpoint: &Path, fault: &DrawnFault) -> Result<(PathBuf, Vec<u8>)> {
     let mut files = files(checkpoint)?;
     if files.is_empty() {
         return Err(Error::Run(format!("{} is empty", checkpoint.display())));
@@ -37,7 +37,7 @@ fn pick(checkpoint: &Path, fault: &Fault) -> Result<(PathBuf, Vec<u8>)> {
 }
 
 /// One bit of one file is another.
-pub fn flip(checkpoint: &Path, fault: &Fault) -> Result<()> {
+pub fn flip(checkpoint: &Path, fault: &DrawnFault) -> Result<()> {
     let (path, mut content) = pick(checkpoint, fault)?;
     let at = (fault.size * content.len() as f64) as usize;
     // The low bits: the case of a letter is no damage where it is the e of 1e-8.
@@ -46,7 +46,7 @@ pub fn flip(checkpoint: &Path, fault: &Fault) -> Result<()> {
 }
 
 /// A file of it ends early, or its last file was never written; and beside it lies what a save that died left.
-pub fn halve(checkpoint: &Path, fault: &Fault) -> Result<()> {
+pub fn halve(checkpoint: &Path, fault: &DrawnFault) -> Result<()> {
     let (path, content) = pick(checkpoint, fault)?;
     let part = &content[..(fault.size * content.len() as f64) as usize];
     let failed = |e| Error::io("write", &path, e);

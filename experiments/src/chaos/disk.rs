@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// What stands for a full disk.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Choice {
+pub enum DiskChoice {
     /// tmpfs where it can be mounted, else file-sizes
     #[default]
     Auto,
@@ -32,22 +32,22 @@ pub fn release(dir: &Path) {
 }
 
 #[derive(Debug)]
-pub enum Disk {
+pub enum ChaosDisk {
     Tmpfs(PathBuf),
     FileSizes(PathBuf),
 }
 
-impl Disk {
+impl ChaosDisk {
     /// `dir` is made, and mounted where that is how.
-    pub fn new(dir: PathBuf, choice: Choice) -> Result<Disk> {
+    pub fn new(dir: PathBuf, choice: DiskChoice) -> Result<ChaosDisk> {
         fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
-        if choice == Choice::FileSizes {
-            return Ok(Disk::FileSizes(dir));
+        if choice == DiskChoice::FileSizes {
+            return Ok(ChaosDisk::FileSizes(dir));
         }
         let data = CString::new(format!("size={TMPFS_MIB}m")).unwrap_or_default();
         match (mount("tmpfs", &dir, "tmpfs", MountFlags::empty(), data.as_c_str()), choice) {
-            (Ok(()), _) => Ok(Disk::Tmpfs(dir)),
-            (Err(_), Choice::Auto) => Ok(Disk::FileSizes(dir)),
+            (Ok(()), _) => Ok(ChaosDisk::Tmpfs(dir)),
+            (Err(_), DiskChoice::Auto) => Ok(ChaosDisk::FileSizes(dir)),
             (Err(e), _) => Err(Error::input(format!(
                 "--disk tmpfs: {} cannot be mounted ({e}): that needs root; use --disk file-sizes",
                 dir.display()
@@ -56,20 +56,20 @@ impl Disk {
     }
 
     pub fn dir(&self) -> &Path {
-        let (Disk::Tmpfs(dir) | Disk::FileSizes(dir)) = self;
+        let (ChaosDisk::Tmpfs(dir) | ChaosDisk::FileSizes(dir)) = self;
         dir
     }
     pub fn about(&self) -> String {
         match self {
-            Disk::Tmpfs(_) => format!("a tmpfs of {TMPFS_MIB} MiB, filled up"),
-            Disk::FileSizes(_) => "a limit on the sizes of the files that one rank writes".into(),
+            ChaosDisk::Tmpfs(_) => format!("a tmpfs of {TMPFS_MIB} MiB, filled up"),
+            ChaosDisk::FileSizes(_) => "a limit on the sizes of the files that one rank writes".into(),
         }
     }
     /// The system's words when there is no room.
     pub fn refusal(&self) -> &'static str {
         match self {
-            Disk::Tmpfs(_) => "No space left on device",
-            Disk::FileSizes(_) => "File too large",
+            ChaosDisk::Tmpfs(_) => "No space left on device",
+            ChaosDisk::FileSizes(_) => "File too large",
         }
     }
 
@@ -79,8 +79,8 @@ impl Disk {
     /// Leaves `room` bytes at most, now: what the run removes afterwards is free until the next call.
     pub fn fill(&self, room: u64, victim: &Process) -> Result<()> {
         match self {
-            Disk::Tmpfs(dir) => {
-                let path = Disk::ballast(dir);
+            ChaosDisk::Tmpfs(dir) => {
+                let path = ChaosDisk::ballast(dir);
                 let failed = |e: std::io::Error| Error::io("fill", &path, e);
                 let disk = statvfs(dir).map_err(|e| failed(e.into()))?;
                 let surplus = (disk.f_bavail * disk.f_frsize).saturating_sub(room);
@@ -92,7 +92,7 @@ impl Disk {
                 }
                 Ok(())
             }
-            Disk::FileSizes(_) => {
+            ChaosDisk::FileSizes(_) => {
                 let limit = Rlimit { current: Some(SMALL), maximum: None };
                 let _ = prlimit(Some(victim.id()), Resource::Fsize, limit); // it may have ended by itself
                 Ok(())
@@ -102,21 +102,21 @@ impl Disk {
     /// A rank that is started again has no limit, so there is nothing to do for that.
     pub fn free(&self) -> Result<()> {
         match self {
-            Disk::Tmpfs(dir) => {
-                let path = Disk::ballast(dir);
+            ChaosDisk::Tmpfs(dir) => {
+                let path = ChaosDisk::ballast(dir);
                 File::create(&path)
                     .map(drop)
                     .and_then(|()| fs::remove_file(&path))
                     .map_err(|e| Error::io("free", &path, e))
             }
-            Disk::FileSizes(_) => Ok(()),
+            ChaosDisk::FileSizes(_) => Ok(()),
         }
     }
 }
 
-impl Drop for Disk {
+impl Drop for ChaosDisk {
     fn drop(&mut self) {
-        if let Disk::Tmpfs(dir) = self {
+        if let ChaosDisk::Tmpfs(dir) = self {
             release(dir);
         }
     }
@@ -130,11 +130,11 @@ mod tests {
     #[test]
     fn a_disk_is_there_with_or_without_the_right_to_mount() {
         let dir = tempfile::tempdir().unwrap();
-        for choice in [Choice::Auto, Choice::FileSizes] {
-            let disk = Disk::new(dir.path().join("disk"), choice).unwrap();
+        for choice in [DiskChoice::Auto, DiskChoice::FileSizes] {
+            let disk = ChaosDisk::new(dir.path().join("disk"), choice).unwrap();
             fs::write(disk.dir().join("file"), "content").unwrap();
             disk.free().unwrap();
-            assert!(choice == Choice::Auto || matches!(disk, Disk::FileSizes(_)));
+            assert!(choice == DiskChoice::Auto || matches!(disk, ChaosDisk::FileSizes(_)));
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// A way to go wrong.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum FaultKind {
     /// SIGKILL of one rank.
     KillRank,
     /// SIGKILL of the process that started the ranks.
@@ -25,22 +25,28 @@ pub enum Kind {
     HalfWritten,
 }
 
-impl Kind {
-    pub const KILLS: [Kind; 3] = [Kind::KillRank, Kind::KillLauncher, Kind::KillAll];
-    pub const OTHERS: [Kind; 6] =
-        [Kind::StopShort, Kind::StopLong, Kind::Stall, Kind::FullDisk, Kind::FlippedBit, Kind::HalfWritten];
+impl FaultKind {
+    pub const KILLS: [FaultKind; 3] = [FaultKind::KillRank, FaultKind::KillLauncher, FaultKind::KillAll];
+    pub const OTHERS: [FaultKind; 6] = [
+        FaultKind::StopShort,
+        FaultKind::StopLong,
+        FaultKind::Stall,
+        FaultKind::FullDisk,
+        FaultKind::FlippedBit,
+        FaultKind::HalfWritten,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::KillRank => "kill a rank",
-            Kind::KillLauncher => "kill the launcher",
-            Kind::KillAll => "kill all",
-            Kind::StopShort => "stop a rank, briefly",
-            Kind::StopLong => "stop a rank",
-            Kind::Stall => "stall a rank",
-            Kind::FullDisk => "full disk",
-            Kind::FlippedBit => "flipped bit",
-            Kind::HalfWritten => "half a checkpoint",
+            FaultKind::KillRank => "kill a rank",
+            FaultKind::KillLauncher => "kill the launcher",
+            FaultKind::KillAll => "kill all",
+            FaultKind::StopShort => "stop a rank, briefly",
+            FaultKind::StopLong => "stop a rank",
+            FaultKind::Stall => "stall a rank",
+            FaultKind::FullDisk => "full disk",
+            FaultKind::FlippedBit => "flipped bit",
+            FaultKind::HalfWritten => "half a checkpoint",
         }
     }
 }
@@ -58,8 +64,8 @@ pub enum Moment {
 }
 
 #[derive(Serialize, Clone, PartialEq, Debug)]
-pub struct Fault {
-    pub kind: Kind,
+pub struct DrawnFault {
+    pub kind: FaultKind,
     /// To whom, where it is one of them.
     pub rank: usize,
     /// New steps before it, since the run recovered from the last one.
@@ -78,25 +84,25 @@ const STARTING_S: f64 = 0.06;
 
 /// `kills` SIGKILLs, of which 7 of 10 hit a rank, and `others` of the other kinds in turn, in any order. Each kind of kill comes
 /// once before any comes by chance.
-pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<Fault> {
+pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<DrawnFault> {
     let dice = Rng::named(seed, "chaos");
     let fault = |n: usize| {
         let uniform = |i: u64| dice.uniform(8 * n as u64 + i);
         let by_chance = || match uniform(0) {
-            x if x < 0.7 => Kind::KillRank,
-            x if x < 0.85 => Kind::KillLauncher,
-            _ => Kind::KillAll,
+            x if x < 0.7 => FaultKind::KillRank,
+            x if x < 0.85 => FaultKind::KillLauncher,
+            _ => FaultKind::KillAll,
         };
         let kind = match n.checked_sub(kills) {
-            Some(other) => Kind::OTHERS[other % Kind::OTHERS.len()],
-            None => Kind::KILLS.get(n).copied().unwrap_or_else(by_chance),
+            Some(other) => FaultKind::OTHERS[other % FaultKind::OTHERS.len()],
+            None => FaultKind::KILLS.get(n).copied().unwrap_or_else(by_chance),
         };
         let moment = match uniform(1) {
             x if x < 0.2 => Moment::Saving,
-            x if x < 0.3 && kind == Kind::KillRank => Moment::Starting(STARTING_S * uniform(2)),
+            x if x < 0.3 && kind == FaultKind::KillRank => Moment::Starting(STARTING_S * uniform(2)),
             _ => Moment::Step(uniform(2)),
         };
-        Fault {
+        DrawnFault {
             kind,
             rank: (uniform(3) * ranks as f64) as usize,
             after: 1 + (uniform(4) * APART as f64) as u64,
@@ -105,7 +111,8 @@ pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<Fault> 
             dice: dice.u64(8 * n as u64 + 6),
         }
     };
-    let mut plan: Vec<(u64, Fault)> = (0..kills + others).map(|n| (dice.u64(8 * n as u64 + 7), fault(n))).collect();
+    let mut plan: Vec<(u64, DrawnFault)> =
+        (0..kills + others).map(|n| (dice.u64(8 * n as u64 + 7), fault(n))).collect();
     plan.sort_by_key(|(place, _)| *place);
     plan.into_iter().map(|(_, fault)| fault).collect()
 }
@@ -123,9 +130,9 @@ mod tests {
     #[test]
     fn everything_comes_and_within_its_bounds() {
         let plan = draw(1000, 100, 3, 1);
-        let share = |is: &dyn Fn(&Fault) -> bool| plan.iter().filter(|f| is(f)).count();
-        assert!((650..750).contains(&share(&|f| f.kind == Kind::KillRank)));
-        assert!(Kind::OTHERS.iter().all(|kind| (16..=17).contains(&share(&|f| f.kind == *kind))));
+        let share = |is: &dyn Fn(&DrawnFault) -> bool| plan.iter().filter(|f| is(f)).count();
+        assert!((650..750).contains(&share(&|f| f.kind == FaultKind::KillRank)));
+        assert!(FaultKind::OTHERS.iter().all(|kind| (16..=17).contains(&share(&|f| f.kind == *kind))));
         assert!((150..280).contains(&share(&|f| f.moment == Moment::Saving)));
         assert!(share(&|f| matches!(f.moment, Moment::Starting(_))) > 30);
         for rank in 0..3 {
@@ -134,6 +141,6 @@ mod tests {
         assert!(plan.iter().all(|f| (1..=APART).contains(&f.after) && f.rank < 3 && (0.0..1.0).contains(&f.size)));
         // A short plan has every kind, too.
         let short = draw(3, 6, 2, 9);
-        assert!(Kind::KILLS.iter().chain(&Kind::OTHERS).all(|kind| short.iter().any(|f| f.kind == *kind)));
+        assert!(FaultKind::KILLS.iter().chain(&FaultKind::OTHERS).all(|kind| short.iter().any(|f| f.kind == *kind)));
     }
 }

@@ -11,20 +11,20 @@ use std::time::Instant;
 /// A line of the metrics file, as far as it is of interest here.
 #[derive(Deserialize, Clone, Debug, PartialEq)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum FollowedEvent {
     /// The ranks begin, after this step of a checkpoint.
     Run {
         resumed_from_step: Option<u64>,
         world_size: u64,
     },
-    Step(Step),
+    Step(FollowedStep),
     #[serde(other)]
     Other,
 }
 
 /// Bits are compared, so nothing is rounded here.
 #[derive(Deserialize, Clone, Copy, Debug, PartialEq)]
-pub struct Step {
+pub struct FollowedStep {
     pub step: u64,
     pub loss: Option<f64>,
     pub grad_norm: Option<f64>,
@@ -32,9 +32,9 @@ pub struct Step {
 
 /// Something new, with the time at which it was seen.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
-    Event(Event),
-    Said(String),
+pub enum Sighting {
+    Event(FollowedEvent),
+    LogLine(String),
 }
 
 /// Both files of a run.
@@ -47,24 +47,24 @@ impl Follow {
     pub fn new(metrics: PathBuf, log: PathBuf) -> Follow {
         Follow { metrics: Tail::new(metrics), log: Tail::new(log) }
     }
-    /// What came since the last look. The run's words first: they say why it begins again.
-    pub fn look(&mut self) -> Result<Vec<(Instant, Seen)>> {
+    /// What came since the last call. The run's words first: they say why it begins again.
+    pub fn read_new(&mut self) -> Result<Vec<(Instant, Sighting)>> {
         let now = Instant::now();
-        let mut seen: Vec<Seen> = self.log.lines()?.into_iter().map(Seen::Said).collect();
+        let mut seen: Vec<Sighting> = self.log.lines()?.into_iter().map(Sighting::LogLine).collect();
         for line in self.metrics.lines()? {
-            seen.push(Seen::Event(event(&line, &self.metrics.path)?));
+            seen.push(Sighting::Event(event(&line, &self.metrics.path)?));
         }
         Ok(seen.into_iter().map(|seen| (now, seen)).collect())
     }
 }
 
-fn event(line: &str, path: &Path) -> Result<Event> {
+fn event(line: &str, path: &Path) -> Result<FollowedEvent> {
     let bad = |e| Error::Run(format!("{}: not a metrics event ({e}): {line}", path.display()));
     serde_json::from_str(line).map_err(bad)
 }
 
 /// Every event of a metrics file; a line that is not one is an error.
-pub fn events(path: &Path) -> Result<Vec<Event>> {
+pub fn events(path: &Path) -> Result<Vec<FollowedEvent>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
     text.lines().filter(|line| !line.is_empty()).map(|line| event(line, path)).collect()
 }
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn a_float_is_read_to_its_bits() {
         let line = r#"{"event":"step","step":3,"loss":0.12345678901234567,"grad_norm":null,"lr":1.0}"#;
-        let step = Step { step: 3, loss: Some(0.12345678901234567), grad_norm: None };
-        assert_eq!(event(line, Path::new("m")).unwrap(), Event::Step(step));
+        let step = FollowedStep { step: 3, loss: Some(0.12345678901234567), grad_norm: None };
+        assert_eq!(event(line, Path::new("m")).unwrap(), FollowedEvent::Step(step));
         assert!(
             event("{\"event\":\"step\",\"step\":3,\"lo", Path::new("m")).unwrap_err().to_string().contains("m: not a")
         );

@@ -2,7 +2,7 @@
 //! judges the curve.
 use super::course::Course;
 use super::damage;
-use super::draw::{Fault, Kind, Moment};
+use super::draw::{DrawnFault, FaultKind, Moment};
 use super::training::Process;
 use flatshard::base::{Error, Result};
 use rustix::process::Signal;
@@ -20,7 +20,7 @@ const STALLS: f64 = 50.0;
 
 /// What a fault did.
 #[derive(Serialize, Clone, Debug, Default)]
-pub struct Record {
+pub struct FaultRecord {
     pub kind: &'static str,
     pub rank: Option<usize>,
     /// The last step that was done when it hit.
@@ -57,9 +57,9 @@ impl Course {
     }
 
     /// Waits for the moment, does it, and returns when a step is done that had never been done before.
-    pub fn inflict(&mut self, fault: &Fault) -> Result<Record> {
+    pub fn inflict(&mut self, fault: &DrawnFault) -> Result<FaultRecord> {
         self.get_on(self.furthest + fault.after)?;
-        if matches!(fault.kind, Kind::FlippedBit | Kind::HalfWritten) {
+        if matches!(fault.kind, FaultKind::FlippedBit | FaultKind::HalfWritten) {
             while damage::checkpoints(&self.ckpt)?.len() < 2 {
                 self.get_on(self.furthest + 1)?;
             }
@@ -73,18 +73,22 @@ impl Course {
             if !ranks.iter().any(Process::is_dead) {
                 break ranks;
             }
-            self.turn()?;
+            self.observe()?;
         };
         let victim = fault.rank % ranks.len();
         // Nobody waits for the only rank of a run that --elastic has brought down to one.
-        let kind = if ranks.len() == 1 && fault.kind == Kind::StopLong { Kind::StopShort } else { fault.kind };
-        let to_one = !matches!(kind, Kind::KillLauncher | Kind::KillAll | Kind::FlippedBit | Kind::HalfWritten);
+        let kind =
+            if ranks.len() == 1 && fault.kind == FaultKind::StopLong { FaultKind::StopShort } else { fault.kind };
+        let to_one = !matches!(
+            kind,
+            FaultKind::KillLauncher | FaultKind::KillAll | FaultKind::FlippedBit | FaultKind::HalfWritten
+        );
         let rank = to_one.then_some(victim);
-        let mut record = Record { kind: kind.name(), rank, saving: self.is_saving(), ..Record::default() };
+        let mut record = FaultRecord { kind: kind.name(), rank, saving: self.is_saving(), ..FaultRecord::default() };
         let mut hit = Instant::now();
         let killed = |line: &str| line.contains(&format!("rank {victim} was killed by signal 9"));
         match kind {
-            Kind::KillRank => {
+            FaultKind::KillRank => {
                 ranks[victim].send(Signal::KILL);
                 if let Moment::Starting(after) = fault.moment {
                     let (starting, restarts) = self.ranks(&ranks)?;
@@ -96,24 +100,24 @@ impl Course {
                 }
                 self.recover(hit, &mut record, Some(&killed))?;
             }
-            Kind::KillLauncher => {
+            FaultKind::KillLauncher => {
                 self.training.send_launcher(Signal::KILL);
                 self.recover(hit, &mut record, None)?;
             }
-            Kind::KillAll => {
+            FaultKind::KillAll => {
                 self.training.send_launcher(Signal::KILL);
                 ranks.iter().for_each(|rank| rank.send(Signal::KILL));
                 self.recover(hit, &mut record, None)?;
             }
-            Kind::StopLong => {
+            FaultKind::StopLong => {
                 ranks[victim].send(Signal::STOP);
                 let named = |line: &str| line.contains("no answer within") && line.contains(&format!("rank {victim}"));
                 self.recover(hit, &mut record, Some(&named))?;
             }
-            Kind::StopShort | Kind::Stall => {
+            FaultKind::StopShort | FaultKind::Stall => {
                 let failures = self.failures;
-                let pulses = if kind == Kind::Stall { (STALLS * (0.1 + fault.size)) as u32 } else { 1 };
-                let stopped = if kind == Kind::Stall { PULSE } else { BRIEF.mul_f64(0.1 + fault.size) };
+                let pulses = if kind == FaultKind::Stall { (STALLS * (0.1 + fault.size)) as u32 } else { 1 };
+                let stopped = if kind == FaultKind::Stall { PULSE } else { BRIEF.mul_f64(0.1 + fault.size) };
                 for _ in 0..pulses {
                     ranks[victim].send(Signal::STOP);
                     std::thread::sleep(stopped);
@@ -126,14 +130,14 @@ impl Course {
                 self.get_on(self.furthest + 1)?;
                 (record.first_step_s, record.new_step_s) = (hit.elapsed().as_secs_f64(), hit.elapsed().as_secs_f64());
             }
-            Kind::FullDisk => {
+            FaultKind::FullDisk => {
                 let whole = damage::checkpoints(&self.ckpt)?.first().map_or(0, |newest| damage::bytes(newest));
                 let room = (fault.size * whole as f64) as u64;
                 let refusal = self.disk.refusal();
                 let mut full = Some(FullDisk { room, victim: &ranks[victim] });
                 self.recover_from(hit, &mut record, Some(&|line: &str| line.contains(refusal)), &mut full)?;
             }
-            Kind::FlippedBit | Kind::HalfWritten => {
+            FaultKind::FlippedBit | FaultKind::HalfWritten => {
                 // Nobody saves meanwhile.
                 ranks.iter().for_each(|rank| rank.send(Signal::STOP));
                 self.settle()?;
@@ -141,7 +145,7 @@ impl Course {
                 let count = if checkpoints.len() > 2 && fault.dice & 4 != 0 { 2 } else { 1 };
                 for checkpoint in &checkpoints[..count] {
                     match fault.kind {
-                        Kind::FlippedBit => damage::flip(checkpoint, fault)?,
+                        FaultKind::FlippedBit => damage::flip(checkpoint, fault)?,
                         _ => damage::halve(checkpoint, fault)?,
                     }
                 }
@@ -168,7 +172,7 @@ impl Course {
         self.catch_up()
     }
 
-    fn recover(&mut self, hit: Instant, record: &mut Record, told: Option<&dyn Fn(&str) -> bool>) -> Result<u64> {
+    fn recover(&mut self, hit: Instant, record: &mut FaultRecord, told: Option<&dyn Fn(&str) -> bool>) -> Result<u64> {
         self.recover_from(hit, record, told, &mut None)
     }
 
@@ -177,7 +181,7 @@ impl Course {
     fn recover_from(
         &mut self,
         hit: Instant,
-        record: &mut Record,
+        record: &mut FaultRecord,
         told: Option<&dyn Fn(&str) -> bool>,
         full: &mut Option<FullDisk>,
     ) -> Result<u64> {
@@ -188,30 +192,30 @@ impl Course {
             if let Some(FullDisk { room, victim }) = full {
                 self.disk.fill(*room, victim)?;
             }
-            let turn = self.turn()?;
-            record.restarts += turn.restarts;
-            record.starts += turn.started as u32;
-            let said = told.and_then(|told| turn.said.iter().find(|(_, line)| told(line)));
+            let observed = self.observe()?;
+            record.restarts += observed.restarts;
+            record.starts += observed.started as u32;
+            let said = told.and_then(|told| observed.log_lines.iter().find(|(_, line)| told(line)));
             record.noticed_s = record.noticed_s.or(said.map(|(at, _)| seconds(*at)));
-            if told.is_none() && turn.started && record.noticed_s.is_none() {
+            if told.is_none() && observed.started && record.noticed_s.is_none() {
                 record.noticed_s = Some(hit.elapsed().as_secs_f64());
             }
             if record.noticed_s.is_some() && full.take().is_some() {
                 self.disk.free()?;
             }
             if began.is_none() {
-                let old = if turn.began.is_none() { &turn.steps } else { &turn.steps_before };
+                let old = if observed.began.is_none() { &observed.steps } else { &observed.steps_before };
                 record.step = old.iter().map(|(_, step)| *step).max().unwrap_or(0).max(record.step);
             }
-            began = turn.began.map(|(_, from)| from).or(began);
+            began = observed.began.map(|(_, from)| from).or(began);
             let Some(from) = began else {
                 self.hangs(hit, "new start")?;
                 continue;
             };
             if first.is_none() {
-                first = turn.steps.first().map(|(at, _)| seconds(*at));
+                first = observed.steps.first().map(|(at, _)| seconds(*at));
             }
-            if let Some((at, _)) = turn.steps.iter().find(|(_, step)| *step > record.step) {
+            if let Some((at, _)) = observed.steps.iter().find(|(_, step)| *step > record.step) {
                 (record.first_step_s, record.new_step_s) = (first.unwrap_or(seconds(*at)), seconds(*at));
                 record.steps_lost = record.step.saturating_sub(from);
                 return match record.noticed_s {

@@ -1,25 +1,25 @@
 //! `chaos`: a training run to which everything happens that happens on clusters, again and again, and the proof that it is bit
 //! for bit the run to which nothing happened. [`draw`] says what will go wrong, [`inflict`] does it, [`proof`] judges,
 //! [`report`] tells. Never changes how the run trains.
-mod course;
-mod damage;
-mod disk;
-mod draw;
-mod follow;
-mod inflict;
-mod proof;
-mod report;
-mod training;
+mod draw; // what will go wrong
+mod follow; // what a run writes
+mod damage; // flipped bits, half a checkpoint
+mod disk; // a disk that gets full
+mod training; // the run's processes
+mod course; // the run as seen from outside
+mod inflict; // does the faults
+mod proof; // judges
+mod report; // tells
 
-use crate::Verdict;
 use crate::curve::METRICS;
+use crate::verdict::Verdict;
 use crate::{job, launch, sets};
 use course::Course;
-use disk::Disk;
-use draw::Kind;
+use disk::ChaosDisk;
+use draw::FaultKind;
 use flatshard::base::{Error, Result};
 
-use proof::Proof;
+use proof::ChaosProof;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ use training::Training;
 
 /// Kill a training run at random again and again, and prove that its losses and weights are those of one left in peace
 #[derive(clap::Args)]
-pub struct Args {
+pub struct ChaosArgs {
     /// SIGKILLs: of a rank, of the process that started the ranks, of all of them
     #[arg(long, default_value_t = 20, value_name = "N")]
     kills: usize,
@@ -47,7 +47,7 @@ pub struct Args {
     comm_timeout: f64,
     /// How a disk gets full
     #[arg(long, value_enum, default_value_t)]
-    disk: disk::Choice,
+    disk: disk::DiskChoice,
     /// Let the run go on with fewer ranks (run_fsdp --elastic): its curve is then near that of the other, and not bitwise
     #[arg(long, value_name = "MIN:MAX")]
     elastic: Option<String>,
@@ -81,7 +81,7 @@ const KEEP: usize = 3;
 /// More than it comes to before it is asked to stop.
 const ENDLESS: u64 = 1_000_000_000;
 
-pub fn main(args: &Args) -> Result<Verdict> {
+pub fn main(args: &ChaosArgs) -> Result<Verdict> {
     for (flag, n) in [
         ("--kills", args.kills as u64),
         ("--nproc-per-node", args.nproc_per_node as u64),
@@ -105,7 +105,7 @@ pub fn main(args: &Args) -> Result<Verdict> {
     Ok(if good { Verdict::Good } else { Verdict::Bad })
 }
 
-fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
+fn run(args: &ChaosArgs, bin: &Path, output: &Path) -> Result<bool> {
     let started = Instant::now();
     let dir = |name: &str| output.join(name);
     let (disturbed, quiet) = (dir("disturbed"), dir("quiet"));
@@ -117,7 +117,7 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     }
     let signals = job::stop_signals()?;
-    let disk = Disk::new(disturbed.join(DISK), args.disk)?;
+    let disk = ChaosDisk::new(disturbed.join(DISK), args.disk)?;
     let ckpt = disk.dir().join("ckpt");
     let about_disk = disk.about();
     let command = |dir: &Path, ckpt: &Path, steps: u64, more: &[String]| -> Vec<String> {
@@ -136,7 +136,7 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
     let elastic = args.elastic.iter().flat_map(|range| ["--elastic", range]);
     let more: Vec<String> = more.into_iter().chain(elastic).map(String::from).collect();
 
-    let others = args.others.unwrap_or((args.kills / 10).max(Kind::OTHERS.len()));
+    let others = args.others.unwrap_or((args.kills / 10).max(FaultKind::OTHERS.len()));
     let plan = draw::draw(args.kills, others, args.nproc_per_node, args.seed);
     let endless = command(&disturbed, &ckpt, ENDLESS, &more);
     let training = Training::new(endless, disturbed.join(METRICS), disturbed.join("log.txt"));
@@ -182,7 +182,7 @@ fn run(args: &Args, bin: &Path, output: &Path) -> Result<bool> {
     Ok(proof.wrong.is_empty())
 }
 
-fn tell(proof: &Proof, unplanned: &[String]) {
+fn tell(proof: &ChaosProof, unplanned: &[String]) {
     for failure in unplanned {
         println!("note: it failed on its own {failure}");
     }

@@ -1,6 +1,6 @@
 //! Whether a run that was disturbed is the run that was not: every line of its metrics, its last checkpoint, and what it left
 //! behind. Never runs anything.
-use super::follow::{Event, Step};
+use super::follow::{FollowedEvent, FollowedStep};
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::state;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// What was compared, and what is wrong.
 #[derive(Serialize, Debug, Default, PartialEq)]
-pub struct Proof {
+pub struct ChaosProof {
     pub steps: u64,
     /// Lines of steps: a step that was lost has as many as it was done.
     pub lines: usize,
@@ -27,17 +27,19 @@ pub const NEAR: f64 = 0.2;
 
 /// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing. From where the ranks are fewer, losses
 /// are near and no more: the batch of a step and its learning rate are promised then, and sums in another order.
-pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
-    let world = |event: &Event| if let Event::Run { world_size, .. } = event { Some(*world_size) } else { None };
+pub fn curves(disturbed: &[FollowedEvent], quiet: &[FollowedEvent]) -> ChaosProof {
+    let world = |event: &FollowedEvent| {
+        if let FollowedEvent::Run { world_size, .. } = event { Some(*world_size) } else { None }
+    };
     let first_world = disturbed.iter().find_map(world);
     let other =
         disturbed.iter().position(|e| world(e).is_some_and(|n| Some(n) != first_world)).unwrap_or(disturbed.len());
     let (same, other) = disturbed.split_at(other);
     let (lines, rest, quiet) = (steps(same), steps(other), steps(quiet));
-    let expected: BTreeMap<u64, Step> = quiet.iter().map(|s| (s.step, *s)).collect();
-    let bits = |s: &Step| [s.loss, s.grad_norm].map(|x| x.map(f64::to_bits));
+    let expected: BTreeMap<u64, FollowedStep> = quiet.iter().map(|s| (s.step, *s)).collect();
+    let bits = |s: &FollowedStep| [s.loss, s.grad_norm].map(|x| x.map(f64::to_bits));
     let mut wrong = Vec::new();
-    let differs = |line: &&Step| expected.get(&line.step).is_none_or(|e| bits(e) != bits(line));
+    let differs = |line: &&FollowedStep| expected.get(&line.step).is_none_or(|e| bits(e) != bits(line));
     if let Some(line) = lines.iter().find(differs) {
         let count = lines.iter().filter(differs).count();
         let other = expected.get(&line.step);
@@ -46,7 +48,7 @@ pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
             line.step
         ));
     }
-    let near = |line: &&Step| {
+    let near = |line: &&FollowedStep| {
         let (a, b) = (expected.get(&line.step).and_then(|e| e.loss), line.loss);
         a.zip(b).is_some_and(|(a, b)| (b - a).abs() <= NEAR * a.abs())
     };
@@ -63,15 +65,15 @@ pub fn curves(disturbed: &[Event], quiet: &[Event]) -> Proof {
         wrong.push("the undisturbed run has no step".into());
     }
     let fewer_ranks_from = rest.first().map(|s| s.step);
-    Proof { steps: done.len() as u64, lines: lines.len() + rest.len(), files: 0, fewer_ranks_from, wrong }
+    ChaosProof { steps: done.len() as u64, lines: lines.len() + rest.len(), files: 0, fewer_ranks_from, wrong }
 }
 
-fn steps(events: &[Event]) -> Vec<Step> {
-    events.iter().filter_map(|e| if let Event::Step(step) = e { Some(*step) } else { None }).collect()
+fn steps(events: &[FollowedEvent]) -> Vec<FollowedStep> {
+    events.iter().filter_map(|e| if let FollowedEvent::Step(step) = e { Some(*step) } else { None }).collect()
 }
 
 /// The files of both directories are the same, byte for byte.
-pub fn checkpoints(disturbed: &Path, quiet: &Path, proof: &mut Proof) -> Result<()> {
+pub fn checkpoints(disturbed: &Path, quiet: &Path, proof: &mut ChaosProof) -> Result<()> {
     let (theirs, ours) = (contents(quiet)?, contents(disturbed)?);
     proof.files = theirs.len();
     let names = |files: &BTreeMap<PathBuf, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
@@ -96,7 +98,7 @@ fn contents(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
 }
 
 /// What is in the directory of checkpoints beside `keep` checkpoints, the name of the newest and `ranks` traces.
-pub fn leftovers(ckpt: &Path, keep: usize, ranks: usize, proof: &mut Proof) -> Result<()> {
+pub fn leftovers(ckpt: &Path, keep: usize, ranks: usize, proof: &mut ChaosProof) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
         let failed = |e| Error::io("list", dir, e);
         let name = |e: std::io::Result<fs::DirEntry>| Ok(e.map_err(failed)?.file_name().to_string_lossy().into_owned());
@@ -124,8 +126,10 @@ pub fn leftovers(ckpt: &Path, keep: usize, ranks: usize, proof: &mut Proof) -> R
 mod tests {
     use super::*;
 
-    fn curve(steps: &[(u64, f64)]) -> Vec<Event> {
-        let step = |&(step, loss): &(u64, f64)| Event::Step(Step { step, loss: Some(loss), grad_norm: Some(1.0) });
+    fn curve(steps: &[(u64, f64)]) -> Vec<FollowedEvent> {
+        let step = |&(step, loss): &(u64, f64)| {
+            FollowedEvent::Step(FollowedStep { step, loss: Some(loss), grad_norm: Some(1.0) })
+        };
         steps.iter().map(step).collect()
     }
 
@@ -133,7 +137,7 @@ mod tests {
     fn a_bit_a_missing_step_and_a_step_too_many_are_found() {
         let quiet = curve(&[(1, 0.5), (2, 0.25), (3, 0.1)]);
         let good = curves(&curve(&[(1, 0.5), (2, 0.25), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
-        assert_eq!(good, Proof { steps: 3, lines: 5, ..Proof::default() });
+        assert_eq!(good, ChaosProof { steps: 3, lines: 5, ..ChaosProof::default() });
         let near = f64::from_bits(0.25f64.to_bits() + 1);
         // A step that went wrong counts, even where it was done once more and right.
         let once = curves(&curve(&[(1, 0.5), (2, near), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
@@ -146,11 +150,14 @@ mod tests {
     fn on_fewer_ranks_losses_are_near() {
         let quiet = curve(&[(1, 0.5), (2, 0.25), (3, 0.1)]);
         let judged = |last: f64| {
-            let began = |world_size| vec![Event::Run { resumed_from_step: None, world_size }];
+            let began = |world_size| vec![FollowedEvent::Run { resumed_from_step: None, world_size }];
             let parts = [began(2), curve(&[(1, 0.5), (2, 0.25)]), began(1), curve(&[(2, 0.2501), (3, last)])];
             curves(&parts.concat(), &quiet)
         };
-        assert_eq!(judged(0.1001), Proof { steps: 3, lines: 4, fewer_ranks_from: Some(2), ..Proof::default() });
+        assert_eq!(
+            judged(0.1001),
+            ChaosProof { steps: 3, lines: 4, fewer_ranks_from: Some(2), ..ChaosProof::default() }
+        );
         assert!(judged(0.2).wrong[0].contains("on fewer ranks, step 3"));
     }
 
@@ -163,7 +170,7 @@ mod tests {
         for name in ["latest", "comm_traces/rank-0.json", "comm_traces/rank-2.json"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        let mut proof = Proof::default();
+        let mut proof = ChaosProof::default();
         leftovers(dir.path(), 1, 2, &mut proof).unwrap();
         let said = ["2 checkpoints are there, not 1", ".tmp-step-00000003-00 is left", "rank-2.json is left"];
         assert!(said.iter().zip(&proof.wrong).all(|(said, wrong)| wrong.contains(said)), "{proof:?}");
@@ -179,11 +186,11 @@ mod tests {
         let proof = |what: &str| {
             fs::write(b.path().join("state"), what).unwrap();
             fs::write(a.path().join("state"), "one").unwrap();
-            let mut proof = Proof::default();
+            let mut proof = ChaosProof::default();
             checkpoints(a.path(), b.path(), &mut proof).unwrap();
             proof
         };
-        assert_eq!(proof("one"), Proof { files: 2, ..Proof::default() });
+        assert_eq!(proof("one"), ChaosProof { files: 2, ..ChaosProof::default() });
         assert_eq!(proof("two").wrong, ["state of the last checkpoint differs"]);
     }
 }

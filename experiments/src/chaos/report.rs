@@ -1,6 +1,6 @@
 //! What a chaos run found, as a table and as a file. Never measures.
-use super::inflict::Record;
-use super::proof::Proof;
+use super::inflict::FaultRecord;
+use super::proof::ChaosProof;
 use flatshard::base::{Error, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Of one kind of fault; seconds are median and largest.
 #[derive(Serialize, Debug, PartialEq)]
-pub struct Row {
+pub struct ReportRow {
     pub kind: &'static str,
     pub count: usize,
     pub noticed_s: Option<[f64; 2]>,
@@ -18,14 +18,14 @@ pub struct Row {
 }
 
 /// One row a kind, in the order of their first coming.
-pub fn rows(records: &[Record]) -> Vec<Row> {
+pub fn rows(records: &[FaultRecord]) -> Vec<ReportRow> {
     let mut kinds: Vec<&'static str> = records.iter().map(|r| r.kind).collect();
     let mut known = Vec::new();
     kinds.retain(|kind| !known.contains(kind) && (known.push(*kind), true).1);
     let row = |kind: &'static str| {
-        let all: Vec<&Record> = records.iter().filter(|r| r.kind == kind).collect();
-        let of = |value: &dyn Fn(&Record) -> f64| spread(all.iter().map(|r| value(r)).collect());
-        Row {
+        let all: Vec<&FaultRecord> = records.iter().filter(|r| r.kind == kind).collect();
+        let of = |value: &dyn Fn(&FaultRecord) -> f64| spread(all.iter().map(|r| value(r)).collect());
+        ReportRow {
             kind,
             count: all.len(),
             noticed_s: all.iter().map(|r| r.noticed_s).collect::<Option<Vec<f64>>>().map(spread),
@@ -47,9 +47,9 @@ const HEAD: [&str; 6] =
     ["fault", "times", "noticed after s", "a step again after s", "a new step after s", "steps lost"];
 
 /// For the terminal. Pairs are median and largest.
-pub fn table(records: &[Record]) -> String {
+pub fn table(records: &[FaultRecord]) -> String {
     let pair = |[median, largest]: [f64; 2]| format!("{median:.2} {largest:.2}");
-    let cells = |row: Row| {
+    let cells = |row: ReportRow| {
         [
             row.kind.to_string(),
             row.count.to_string(),
@@ -73,7 +73,13 @@ pub fn table(records: &[Record]) -> String {
 }
 
 /// The file: what was run, every fault on a line of its own, the rows of the table, and the proof.
-pub fn write(path: &Path, about: Value, records: &[Record], unplanned: &[String], proof: &Proof) -> Result<()> {
+pub fn write(
+    path: &Path,
+    about: Value,
+    records: &[FaultRecord],
+    unplanned: &[String],
+    proof: &ChaosProof,
+) -> Result<()> {
     let text = |value: Value| serde_json::to_string(&value).map_err(|e| Error::op("chaos", e.to_string()));
     let list = |values: Vec<Value>| -> Result<String> {
         let lines: Vec<String> = values.into_iter().map(text).collect::<Result<_>>()?;
@@ -114,12 +120,12 @@ mod tests {
 
     #[test]
     fn a_row_for_each_kind_with_median_and_largest() {
-        let record = |kind, noticed: Option<f64>, lost| Record {
+        let record = |kind, noticed: Option<f64>, lost| FaultRecord {
             kind,
             noticed_s: noticed,
             new_step_s: noticed.unwrap_or(9.0),
             steps_lost: lost,
-            ..Record::default()
+            ..FaultRecord::default()
         };
         let records =
             [record("a", Some(0.5), 1), record("b", None, 7), record("a", Some(0.25), 2), record("a", Some(2.0), 3)];

@@ -5,11 +5,11 @@ use super::*;
 pub struct Area {
     pub name: &'static str,
     pub colour: &'static str,
-    /// One for each of [`Panel::times`].
+    /// One for each of [`AreaPanel::times`].
     pub values: Vec<f64>,
 }
 
-pub struct Panel {
+pub struct AreaPanel {
     pub title: String,
     pub times: Vec<f64>,
     /// Where the last values end.
@@ -26,7 +26,7 @@ pub struct Panel {
 pub struct Areas {
     pub title: String,
     pub subtitle: String,
-    pub panels: Vec<Panel>,
+    pub panels: Vec<AreaPanel>,
 }
 
 impl Areas {
@@ -39,7 +39,7 @@ impl Areas {
     }
 }
 
-impl Panel {
+impl AreaPanel {
     fn draw(&self, canvas: &mut Canvas) {
         canvas.text(20.0, canvas.height + 6.0, Style { fill: INK, bold: true, ..SMALL }, &self.title);
         canvas.height += 28.0;

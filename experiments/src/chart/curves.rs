@@ -2,7 +2,7 @@
 use super::*;
 
 /// What is drawn once, though several runs may be the same.
-pub struct Curve {
+pub struct PlottedCurve {
     pub names: Vec<String>,
     pub colour: &'static str,
     /// As of SVG's stroke-dasharray; empty: none.
@@ -11,9 +11,9 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-pub struct Panel {
+pub struct CurvePanel {
     pub title: String,
-    pub curves: Vec<Curve>,
+    pub curves: Vec<PlottedCurve>,
     /// Logarithmic values: those of 0 and below are drawn on the lower edge.
     pub log: bool,
     /// A line across at this value, and what it is.
@@ -25,7 +25,7 @@ pub struct Curves {
     pub title: String,
     pub subtitle: String,
     /// The first one's curves make the legend.
-    pub panels: Vec<Panel>,
+    pub panels: Vec<CurvePanel>,
 }
 
 const LEGEND_LINE: f64 = 17.0;
@@ -33,7 +33,7 @@ const LEGEND_LINE: f64 = 17.0;
 impl Curves {
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle);
-        let legend: &[Curve] = self.panels.first().map_or(&[], |panel| &panel.curves);
+        let legend: &[PlottedCurve] = self.panels.first().map_or(&[], |panel| &panel.curves);
         let names = legend.iter().flat_map(|curve| &curve.names);
         // What a mark means stands where the legend does, so that no curve runs through it.
         let marks = self.panels.iter().flat_map(|panel| &panel.mark).map(|(_, meaning)| SMALL.width(meaning) - 46.0);
@@ -62,7 +62,7 @@ impl Curves {
     }
 }
 
-impl Panel {
+impl CurvePanel {
     fn draw(&self, canvas: &mut Canvas, (left, right): (f64, f64), height: f64) {
         canvas.text(left, canvas.height + 8.0, Style { fill: INK, ..SMALL }, &self.title);
         let bottom = canvas.height + 18.0 + height;

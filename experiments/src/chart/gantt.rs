@@ -1,7 +1,7 @@
 //! Rows of spans over a common axis of time, in groups that have a title. Never decides what is drawn.
 use super::*;
 
-pub struct Span {
+pub struct GanttSpan {
     pub from: f64,
     pub to: f64,
     pub colour: &'static str,
@@ -11,15 +11,15 @@ pub struct Span {
     pub hint: String,
 }
 
-pub struct Row {
+pub struct GanttRow {
     pub label: String,
     /// Later ones are drawn over earlier ones.
-    pub spans: Vec<Span>,
+    pub spans: Vec<GanttSpan>,
 }
 
-pub struct Group {
+pub struct GanttGroup {
     pub title: String,
-    pub rows: Vec<Row>,
+    pub rows: Vec<GanttRow>,
 }
 
 pub struct Gantt {
@@ -30,7 +30,7 @@ pub struct Gantt {
     pub from: f64,
     pub to: f64,
     pub unit: &'static str,
-    pub groups: Vec<Group>,
+    pub groups: Vec<GanttGroup>,
 }
 
 const ROW: f64 = 22.0;
