@@ -1,4 +1,4 @@
-//! WatchedGroups of ranks over NCCL, one process a GPU, on one host or many. Never used by CPU ranks, and not needed by
+//! Groups of ranks over NCCL, one process per GPU, on one host or many. Never used by CPU ranks, and not needed by
 //! a rank that is alone.
 //!
 //! Sums run in NCCL's order, not in rank order: the same on every rank, and not the CPU's bits.
