@@ -1,14 +1,15 @@
 //! Text token by token: the whole prefix through the model for each, and one token with the keys and values of those before
 //! it. Tokens a second of one rank on one core; compare rows of one run, never runs of different machines.
 //! `cargo bench --bench generate`
-#[path = "../tests/common/plain.rs"]
-mod plain;
+#[path = "../tests/common/plain_store.rs"]
+#[allow(dead_code)] // a part is used here
+mod plain_store;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::nn::{Arch, Checkpointing, Decoder, Spec, WorkspaceOptions};
-use plain::{Docs, Plain, device, groups};
+use plain_store::{Docs, Plain, device, groups};
 use std::time::{Duration, Instant};
 
 /// Tokens of the prompt, and how many come after it.

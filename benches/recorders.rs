@@ -5,10 +5,10 @@
 //!
 //! Prints JSON. Steps are far shorter here than usual ones: what a recorder takes of them is an upper bound. Paired steps tell
 //! something on a quiet machine only.
-#[path = "../tests/common/mod.rs"]
-mod common;
+#[path = "../tests/common/worlds.rs"]
+#[allow(dead_code)] // a part is used here
+mod worlds;
 
-use common::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::flight::Flight;
@@ -24,6 +24,7 @@ use flatshard::run::watch::metrics::StepRecord;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
+use worlds::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 
 /// Operations of a measurement.
 const OPS: usize = 20_000;
@@ -67,7 +68,7 @@ fn of_an_op(watcher: usize) -> Result<f64> {
 }
 
 fn spec() -> Spec {
-    let small = common::llama();
+    let small = worlds::llama();
     Spec { vocab: 512, dim: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 48, ff: 512, max_len: SHAPE.0, ..small }
 }
 /// Seconds of steps of an engine a watcher, one after the other in each round; and the operations of a step.

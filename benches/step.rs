@@ -1,10 +1,10 @@
 //! A whole optimizer step of a small llama on 2 ranks, one thread each: sharded and replicated, f32 and bf16. Tokens a
 //! second of all ranks together; compare rows of one run, never runs of different machines.
 //! `cargo bench --bench step`
-#[path = "../tests/common/mod.rs"]
-mod common;
+#[path = "../tests/common/worlds.rs"]
+#[allow(dead_code)] // a part is used here
+mod worlds;
 
-use common::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
 use flatshard::engine::{Ddp, Engine, EngineOptions, Step, Strategy};
@@ -12,6 +12,7 @@ use flatshard::nn::Spec;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use worlds::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 
 const WORLD: usize = 2;
 /// Tokens of a row, rows of a micro-batch.
@@ -19,7 +20,7 @@ const SHAPE: (usize, usize) = (128, 2);
 
 /// 0.9 M parameters.
 fn spec() -> Spec {
-    let small = common::llama();
+    let small = worlds::llama();
     Spec { vocab: 512, dim: 128, layers: 4, heads: 4, kv_heads: 4, head_dim: 32, ff: 384, max_len: SHAPE.0, ..small }
 }
 

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/corpora.rs` replays the
+//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/data/fuzz_corpora.rs` replays the
 //! corpora through the same functions.
 use flatshard::ckpt::{header, hf};
 use flatshard::comm::frame::{HEADER, Inbox};

@@ -14,6 +14,11 @@ done
 features=()
 ! command -v mpicc > /dev/null || features=(--features flatshard/mpi)
 # All members, since what is selected decides the features of dependencies, and so whether those of the release build will do.
-cargo test --release --quiet --no-fail-fast --workspace "${features[@]}" "${checks[@]}" \
-    --lib --test conformance --test comm --test stores --test data --test checkpoint
-scripts/hosts_check.sh
+checked() {
+    cargo test --release --quiet --no-fail-fast --workspace "${features[@]}" "${checks[@]}" "$@"
+}
+failed=0
+checked --lib --test comm --test data || failed=1
+checked --test device --test engine --test checkpoint -- conformance:: stores:: files:: || failed=1
+scripts/hosts_check.sh || failed=1
+exit $failed

@@ -12,7 +12,7 @@ test_binary() {
         grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4
 }
 cp "$target/release/run_fsdp" "$target/release/gpu_check" "$out"
-cp "$(test_binary conformance)" "$out/conformance"
+cp "$(test_binary device)" "$out/device"
 strip "$out"/*
 tar -czf "$out.tar.gz" -C "$target" gpu_check
 du -h "$out.tar.gz"

@@ -111,7 +111,7 @@ if ! part machine 120 "$build/gpu_check" machine; then
 fi
 part kernels 300 "$build/gpu_check" kernels
 part layouts 120 "$build/gpu_check" layouts
-part conformance 600 "$build/conformance" --test-threads 1
+part conformance 600 "$build/device" conformance:: --test-threads 1
 part attention 120 "$build/gpu_check" attention
 part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
 part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'

@@ -1,10 +1,7 @@
 //! The planner against what it plans: simulated calls are a real engine's, simulated bytes are the real ones, and schedules whose
 //! length one can say take that long.
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
-use common::probe::{Watched, words};
-use common::*;
+use crate::probe::{Watched, words};
+use crate::worlds::*;
 use cpu_time::ThreadTime;
 use experiments::plan::clock::{Clock, Seconds};
 use experiments::plan::group::PlannedWorld;
@@ -173,7 +170,7 @@ fn planned_bytes_are_allocated() {
 
 fn simulated(options: ShardedOptions, machine: Arc<dyn MachineModel>) -> simulate::Simulated {
     let accum = options.grad_accum;
-    let options = common::options(&llama(), fsdp(options), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 });
+    let options = crate::worlds::options(&llama(), fsdp(options), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 });
     let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: accum };
     simulate::step(&options, MeshSizes::sharded(8), &work, &machine, 8, false).unwrap()
 }

@@ -1,28 +1,25 @@
 //! Groups of ranks from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
 //! ones. Each test is bounded in time by the groups' timeout.
-#[path = "../common/agent.rs"]
-mod agent;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
+#[path = "../common/heap.rs"]
+mod heap;
+mod host_allocations;
 mod hosts;
 mod memory;
 mod mesh;
 mod processes;
-#[path = "../common/round.rs"]
-mod round;
 mod stress;
-#[path = "../common/time.rs"]
-mod time;
 mod values;
 mod wire;
 
+use crate::common::time::{in_time, scaled, seconds, wait_until};
 use flatshard::base::{Category, DType, Elem, Meter, Result};
 use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, hosts as several, shm};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
-use time::{in_time, scaled, seconds, wait_until};
 
 pub const T: Tag = Tag::new("test", 0);
 
@@ -98,26 +95,4 @@ pub fn error<R>(result: Result<R>) -> String {
         Ok(_) => panic!("this had to fail"),
         Err(e) => e.to_string(),
     }
-}
-
-/// The heap, with every allocation of a thread counted.
-struct Counting;
-thread_local!(static ALLOCATIONS: Cell<usize> = const { Cell::new(0) });
-// SAFETY: passes every call on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's word.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-#[global_allocator]
-static HEAP: Counting = Counting;
-/// Of this thread so far.
-pub fn allocations() -> usize {
-    ALLOCATIONS.get()
 }

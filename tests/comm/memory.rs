@@ -1,6 +1,7 @@
 //! What buffers of a group cost, what the meter says of it, and that the memory goes back.
 use super::*;
-use crate::round::Round;
+use crate::common::round::Round;
+use crate::heap::allocations;
 use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};
 use flatshard::comm::{Axis, Reduce};
 use std::os::unix::fs::MetadataExt;

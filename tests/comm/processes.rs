@@ -1,6 +1,6 @@
 //! Real processes: this test binary starts itself again as the ranks.
-use super::agent::Agent;
 use super::*;
+use crate::common::agent::Agent;
 use flatshard::comm::Reduce;
 use flatshard::comm::env::{ARENA_FD, RankEnv};
 use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};

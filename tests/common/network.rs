@@ -1,6 +1,5 @@
 //! Strangers on the network, for tests: where a process listens, who connects there and says what. Bounded, on the loopback. Never
 //! knows what a test is about.
-#![allow(dead_code)] // each test binary uses its part
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

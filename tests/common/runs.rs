@@ -1,13 +1,7 @@
 //! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a test is
 //! about.
-#![allow(dead_code)] // each test binary uses its part
-#[path = "agent.rs"]
-pub mod agent;
-#[path = "time.rs"]
-pub mod time;
-
-#[allow(unused_imports)]
-pub use agent::Agent;
+pub use super::agent::Agent;
+pub use super::time::{self, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -15,7 +9,6 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
-pub use time::wait_until;
 
 pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");

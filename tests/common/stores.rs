@@ -1,6 +1,5 @@
 //! Every store, in options that make the tiny models take several of everything.
-#![allow(dead_code)] // each test binary uses its part
-use super::{ddp, fsdp, sharded};
+use super::worlds::{ddp, fsdp, sharded};
 use flatshard::base::DType;
 use flatshard::engine::{ReferenceFsdp, Strategy, ZeroDp};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, ZeroOptions};

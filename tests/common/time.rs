@@ -1,6 +1,5 @@
 //! Time in tests, all of it in one place. Never a measure of speed: a limit ends what hangs, and
 //! FLATSHARD_TEST_TIME_FACTOR=3 stretches every limit and timeout of the tests for a busy machine.
-#![allow(dead_code)] // each test binary uses its part
 use std::time::{Duration, Instant};
 
 fn factor() -> f64 {

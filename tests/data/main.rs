@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use tempfile::TempDir;
 
-#[path = "../common/time.rs"]
-mod time;
-
 mod cache;
+#[path = "../common/mod.rs"]
+mod common;
+mod constant_memory;
 mod corpora;
+mod fuzz_corpora;
 mod order;
 mod packing;
 mod sft;

@@ -117,7 +117,7 @@ fn hostile_templates_end_soon_and_say_why() {
         assert!(fault.contains(says) && fault.chars().count() < 400, "{start}: {fault}");
         assert!(fault.contains("of the chat template") || !fault.contains("does not fit"), "{start}: {fault}");
     };
-    time::in_time(|| cases.iter().for_each(refused));
+    crate::common::time::in_time(|| cases.iter().for_each(refused));
     let sum = format!("{{{{ {}1 }}}}", "1 - a + ".repeat(490)).replace('a', "(messages | length)");
     assert_eq!(
         ChatTemplate::new(&sum[..], ("", "")).unwrap_err(),

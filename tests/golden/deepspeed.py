@@ -1,4 +1,4 @@
-"""DeepSpeed's own defaults and learning rates for tests/deepspeed.rs. Needs torch and deepspeed (a CPU will do).
+"""DeepSpeed's own defaults and learning rates for tests/cli/deepspeed.rs. Needs torch and deepspeed (a CPU will do).
 
     python deepspeed.py        adds what the installed version says to deepspeed.json; run it once with each version of VERSIONS
 

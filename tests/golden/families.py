@@ -1,8 +1,8 @@
-"""Golden values of every model family from Hugging Face transformers for tests/families.rs.
+"""Golden values of every model family from Hugging Face transformers for tests/engine/families.rs.
 
     python families.py make     writes families/
     python families.py four     with transformers 4: writes each case's config as it does, to families/NAME.4.json
-    python families.py check    gives transformers (4 or 5) the config.json files that tests/families.rs wrote when it last ran
+    python families.py check    gives transformers (4 or 5) the config.json files that tests/engine/families.rs wrote when it last ran
 
 For each case a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
 and every gradient of a batch of documents that go through the model one by one, and tokens of greedy generation. What a
@@ -127,7 +127,7 @@ def make():
 
 
 def written(name):
-    """The config.json that tests/families.rs wrote."""
+    """The config.json that tests/engine/families.rs wrote."""
     return AutoConfig.from_pretrained(HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "families" / name)
 
 

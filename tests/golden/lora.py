@@ -1,7 +1,7 @@
 """Adapters that change hands with the PEFT library. Needs torch, transformers and peft.
 
     python lora.py make    writes lora/: an adapter as PEFT saves it, of pretrained/llama, and the logits of the two
-    python lora.py check   reads target/tmp/lora/adapter: what tests/lora.rs trained and saved when it last ran
+    python lora.py check   reads target/tmp/lora/adapter: what tests/cli/lora.rs trained and saved when it last ran
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Golden values from PyTorch and Hugging Face transformers for tests/golden.rs. To make them again: python make.py
+"""Golden values from PyTorch and Hugging Face transformers for tests/engine/golden.rs. To make them again: python make.py
 
 For each family a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits,
 loss and every gradient of one batch of documents, some targets ignored; loss and gradient norm of ten steps of AdamW

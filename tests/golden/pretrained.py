@@ -1,7 +1,7 @@
 """Models that change hands with Hugging Face transformers. Needs torch and transformers.
 
-    python pretrained.py make    writes pretrained/{llama,gpt}: what transformers saves (bf16), which tests/export.rs reads
-    python pretrained.py check   reads target/tmp/export/*: what tests/export.rs saved when it last ran
+    python pretrained.py make    writes pretrained/{llama,gpt}: what transformers saves (bf16), which tests/checkpoint/export.rs reads
+    python pretrained.py check   reads target/tmp/export/*: what tests/checkpoint/export.rs saved when it last ran
 
 Both compare logits: `logits.json` beside the model holds tokens and the logits after each, and what follows the first five of
 them when the likeliest token is always taken.

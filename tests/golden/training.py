@@ -1,4 +1,4 @@
-"""Whole runs of training as PyTorch does them, for tests/golden/training.rs. To make them again: python training.py
+"""Whole runs of training as PyTorch does them, for tests/engine/golden/training.rs. To make them again: python training.py
 
 Each case is a command line with odd values of everything and what must come of it: the learning rate of each step in closed
 form, and loss and gradient norm of PyTorch in fp32, which starts from the model that pretrained.py saved.

@@ -1,5 +1,5 @@
 //! `experiments analyze` from outside, on metrics made by hand: right numbers, whole files, and nothing from outside in the page.
-use crate::common::experiments;
+use super::common::experiments;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! A short version of `experiments chaos`: what is claimed of 1,000 kills, in seconds.
-use crate::common::{experiments, real_binaries};
+use super::common::{experiments, real_binaries};
 use crate::time::scaled;
 use serde_json::Value;
 use std::fs;

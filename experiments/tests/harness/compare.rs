@@ -1,5 +1,5 @@
 //! `experiments compare` from outside: each verdict with its exit status and the step it names.
-use crate::common::{experiments, pretenders};
+use super::common::{experiments, pretenders};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;

@@ -1,5 +1,5 @@
 //! The harness with the real training binaries on tiny models: run and analyze, suite, smoke.
-use crate::common::{experiments, experiments_with, real_binaries};
+use super::common::{experiments, experiments_with, real_binaries};
 use std::fs;
 use tempfile::TempDir;
 

@@ -1,6 +1,6 @@
 //! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and what is
 //! not, and that a failure stays one.
-use crate::common::{calls, experiments, experiments_with, pretenders};
+use super::common::{calls, experiments, experiments_with, pretenders};
 use crate::time::wait_until;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;

@@ -1,7 +1,6 @@
 //! Capture as CUDA has it: nothing runs, branches fork and join through events, a graph does its work at each launch, and calls that
 //! are not allowed end the capture.
-mod common;
-use common::*;
+use crate::common::*;
 use flatshard_simcuda::api::{event::*, graph::*, memory::*, stream::*};
 
 const UNSUPPORTED: i32 = 900;
@@ -82,7 +81,7 @@ fn branches_come_out_the_same_under_all_seeds() {
         return;
     }
     for seed in 1..8 {
-        let out = alone("branches_fork_and_join_through_events", &format!("seed={seed}"));
+        let out = alone("capture::branches_fork_and_join_through_events", &format!("seed={seed}"));
         assert!(out.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&out.stdout));
     }
 }

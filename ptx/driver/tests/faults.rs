@@ -1,7 +1,6 @@
 //! What goes wrong says so and stays wrong: addresses, sizes, shapes, memory that is not there. Faults that lose the context are processes
 //! of their own.
-mod common;
-use common::*;
+use crate::common::*;
 use flatshard_simcuda::api::{device::*, launch::*, memory::*, stream::*};
 use std::ffi::CString;
 
@@ -12,7 +11,7 @@ const ILLEGAL_ADDRESS: i32 = 700;
 /// Runs in a process of its own, where it loses the context with these words.
 #[track_caller]
 fn loses(test: &str, settings: &str, words: &[&str]) {
-    let out = alone(test, settings);
+    let out = alone(&format!("faults::{test}"), settings);
     let (said, results) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
     assert!(out.status.success(), "{results}{said}");
     for words in words {
@@ -83,7 +82,7 @@ fn a_planted_fault_is_one() {
 fn with_launch_blocking_the_launch_itself_says_so() {
     if !is_alone() {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "with_launch_blocking_the_launch_itself_says_so"]);
+        command.args(["--exact", "faults::with_launch_blocking_the_launch_itself_says_so"]);
         command.envs([("ALONE", "1"), ("CUDA_LAUNCH_BLOCKING", "1"), ("FLATSHARD_SIMCUDA", "fault=1")]);
         return assert!(command.output().unwrap().status.success());
     }

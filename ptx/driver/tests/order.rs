@@ -1,12 +1,9 @@
 //! Streams under many seeds: what events order always comes out the same, what nothing orders does not, copies of pinned memory read it
 //! when they run.
-mod common;
-#[path = "../../../tests/common/time.rs"]
-mod time;
-use common::*;
+use crate::common::*;
+use crate::time::wait_until;
 use flatshard_simcuda::api::{event::*, memory::*, stream::*};
 use std::collections::BTreeSet;
-use time::wait_until;
 
 /// Two streams hand a buffer to and fro. With `waits`, each waits for the other's turn.
 fn relay(waits: bool) -> Result<Vec<u32>, i32> {
@@ -51,15 +48,15 @@ fn seeds_change_what_nothing_orders_and_nothing_else() {
     let mut came = BTreeSet::new();
     for seed in 0..12 {
         let seed = format!("seed={seed}");
-        let ordered = alone("what_events_order_comes_out_the_same", &seed);
+        let ordered = alone("order::what_events_order_comes_out_the_same", &seed);
         assert!(ordered.status.success(), "{seed}: {}", String::from_utf8_lossy(&ordered.stdout));
-        let free = alone("what_nothing_orders_says_what_came_out", &seed);
+        let free = alone("order::what_nothing_orders_says_what_came_out", &seed);
         let said = String::from_utf8_lossy(&free.stdout).into_owned();
         came.insert(said.lines().find_map(|line| line.strip_prefix("came out: ")).unwrap().to_string());
     }
     assert!(came.len() >= 3, "only {came:?}");
     // A program that has forgotten one wait is another program, under some seed.
-    let forgetful = |seed| alone("what_events_order_comes_out_the_same", &format!("seed={seed},forget_wait=3"));
+    let forgetful = |seed| alone("order::what_events_order_comes_out_the_same", &format!("seed={seed},forget_wait=3"));
     let runs: Vec<_> = (2..8).map(forgetful).collect();
     assert!(runs.iter().all(|out| String::from_utf8_lossy(&out.stderr).contains("wait 3 is forgotten")));
     assert!(runs.iter().any(|out| !out.status.success()));

@@ -1,7 +1,7 @@
 //! What launches cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no conflicts in
 //! shared memory, sectors near the floor. For every variant of the family.
-use crate::launch::{DType, Run};
-use crate::reference::{Inputs, Shape};
+use super::launch::{DType, Run};
+use super::reference::{Inputs, Shape};
 use flatshard_ptx::kernels::attention::{AttentionKernel, sm_80_family};
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Mistakes planted into the tile kernels: each is noticed under every schedule.
-use crate::launch::{DType, Run};
-use crate::reference::{Inputs, Shape, attention};
+use super::launch::{DType, Run};
+use super::reference::{Inputs, Shape, attention};
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::{AttentionFamily, sm_80_family};
@@ -46,7 +46,7 @@ fn another_swizzle_is_wrong_or_slow() {
     let (shape, schedule) = (shape(), 0);
     let x = Inputs::new(&shape);
     let exact = attention(&shape, &x, &|v| v);
-    let run = |plant: Option<crate::launch::Plant>| {
+    let run = |plant: Option<super::launch::Plant>| {
         let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant };
         let (out, costs) = run.run(&x, 0.0).unwrap_or_else(|report| panic!("{report}"));
         let wrong = out.o.iter().zip(&exact.o).any(|(a, b)| (a - b).abs() > 0.1);

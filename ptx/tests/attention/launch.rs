@@ -1,5 +1,5 @@
 //! Runs the kernels of a family as the device does: buffers, arguments, grids. Never judges what they give.
-use crate::reference::{Inputs, Outputs, Shape, Sight};
+use super::reference::{Inputs, Outputs, Shape, Sight};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::{AttentionFamily, AttentionKernel};

@@ -1,6 +1,6 @@
 //! Values against f64 at odd sizes, under several schedules, which must agree to the bit.
-use crate::launch::{DType, Run};
-use crate::reference::{Inputs, Shape, Sight, attention};
+use super::launch::{DType, Run};
+use super::reference::{Inputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::LATE;
 use flatshard_ptx::kernels::attention::{AttentionFamily, plain_family, sm_80_family};
 

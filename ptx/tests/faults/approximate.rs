@@ -1,5 +1,5 @@
 //! Approximate instructions: as far off as the PTX ISA allows, and a kernel that needs exact results fails.
-use crate::*;
+use super::*;
 use flatshard_ptx::emulate::PtxKernel;
 
 /// `%y = f(%x, %z)` for 32 lanes, by the kernel as if on GPU number `seed`.

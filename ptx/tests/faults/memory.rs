@@ -1,5 +1,5 @@
 //! What is read and written: before it is written, out of bounds, misaligned, as far as a copy goes.
-use crate::*;
+use super::*;
 
 #[test]
 fn copies_fill_up_with_zeros_and_read_no_further() {

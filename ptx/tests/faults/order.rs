@@ -1,5 +1,5 @@
 //! What must be ordered, and what must come together: races, waits, lanes of a warp, barriers.
-use crate::*;
+use super::*;
 
 #[test]
 fn races_in_shared_memory() {

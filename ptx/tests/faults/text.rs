@@ -1,5 +1,5 @@
 //! Launches that do not fit their kernel, and text that is refused.
-use crate::*;
+use super::*;
 
 #[test]
 fn launches_that_do_not_fit() {

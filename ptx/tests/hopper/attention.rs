@@ -1,7 +1,7 @@
 //! Attention for sm_90a against f64 at odd sizes, under several schedules, which must agree to the bit; and without each
 //! thing that orders its warpgroups.
-use crate::launch::{Bench, Plant};
-use crate::reference::{Inputs, Outputs, Shape, Sight, attention};
+use super::launch::{Bench, Plant};
+use super::reference::{Inputs, Outputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::{FindingKind, LATE};
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};

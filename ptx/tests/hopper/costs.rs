@@ -1,7 +1,7 @@
 //! What launches of the sm_90a kernels cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no
 //! conflicts in shared memory, sectors near the floor. For every variant of the family.
-use crate::launch::Bench;
-use crate::reference::{Inputs, Shape, Sight};
+use super::launch::Bench;
+use super::reference::{Inputs, Shape, Sight};
 use flatshard_ptx::emulate::{FindingKind, LaunchCounts};
 use flatshard_ptx::kernels::attention::AttentionKernel;
 use flatshard_ptx::kernels::attention_hopper::{Backward, Fused, HopperFamily, TiledKernel, sm_90a_family};

@@ -1,5 +1,5 @@
 //! The product with one thing missing or wrong: each is found, under every schedule, with its kind and place.
-use crate::product::{SCHEDULES, Setting, USUAL, product, source};
+use super::product::{SCHEDULES, Setting, USUAL, product, source};
 use flatshard_ptx::emulate::{FindingKind, Swizzle};
 
 /// Every schedule must report `kind` in words that hold all of `words`.
@@ -247,8 +247,8 @@ fn descriptors_and_boxes() {
     caught(FindingKind::OutOfBounds, &["of shared 'ring' (32768 bytes)"], &source, &USUAL);
     // The kernel reads with one swizzle what was written with another: no fault, but wrong.
     let plain = Setting { swizzle: Swizzle::None, tiles: 5, depth: 320 };
-    let (d, _) = product(&crate::product::source(), &plain, 1).unwrap();
-    assert_ne!(d, crate::product::exact(320));
+    let (d, _) = product(&super::product::source(), &plain, 1).unwrap();
+    assert_ne!(d, super::product::exact(320));
     let source = plant(0, "cvta.param.u64 %a, %a;", "add.u64 %a, %a, 64;");
     caught(FindingKind::OutOfBounds, &["there is no tensor map at"], &source, &USUAL);
     let three = plant(0, ".2d.shared::cluster", ".3d.shared::cluster").replacen(

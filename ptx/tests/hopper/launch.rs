@@ -1,5 +1,5 @@
 //! Launches the attention kernels for sm_90a as the device does: forward, or the gradients. Never compares.
-use crate::reference::{Inputs, Outputs, Shape, Sight};
+use super::reference::{Inputs, Outputs, Shape, Sight};
 use flatshard_ptx::emulate::{
     Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, Swizzle, TensorMap, parse,
 };

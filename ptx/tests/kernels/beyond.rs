@@ -1,6 +1,6 @@
 //! Buffers beyond 4 GiB and 2^32 elements, of which only the ends are there: the kernels of elements and of rows find their addresses
 //! in 64 bits. Never compares values: those are the other tests'.
-use crate::harness::*;
+use super::harness::*;
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
 use std::ops::Range;

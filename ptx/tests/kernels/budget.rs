@@ -1,6 +1,6 @@
 //! What a launch costs, against `budget.txt`; and that no kernel has a barrier too many or too few. Both for every variant.
-use crate::cases::{Case, cases};
-use crate::harness::SCHEDULES;
+use super::cases::{Case, cases};
+use super::harness::SCHEDULES;
 use flatshard_ptx::emulate::{PtxKernel, parse};
 use flatshard_ptx::kernels::{VARIANTS, Variant, variants};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
 //! One launch of each variant's entries, for what is asked of all alike: their cost, and that each barrier is needed.
-use crate::harness::*;
+use super::harness::*;
 
 pub struct Case {
     pub shape: &'static str,

@@ -1,5 +1,5 @@
 //! Kernels over flat arrays: casts, sums, gated units, GELU, dropout, the optimizers.
-use crate::harness::*;
+use super::harness::*;
 use flatshard::base::rng::philox;
 use flatshard_ptx::emulate::Argument;
 

@@ -1,6 +1,6 @@
 //! Rotary positions, alone and behind the norms of queries and keys.
-use crate::harness::*;
-use crate::rows::{EPS, norm_backward_of, norm_of, sum_rows};
+use super::harness::*;
+use super::rows::{EPS, norm_backward_of, norm_of, sum_rows};
 
 /// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are no whole vectors, more parts of a half
 /// than lanes, more heads than go at a time.

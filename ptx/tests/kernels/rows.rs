@@ -1,5 +1,5 @@
 //! Norms and biases, row by row, and the sums over rows behind their gradients.
-use crate::harness::*;
+use super::harness::*;
 
 pub const EPS: f64 = 1e-5;
 /// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces a thread, all

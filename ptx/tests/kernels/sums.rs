@@ -1,5 +1,5 @@
 //! The exact sum of squares and the clip scale from it: the bits are those of the CPU device for every grid and schedule.
-use crate::harness::*;
+use super::harness::*;
 use flatshard::base::{Category, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device, LIMBS};

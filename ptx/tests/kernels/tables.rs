@@ -1,6 +1,6 @@
 //! What follows indices: embeddings, cross entropy, and the check in front of both.
-use crate::cases::ConcatSlots;
-use crate::harness::*;
+use super::cases::ConcatSlots;
+use super::harness::*;
 use flatshard_ptx::emulate::Argument;
 
 const COUNT: f64 = 4294967296.0;

@@ -1,0 +1,74 @@
+//! Loading a model holds this rank's weights and little more: less than one of its tensors. In a process of its own, so that
+//! the peak of the process is the peak of this.
+
+use crate::common::alone::alone;
+use crate::common::*;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{Checkpointer, Dtype};
+use flatshard::comm::Tag;
+use flatshard::engine::Strategy;
+use flatshard::nn::{Decoder, Spec};
+use flatshard::store::{ShardedOptions, Store};
+use std::fs;
+use std::path::Path;
+
+/// (resident now, most that was ever resident), bytes.
+fn resident() -> (usize, usize) {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| -> usize {
+        let line = status.lines().find(|l| l.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+/// Some 90 MB of weights in bf16, of which the token table is 32 MB.
+fn spec() -> Spec {
+    Spec { vocab: 32_000, dim: 512, layers: 4, heads: 8, kv_heads: 8, head_dim: 64, ff: 1408, max_len: 16, ..llama() }
+}
+
+fn load(rank: &Rank, strategy: &dyn Strategy, dir: &Path) -> Result<Box<dyn Store>> {
+    let layouts = Decoder::new(spec())?.layouts().to_vec();
+    let mut store = strategy.store(rank.device.clone(), &rank.mesh, &layouts)?;
+    let mut ckpt = Checkpointer::new(rank.device.clone(), &rank.mesh, &spec(), &layouts, &[])?;
+    ckpt.load_model(dir, &mut *store)?;
+    Ok(store)
+}
+
+#[test]
+fn a_rank_that_loads_holds_its_shards_and_less_than_a_tensor() {
+    if !alone(module_path!(), "a_rank_that_loads_holds_its_shards_and_less_than_a_tensor") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    ranks(1, |rank| {
+        let layouts = Decoder::new(spec())?.layouts().to_vec();
+        let mut store = bf16.store(rank.device.clone(), &rank.mesh, &layouts)?;
+        flatshard::store::initialize(&mut *store, 1, &*rank.device)?;
+        let mut ckpt = Checkpointer::with_files_of(20_000_000, rank.device, &rank.mesh, &spec(), &layouts, &[])?;
+        ckpt.save_hf(&model, Dtype::BF16, &mut *store)
+    });
+    assert!(model.join("model.safetensors.index.json").exists());
+    let params: usize = Decoder::new(spec()).unwrap().layouts().iter().map(|l| l.params()).sum();
+    let largest = spec().vocab * spec().dim * 2; // as it is in the file
+    for world in [1, 2] {
+        let grown = ranks(world, |rank| {
+            fs::write("/proc/self/clear_refs", "5").unwrap(); // VmHWM counts from now
+            let before = resident().0;
+            rank.mesh.world.barrier(Tag::new("from here", 0))?;
+            let _held = load(&rank, &*bf16, &model)?;
+            rank.mesh.world.barrier(Tag::new("all hold theirs", 0))?; // on a busy machine one after the other
+            Ok(resident().1 - before)
+        });
+        let grown = grown.into_iter().max().unwrap();
+        let shards = params * (4 + 2); // masters and their bf16 copies; over all ranks, which are one process here
+        assert!(grown > shards * 9 / 10, "{grown} bytes is less than the weights, {shards}: the meter is broken");
+        assert!(
+            grown < shards + largest,
+            "{world} ranks: loading took {grown} bytes, {} above the shards; the largest tensor has {largest}",
+            grown as isize - shards as isize
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! A run that is saved, ended and taken up again is the run that never stopped: losses, norms, weights, moments and the
+//! order of the data, by bits.
+
+use crate::common::known_state::state;
+use crate::common::*;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{self, Checkpointer, TrainerState};
+use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
+use flatshard::engine::{Engine, EngineOptions};
+use flatshard::nn::{Checkpointing, Spec};
+use flatshard::store::{Offload, ShardedOptions};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+const ROWS: usize = 4;
+const ACCUM: usize = 2;
+
+/// Steps `from + 1..=to` of a run whose checkpoint of step `from` is in `dir`, unless `from` is 0. Saves at `save_at` and
+/// at the end. What every step reported: (loss, norm) as bits.
+fn run(
+    world: usize,
+    options: &EngineOptions,
+    from: Option<(&Path, u64)>,
+    to: u64,
+    save: &[(&Path, u64)],
+) -> Vec<(u64, u32)> {
+    let data = DataOptions {
+        paths: vec!["synthetic".into()],
+        tokenizer: Tokenizer::Bytes,
+        format: Format::default(),
+        vocab: options.spec.vocab,
+        max_len: ROW,
+        max_samples: Some(60), // the run sees the end of an epoch and a new order
+        seed: options.seed,
+        cache: Cache::at(std::env::temp_dir()),
+        cargo_home: None,
+    };
+    let source = Arc::new(Dataset::open(&data).unwrap());
+    let reports = ranks(world, |rank| {
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        let loader = LoaderOptions {
+            batch_size: ROWS / world,
+            grad_accum: ACCUM,
+            dp_rank: rank.rank,
+            dp_size: world,
+            shuffle: true,
+            seed: options.seed,
+            packing: false,
+            by_length: false,
+            held_out: None,
+        };
+        let mut loader = Loader::new(source.clone(), loader)?;
+        let layouts = engine.decoder().layouts().to_vec();
+        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &options.spec, &layouts, options.rule.state())?;
+        let mut start = 0;
+        if let Some((dir, step)) = from {
+            let (store, optimizer) = engine.state();
+            let TrainerState { step: done, samples_consumed, .. } =
+                ckpt.load(&dir.join(format!("step-{step:08}")), store, optimizer)?;
+            loader.seek(samples_consumed);
+            start = done;
+        }
+        let mut data = StepData::default();
+        let mut reports = Vec::new();
+        for number in start + 1..=to {
+            loader.next(&mut data);
+            let report = step(&mut engine, &data.batches, number)?;
+            reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
+            for (dir, _) in save.iter().filter(|(_, at)| *at == number) {
+                let (store, optimizer) = engine.state();
+                let now = TrainerState { samples_consumed: loader.position(), ..state(number) };
+                ckpt.save(dir, 2, store, optimizer, &now)?;
+            }
+        }
+        Ok(reports) as Result<_>
+    });
+    assert!(reports.iter().all(|r| *r == reports[0]), "ranks report different steps");
+    reports.into_iter().next().unwrap()
+}
+
+fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+    entries.map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())).collect()
+}
+
+#[test]
+fn ten_steps_are_five_a_checkpoint_and_five() {
+    let bf16 = ShardedOptions { dtype: DType::Bf16, grad_accum: ACCUM, ..sharded() };
+    let f32 = ShardedOptions { dtype: DType::F32, ..bf16.clone() };
+    let keep = ShardedOptions { reshard: false, ..bf16.clone() };
+    let host = |offload, dtype| ShardedOptions { offload, dtype, ..bf16.clone() };
+    let runs = [
+        ("fsdp f32", 2, llama(), fsdp(f32.clone()), ADAMW),
+        ("fsdp f32 on 4, dropout", 4, gpt(), fsdp(f32), ADAMW),
+        ("fsdp bf16", 2, gpt(), fsdp(bf16.clone()), ADAMW),
+        ("fsdp bf16, SHARD_GRAD_OP, sgd", 4, llama(), fsdp(keep), SGD),
+        ("fsdp f32, optimizer offloaded", 2, llama(), fsdp(host(Offload::Optimizer, DType::F32)), ADAMW),
+        ("fsdp bf16, all offloaded", 2, gpt(), fsdp(host(Offload::Parameters, DType::Bf16)), ADAMW),
+        ("ddp f32", 2, gpt(), ddp(DType::F32), ADAMW),
+        ("ddp bf16, sgd", 1, llama(), ddp(DType::Bf16), SGD),
+    ];
+    for (name, world, spec, strategy, rule) in runs {
+        let options = EngineOptions { checkpoint: Checkpointing::Full, ..options(&spec, strategy, rule) };
+        let dir = tempfile::tempdir().unwrap();
+        let (never, again) = (dir.path().join("never stopped"), dir.path().join("taken up again"));
+        let whole = run(world, &options, None, 10, &[(&never, 5), (&never, 10)]);
+        let second = run(world, &options, Some((&never, 5)), 10, &[(&again, 10)]);
+        assert_eq!(whole[5..], second, "{name}: (loss, norm) of steps 6 to 10");
+        let (a, b) = (contents(&never.join("step-00000010")), contents(&again.join("step-00000010")));
+        assert!(a.keys().eq(b.keys()), "{name}");
+        for (file, bytes) in &a {
+            assert!(*bytes == b[file], "{name}: {file} differs");
+        }
+        assert_ne!(a["model.safetensors"], contents(&never.join("step-00000005"))["model.safetensors"]);
+        let losses: Vec<f64> = whole.iter().map(|s| f64::from_bits(s.0)).collect();
+        assert!(losses.windows(2).all(|w| w[0] != w[1]), "{name}: steps are alike: {losses:?}");
+    }
+}
+
+/// Another world and strategy: the weights are equal at load (tests/checkpoint/files.rs), the data go on where they stood, and
+/// only the order of sums differs from then on.
+#[test]
+fn another_world_goes_on_with_the_same_data() {
+    let spec = Spec { dropout: 0.0, ..llama() };
+    let sharded = fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() });
+    let dir = tempfile::tempdir().unwrap();
+    let whole = run(2, &options(&spec, sharded.clone(), ADAMW), None, 8, &[(dir.path(), 5)]);
+    for (world, strategy) in [(1, sharded.clone()), (4, sharded), (4, ddp(DType::F32))] {
+        let other = run(world, &options(&spec, strategy, ADAMW), Some((dir.path(), 5)), 8, &[]);
+        for (a, b) in whole[5..].iter().zip(&other) {
+            let (a, b) = (f64::from_bits(a.0), f64::from_bits(b.0));
+            assert!((a - b).abs() < 2e-5 * a, "{world} ranks: losses {a} and {b}");
+        }
+        assert_eq!(other.len(), 3);
+    }
+}
+
+// --- the binary -------------------------------------------------------------------------------------------------------
+
+/// 100 rows, of which the last 8 are held out. Those have 9 tokens, the others 4, so that `tokens` of a step shows them.
+struct Job(tempfile::TempDir);
+impl Job {
+    fn new() -> Job {
+        let dir = tempfile::tempdir().unwrap();
+        let row = |r: usize| format!("{{\"input_ids\": {:?}}}\n", vec![r; if r < 92 { 4 } else { 9 }]);
+        fs::write(dir.path().join("t.jsonl"), (0..100).map(row).collect::<String>()).unwrap();
+        Job(dir)
+    }
+    /// Standard error, and the tokens of each step.
+    fn run(&self, batch: &str, ranks: &str, steps: &str, more: &[&str]) -> (String, Vec<u64>) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            command.env_remove(variable);
+        }
+        let _ = fs::remove_file(self.0.path().join("m.jsonl"));
+        let tiny = "--dataset t.jsonl --embed-dim 32 --num-layers 1 --num-heads 2 --max-len 16 --no-sample --seed 3";
+        command.args(tiny.split(' ')).args(["--ckpt-dir", "ck", "--resume", "auto", "--metrics-path", "m.jsonl"]);
+        command.args(["--batch-size", batch, "--nproc-per-node", ranks, "--max-steps", steps]).args(more);
+        let out = command.current_dir(self.0.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{text}");
+        let events = fs::read_to_string(self.0.path().join("m.jsonl")).unwrap();
+        let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        (text, events.filter(|e| e["event"] == "step").map(|e| e["tokens"].as_u64().unwrap()).collect())
+    }
+    /// Takes out of the newest checkpoint what checkpoints of earlier versions do not say.
+    fn age(&self) {
+        let dir = ckpt::newest(&self.0.path().join("ck")).unwrap().unwrap();
+        let (mut state, sums) = ckpt::state::read(&dir).unwrap();
+        assert_eq!(state.data.shift_remove("held_out"), Some(8.into()));
+        fs::write(dir.join(ckpt::state::FILE), ckpt::state::to_text(&state, &sums)).unwrap();
+    }
+}
+
+/// The tail of the data set stays out of training whatever the batch, the ranks and the order are from then on.
+#[test]
+fn another_batch_does_not_train_on_rows_that_were_held_out() {
+    for more in [&[][..], &["--packing-samples", "--max-len", "9"], &["--no-shuffle"]] {
+        let job = Job::new();
+        let first = if more == ["--no-shuffle"] { &[][..] } else { more };
+        let (text, tokens) = job.run("5", "2", "3", first);
+        assert!(tokens.len() == 3 && text.contains("over 64 held-out tokens"), "{text}");
+        let (text, tokens) = job.run("6", "1", "20", more);
+        assert!(!text.contains("held out") && text.contains("over 64 held-out tokens"), "{more:?}: {text}");
+        // More than an epoch of rows of 4 tokens; packed, two in each sequence.
+        let samples = if more.contains(&"--packing-samples") { 12 } else { 6 };
+        let whole = |t: &&u64| **t == 4 * samples || samples == 12 && t.is_multiple_of(4) && **t > 36;
+        assert_eq!(tokens.iter().filter(whole).count(), 17, "{more:?}: {tokens:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_does_not_say_what_was_held_out_goes_on_as_its_batch_decided() {
+    let job = Job::new();
+    job.run("5", "2", "3", &[]);
+    job.age();
+    let (text, _) = job.run("6", "1", "4", &[]);
+    let says = "does not say which rows are held out: it takes the last 10, as for its steps of 10 sequences";
+    assert!(text.contains(says), "{text}");
+    // From here on checkpoints say it.
+    let (text, _) = job.run("4", "1", "5", &[]);
+    assert!(!text.contains("held out") && text.contains("held-out tokens"), "{text}");
+    // Other rows cannot be split as these were.
+    let (text, _) = job.run("4", "1", "6", &["--max-samples", "90"]);
+    assert!(text.contains("warning: the rows are not those of the checkpoint"), "{text}");
+}

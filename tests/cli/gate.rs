@@ -1,0 +1,106 @@
+//! The gate (`.ci/run`) and its scripts on machines that lack things, with programs in the place of those that they call: every part
+//! runs, failures and skips stand in the last table, and nothing that is missing ends a script or is passed over in silence.
+use crate::common::programs::write_program;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A program of the machine in `dir`, in bash.
+fn program(dir: &Path, name: &str, body: &str) {
+    write_program(&dir.join(name), format!("#!/bin/bash\n{body}\n"));
+}
+/// What `script` says where the programs in `dir`/bin come before the system's.
+fn run(script: &Path, dir: &Path, args: &[&str]) -> (Output, String) {
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", dir.join("bin").display());
+    let mut command = Command::new(script);
+    command.args(args).env("PATH", path).env_remove("CARGO_TARGET_DIR").env_remove("PTXAS").env_remove("LAB");
+    let output = command.output().unwrap();
+    let said = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
+    (output, said)
+}
+
+/// A copy of the gate in a directory of its own, whose parts say that they ran.
+fn gate(cargo: &str) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_program(&dir.path().join(".ci/run"), fs::read(Path::new(ROOT).join(".ci/run")).unwrap());
+    program(dir.path(), "bin/cargo", cargo);
+    program(dir.path(), "bin/apt-get", "echo 'E: no network' >&2; exit 100");
+    for tool in fs::read_dir(Path::new(ROOT).join("scripts")).unwrap() {
+        let name = tool.unwrap().file_name().into_string().unwrap();
+        program(dir.path(), &format!("scripts/{name}"), &format!("echo {name} ran"));
+    }
+    dir
+}
+fn row<'a>(said: &'a str, part: &str) -> &'a str {
+    let is_row = |line: &&str| line.split_whitespace().next() == Some(part);
+    said.lines().rfind(is_row).unwrap_or_else(|| panic!("no row for {part} in: {said}"))
+}
+
+#[test]
+fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
+    let dir =
+        gate("echo \"cargo $*\"; case $1 in clippy) exit 101 ;; test) echo 'test result: ok. 909 passed' ;; esac");
+    program(dir.path(), "scripts/ptxas_check.sh", "echo a spill; exit 1");
+    program(dir.path(), "scripts/watch_check.sh", "echo 'watch_check: SKIPPED, PyPI cannot be reached: nothing read'");
+    let (output, said) = run(&dir.path().join(".ci/run"), dir.path(), &[]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for ran in ["cargo fmt", "test result: ok. 909 passed", "hosts_check.sh ran", "a spill"] {
+        assert!(said.contains(ran), "no {ran:?} in: {said}");
+    }
+    let tests = said.lines().find(|line| line.starts_with("cargo test --release --workspace")).unwrap();
+    assert!(tests.contains("--no-fail-fast"), "{tests}");
+    for (part, result) in [("lints", "FAILED"), ("tests", "passed"), ("ptxas", "FAILED"), ("hosts", "passed")] {
+        assert!(row(&said, part).contains(result), "{}", row(&said, part));
+    }
+    assert!(row(&said, "watch").ends_with("SKIPPED, PyPI cannot be reached: nothing read"), "{said}");
+}
+
+#[test]
+fn a_gate_without_tools_to_install_goes_on_and_says_so() {
+    let dir = gate("true");
+    program(dir.path(), "bin/id", "echo 0");
+    // Whatever this machine has.
+    let no_mpicc = "command() { [ \"$2\" != mpicc ] && builtin command \"$@\"; }";
+    let text = fs::read_to_string(dir.path().join(".ci/run")).unwrap();
+    program(dir.path(), ".ci/run", &format!("{no_mpicc}\n{text}"));
+    let (output, said) = run(&dir.path().join(".ci/run"), dir.path(), &[]);
+    assert!(output.status.success(), "{said}");
+    let row = row(&said, "launchers");
+    assert!(row.contains("SKIPPED: no mpicc") && row.ends_with("apt-get cannot install"), "{said}");
+}
+
+#[test]
+fn without_pypi_kernels_are_not_assembled_and_the_script_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("built");
+    program(dir.path(), "bin/cargo", &format!("echo '{{\"target_directory\":\"{}\"}}'", target.display()));
+    let pip = "mkdir -p $3/bin; printf '#!/bin/bash\\necho no route >&2; exit 1\\n' > $3/bin/pip; chmod +x $3/bin/pip";
+    program(dir.path(), "bin/python3", pip);
+    let (output, said) = run(&Path::new(ROOT).join("scripts/ptxas_check.sh"), dir.path(), &[]);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("ptxas_check: SKIPPED, PyPI cannot be reached"), "{said}");
+    assert!(target.join("ptxas/bin/pip").exists(), "the environment is not where cargo builds");
+}
+
+/// Namespaces may be had where the kernel has no veth.
+#[test]
+fn without_a_pair_of_interfaces_there_are_no_test_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let unshare = "while [[ $1 = --* ]]; do shift; done; case $1 in ip) exec \"$@\" ;; true) ;; *) exit 9 ;; esac";
+    program(dir.path(), "bin/unshare", unshare);
+    program(dir.path(), "bin/ip", "echo 'Error: Unknown device type.' >&2; exit 2");
+    let hosts = Path::new(ROOT).join("scripts/hosts_check.sh");
+    let (output, said) = run(&hosts, dir.path(), &["--binary", "/bin/true"]);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("hosts_check: SKIPPED, no veth pair: Error: Unknown device type."), "{said}");
+}
+
+#[test]
+fn scripts_ask_where_cargo_builds() {
+    let mut target = Command::new(Path::new(ROOT).join("scripts/target.sh"));
+    let output = target.env("CARGO_TARGET_DIR", "/elsewhere/built").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "/elsewhere/built\n");
+}

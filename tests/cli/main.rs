@@ -1,0 +1,17 @@
+//! The programs from outside, as users start them: flags and files, messages, logs, traces, fine-tuning, stages; and the scripts.
+#[path = "../common/mod.rs"]
+mod common;
+mod bad_input;
+mod command_line;
+mod deepspeed;
+mod gate;
+mod hybrid_shard;
+mod logs;
+mod lora;
+mod nonfinite_steps;
+mod sft;
+mod stages;
+mod tensor_parallel_runs;
+mod tensorboard;
+mod trace;
+mod troubleshooting;

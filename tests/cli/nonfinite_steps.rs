@@ -1,0 +1,128 @@
+//! Steps that are not finite, planted in a model of which one token's embedding overflows: they are left out by all ranks alike
+//! and counted, and more of them in a row than `--max-bad-steps` end the run. A model that holds no numbers is not trained, and
+//! one that learned nothing is not saved.
+
+use crate::common::runs::*;
+use flatshard::optim::{DecayShape, Schedule, Warmup};
+use safetensors::SafeTensors;
+use std::fs;
+
+/// The model in `hf`, in which the embedding of the byte `token` is `with`, again and again.
+fn poison(hf: &std::path::Path, token: usize, with: [f32; 2]) {
+    let path = hf.join("model.safetensors");
+    let mut file = fs::read(&path).unwrap();
+    let (header, tensors) =
+        (8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize, SafeTensors::deserialize(&file).unwrap());
+    let table = tensors.names().into_iter().find(|n| n.ends_with("embed_tokens.weight") || n.ends_with("wte.weight"));
+    let table = tensors.tensor(table.unwrap()).unwrap();
+    let row = 4 * table.shape()[1];
+    let at = header + (table.data().as_ptr() as usize - file[header..].as_ptr() as usize) + token * row;
+    let with = with.map(f32::to_le_bytes).concat();
+    file[at..at + row].chunks_exact_mut(8).for_each(|x| x.copy_from_slice(&with));
+    fs::write(&path, file).unwrap();
+}
+
+/// 40 steps of 8 rows of 32 bytes; `Z` stands in as many places as `at` has.
+fn corpus(at: &[usize]) -> String {
+    let mut text = "the quick brown fox jumps over the lazy dog. ".repeat(400).into_bytes();
+    at.iter().for_each(|&at| text[at] = b'Z');
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn a_bad_step_is_left_out_by_all_ranks_and_counted_and_too_many_in_a_row_end_the_run() {
+    let dir = Dir::new();
+    let (hf, text, metrics) = (dir.arg("hf"), dir.arg("text.txt"), dir.arg("m.jsonl"));
+    fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
+    let run = |args: &[&str]| {
+        let args = [&["--dataset", &text, "--no-shuffle", "--no-sample", "--no-eval"], args].concat();
+        let mut command = command(FSDP, &args);
+        Run(command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).spawn().unwrap()).end()
+    };
+    assert!(run(&["--arch", "gpt", "--no-tie-embeddings", "--max-steps", "1", "--save-hf", &hf]).status.success());
+    poison(&dir.path("hf"), b'Z' as usize, [f32::MAX, 0.0]); // too large for the mean of a LayerNorm
+    // Two rows of the third step of rank 1 alone, and one of the fifth of rank 0.
+    fs::write(dir.path("text.txt"), corpus(&[32 * (2 * 8 + 5) + 3, 32 * (2 * 8 + 6) + 9, 32 * (4 * 8 + 1) + 20]))
+        .unwrap();
+    let train = ["--pretrain", &hf, "--max-steps", "8", "--metrics-path", &metrics];
+    let ended = run(&[&train[..], &["--max-bad-steps", "1"]].concat());
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let steps = events(&dir.path("m.jsonl"), "step");
+    let bad: Vec<u64> =
+        steps.iter().filter(|s| s["grad_norm"].is_null()).map(|s| s["step"].as_u64().unwrap()).collect();
+    assert_eq!(bad, [3, 5], "{}", ended.stderr);
+    let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
+    assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2]);
+    // The schedule goes on in steps that are left out, as docs/differences.md says.
+    let schedule = Schedule { shape: DecayShape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, total: 8 };
+    let lrs: Vec<f32> = steps.iter().map(|s| s["lr"].as_f64().unwrap() as f32).collect();
+    assert_eq!(lrs, (1..=8).map(|step| schedule.lr(step)).collect::<Vec<f32>>());
+    assert!(ended.stderr.contains("step 3: the gradient is not finite; no weight was changed"), "{}", ended.stderr);
+    assert!(steps.iter().filter(|s| !bad.contains(&s["step"].as_u64().unwrap())).all(|s| s["loss"].is_f64()));
+
+    // None may be left out: the first ends the run, with the step and the flag.
+    let ended = run(&[&train[..], &["--max-bad-steps", "0"]].concat());
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    let says = "step 3: loss NaN, gradient norm NaN: step 1 in a row that is not finite, where --max-bad-steps is 0; lower --lr";
+    assert!(ended.stderr.contains(says), "{}", ended.stderr);
+}
+
+/// A rate that no model survives: from the second step on nothing is finite any more.
+#[test]
+fn a_run_that_diverges_ends_after_ten_bad_steps_unless_told_otherwise() {
+    for (args, step, most) in [(&[][..], 12, 10), (&["--max-bad-steps", "2"][..], 4, 2)] {
+        let ended =
+            Run::start(FSDP, &[&["--lr", "1e30", "--warmup-steps", "0", "--max-steps", "50"], args].concat()).end();
+        assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+        let says = format!(
+            "gradient norm NaN: step {} in a row that is not finite, where --max-bad-steps is {most};",
+            most + 1
+        );
+        assert!(ended.stderr.contains(&format!(": step {step}: loss ")), "{}", ended.stderr);
+        assert!(ended.stderr.contains(&says), "{}", ended.stderr);
+    }
+}
+
+/// Found while weights are read, each by the rank that reads it: the same message whatever the ranks, and nothing starts.
+#[test]
+fn a_model_with_non_finite_weights_is_refused_by_tensor_and_count() {
+    let dir = Dir::new();
+    let (hf, ckpt, metrics) = (dir.arg("hf"), dir.arg("ckpt"), dir.arg("m.jsonl"));
+    good(FSDP, &["--max-steps", "1", "--no-sample", "--save-hf", &hf]);
+    poison(&dir.path("hf"), 90, [f32::NAN, 1.0]);
+    poison(&dir.path("hf"), 7, [f32::NEG_INFINITY, f32::INFINITY]);
+    let train = ["--max-steps", "2", "--max-bad-steps", "2", "--ckpt-dir", &ckpt, "--metrics-path", &metrics];
+    let ranks = |more: &[&'static str]| [&train[..], more].concat();
+    for args in [
+        ranks(&["--nproc-per-node", "1"]),
+        ranks(&["--nproc-per-node", "3"]),
+        ranks(&["--strategy", "ddp"]),
+        ranks(&["--tp-size", "2"]),
+        vec!["--generate", "a"],
+    ] {
+        let ended = Run::start(FSDP, &[&["--pretrain", &hf], &args[..]].concat()).end();
+        assert_eq!(ended.status.code(), Some(2), "{args:?}: {}", ended.stderr);
+        let says = "tensor model.embed_tokens.weight has non-finite values (NaN or infinity): 96 of 20480; give a model without them";
+        assert!(ended.stderr.contains(&format!("{hf}/model.safetensors: {says}")), "{args:?}: {}", ended.stderr);
+    }
+    assert!(events(&dir.path("m.jsonl"), "step").is_empty());
+    assert_eq!(fs::read_dir(dir.path("ckpt")).unwrap().count(), 0, "neither checkpoints nor traces");
+}
+
+/// A loss scale that overflows in every step: nothing was learned, so neither a checkpoint nor a model is written.
+#[test]
+fn a_run_whose_every_step_was_skipped_fails_and_saves_nothing() {
+    let dir = Dir::new();
+    let (ckpt, hf) = (dir.arg("ckpt"), dir.arg("hf"));
+    let args =
+        ["--precision", "fp16", "--loss-scale", "1e30", "--max-steps", "4", "--ckpt-dir", &ckpt, "--save-hf", &hf];
+    for more in ["--no-async-save", "--async-save"] {
+        let ended = Run::start(FSDP, &[&args[..], &["--save-every", "1", more]].concat()).end();
+        assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+        let says =
+            ["no checkpoint after step 1: every step so far was skipped", "all 4 steps were skipped", "not saved"];
+        says.iter().for_each(|says| assert!(ended.stderr.contains(says), "{}", ended.stderr));
+        let there: Vec<_> = fs::read_dir(dir.path("ckpt")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(there.iter().all(|name| name == "comm_traces") && !dir.path("hf").exists(), "{there:?}");
+    }
+}

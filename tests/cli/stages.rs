@@ -1,0 +1,169 @@
+//! Training stages as processes: each goes on from the weights of the one before it, with what is its own, and a run that
+//! was interrupted anywhere ends as one that was not.
+
+use crate::common::agent::Agent;
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+
+/// Stage `warm` trains all but the embeddings; stage `head` the head alone, on other rows and by another rule.
+const STAGES: &str = "
+model: {embed_dim: 32, num_layers: 2, num_heads: 2}
+data: {dataset: synthetic, max_len: 16}
+batch: {batch_size: 2}
+optim: {lr: 0.01, warmup_steps: 0}
+run: {seed: 5, log_every: 1}
+checkpoint: {save_every: 2}
+training_stages:
+  warm: {run: {max_steps: 4}, freeze: [embed_tokens]}
+  head:
+    run: {max_steps: 6, seed: 9}
+    optim: {optimizer: sgd, lr: 0.1}
+    tune: {freeze: [embed_tokens, layers, 'model.norm']}
+";
+
+struct Job {
+    dir: TempDir,
+}
+
+impl Job {
+    fn new(yaml: &str) -> Job {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("run.yaml"), yaml).unwrap();
+        Job { dir }
+    }
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(FSDP);
+        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            command.env_remove(variable);
+        }
+        command.current_dir(self.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(["--config", "run.yaml", "--ckpt-dir", "ck", "--metrics-path", "m.jsonl"]).args(args);
+        command
+    }
+    fn run(&self, args: &[&str]) {
+        let Output { status, stderr, .. } = self.command(args).output().unwrap();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    }
+    fn refused(&self, args: &[&str]) -> String {
+        let Output { status, stderr, .. } = self.command(args).output().unwrap();
+        let text = String::from_utf8_lossy(&stderr).into_owned();
+        assert_eq!(status.code(), Some(2), "{text}");
+        text
+    }
+    fn weights(&self, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
+        weights(&self.dir.path().join("ck").join(checkpoint))
+    }
+    fn events(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.path().join("m.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn weights(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(dir.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
+}
+
+/// Tensors that differ.
+fn changed(a: &BTreeMap<String, Vec<u8>>, b: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
+    a.iter().filter(|(name, bytes)| b[*name] != **bytes).map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn each_stage_goes_on_from_the_one_before_and_a_run_can_stop_anywhere() {
+    let whole = Job::new(STAGES);
+    whole.run(&[]);
+    let (warm, head) = (whole.weights("warm/step-00000004"), whole.weights("head/step-00000006"));
+    assert_eq!(changed(&warm, &head), ["lm_head.weight"]);
+    assert!(!changed(&whole.weights("warm/step-00000002"), &warm).contains(&"model.embed_tokens.weight".into()));
+
+    let events = whole.events();
+    let runs: Vec<&Value> = events.iter().filter(|e| e["event"] == "run").collect();
+    let stages: Vec<&str> = runs.iter().map(|e| e["config"]["run"]["stage"].as_str().unwrap()).collect();
+    assert_eq!(stages, ["warm", "head"]);
+    assert!(runs[1]["trainable_params"].as_u64().unwrap() < runs[0]["trainable_params"].as_u64().unwrap());
+    let steps: Vec<u64> = events.iter().filter_map(|e| (e["event"] == "step").then(|| e["step"].as_u64())?).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]);
+
+    // One stage at a time.
+    let apart = Job::new(STAGES);
+    assert!(apart.refused(&["--stage", "head"]).contains("run it first"));
+    apart.run(&["--stage", "warm"]);
+    assert!(apart.refused(&[]).contains("--resume auto"), "a finished stage must not be run over");
+    apart.run(&["--stage", "head"]);
+    assert_eq!(changed(&head, &apart.weights("head/step-00000006")), [""; 0]);
+
+    // Interrupted in the second stage: what is done is not done again.
+    let again = apart.dir.path().join("ck/head");
+    fs::remove_dir_all(again.join("step-00000006")).unwrap();
+    fs::remove_file(again.join("latest")).unwrap();
+    let before = apart.events().len();
+    apart.run(&["--resume", "auto"]);
+    assert_eq!(changed(&head, &apart.weights("head/step-00000006")), [""; 0]);
+    let steps = |e: &Value| (e["event"] == "step").then(|| e["step"].as_u64())?;
+    assert_eq!(apart.events()[before..].iter().filter_map(steps).collect::<Vec<_>>(), [5, 6]);
+}
+
+#[test]
+fn a_launcher_of_others_runs_all_stages_in_its_ranks() {
+    let whole = Job::new(STAGES);
+    whole.run(&[]);
+    let job = Job::new(STAGES);
+    let agent = Agent::new();
+    let ranks = [0, 1].map(|rank| {
+        let mut command = job.command(&[]);
+        for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)] {
+            command.env(name, value.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", agent.port.to_string());
+        command.spawn().unwrap()
+    });
+    for rank in ranks {
+        let Output { status, stderr, .. } = rank.wait_with_output().unwrap();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    }
+    let last = "head/step-00000006";
+    assert_eq!(changed(&whole.weights(last), &job.weights(last)), [""; 0]);
+}
+
+#[test]
+fn what_is_wrong_with_any_stage_is_known_before_the_first() {
+    for (yaml, words) in [
+        (STAGES.replace("seed: 9", "sede: 9"), vec!["run.sede", "run.seed"]),
+        (STAGES.replace("optimizer: sgd", "optimizer: sdg"), vec!["sdg"]),
+        (STAGES.replace("  head:", "  step-00000007:"), vec!["step-00000007"]),
+    ] {
+        let job = Job::new(&yaml);
+        let text = job.refused(&[]);
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        assert!(!job.dir.path().join("ck").exists(), "something was started");
+    }
+    let job = Job::new(STAGES);
+    let nowhere = Command::new(FSDP).args(["--config", "run.yaml"]).current_dir(job.dir.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&nowhere.stderr);
+    assert!(nowhere.status.code() == Some(2) && text.contains("--ckpt-dir"), "{text}");
+    let text = Job::new(STAGES).refused(&["--stage", "haed"]);
+    assert!(text.contains("haed") && text.contains("head"), "{text}");
+    let text = Job::new(&STAGES.replace("embed_tokens]}", "embed_token_]}")).refused(&[]);
+    assert!(text.contains("embed_token_") && text.contains("model.embed_tokens.weight"), "{text}");
+}
+
+/// Only the last stage exports, and a place that it may not write ends the run before the first one starts.
+#[test]
+fn an_export_that_will_be_refused_is_refused_before_the_first_stage() {
+    let job = Job::new(STAGES);
+    let model = job.dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("config.json"), "{}").unwrap();
+    let text = job.refused(&["--save-hf", "model"]);
+    assert!(text.contains("--save-hf model: holds a model that this run did not write"), "{text}");
+    assert!(!job.dir.path().join("ck").exists());
+}

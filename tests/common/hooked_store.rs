@@ -1,0 +1,53 @@
+//! A store of which one thing is otherwise: the visit of its pieces, by which checkpoints are written and read.
+use flatshard::base::Result;
+use flatshard::nn::{Grads, ParamStore, Pass, Weights};
+use flatshard::store::{Piece, Store};
+
+/// How pieces are visited: the store below, and what is done with each piece.
+pub type Visit = fn(&mut dyn Store, &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
+
+pub struct HookedStore {
+    pub store: Box<dyn Store>,
+    pub visit: Visit,
+}
+
+impl ParamStore for HookedStore {
+    fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
+        self.store.acquire(layer, pass)
+    }
+    fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
+        self.store.release(layer, pass)
+    }
+    fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
+        self.store.grads(layer)
+    }
+    fn grads_ready(&mut self, layer: usize) -> Result<()> {
+        self.store.grads_ready(layer)
+    }
+}
+impl Store for HookedStore {
+    fn name(&self) -> &'static str {
+        self.store.name()
+    }
+    fn units(&self) -> usize {
+        self.store.units()
+    }
+    fn replicated(&self) -> bool {
+        self.store.replicated()
+    }
+    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
+        self.store.begin_micro_batch(first, last)
+    }
+    fn finish_grads(&mut self) -> Result<()> {
+        self.store.finish_grads()
+    }
+    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        (self.visit)(&mut *self.store, f)
+    }
+    fn weights_changed(&mut self) -> Result<()> {
+        self.store.weights_changed()
+    }
+    fn weights_updated(&mut self) -> Result<()> {
+        self.store.weights_updated()
+    }
+}

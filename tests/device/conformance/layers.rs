@@ -1,0 +1,358 @@
+//! Copies, biases, activations, dropout and embeddings.
+use super::harness::*;
+use crate::common::reference::{self, Real, each};
+use flatshard::base::{DType, rng::philox};
+use flatshard::device::{Device, Embed, Gemm};
+
+/// Rows and columns.
+pub const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
+
+/// An operation that works element by element: `inputs`, then outputs by name, each over `n` elements.
+macro_rules! elementwise {
+    ($test:ident, $factor:expr, [$($input:ident),*], [$($output:ident),*], $f:expr) => {
+        #[test]
+        fn $test() {
+            for n in [0, 1, 17, 64, 1003] {
+                let mut seed = 0;
+                let mut draw = || { seed += 1; normal(seed, n).iter().map(|x| x * 4.0).collect::<Vec<f64>>() };
+                $(let $input = draw();)*
+                conform(
+                    stringify!($test),
+                    $factor,
+                    &[$(x(stringify!($input), &$input),)* $(y(stringify!($output), &before(n)),)*],
+                    each::<f64, _, _>([$(&$input),*], $f),
+                    each::<f32, _, _>([$(&$input),*], $f),
+                    &|dev, bufs| {
+                        let [$($input,)* $($output,)*] = bufs else { unreachable!() };
+                        dev.$test($($input.view(),)* $($output.view_mut()),*)
+                    },
+                );
+            }
+        }
+    };
+}
+fn swiglu_of<R: Real>([gate, up]: [R; 2]) -> [R; 1] {
+    [reference::silu(gate) * up]
+}
+fn swiglu_slopes<R: Real>([gate, up, dy]: [R; 3]) -> [R; 2] {
+    [dy * up * reference::silu_slope(gate), dy * reference::silu(gate)]
+}
+fn geglu_of<R: Real>([gate, up]: [R; 2]) -> [R; 1] {
+    [reference::gelu(gate) * up]
+}
+fn geglu_slopes<R: Real>([gate, up, dy]: [R; 3]) -> [R; 2] {
+    [dy * up * reference::gelu_slope(gate), dy * reference::gelu(gate)]
+}
+fn gelu_of<R: Real>([x]: [R; 1]) -> [R; 1] {
+    [reference::gelu(x)]
+}
+fn gelu_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
+    [dy * reference::gelu_slope(x)]
+}
+elementwise!(swiglu, FORWARD, [gate, up], [out], swiglu_of);
+elementwise!(swiglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], swiglu_slopes);
+elementwise!(geglu, FORWARD, [gate, up], [out], geglu_of);
+elementwise!(geglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], geglu_slopes);
+elementwise!(gelu, FORWARD, [a], [out], gelu_of);
+elementwise!(gelu_backward, GRADIENT, [a, dy], [dx], gelu_slopes);
+
+/// The tails: 0 on the left, the identity on the right, and never a NaN out of a finite number.
+#[test]
+fn activations_at_the_ends() {
+    for dev in devices() {
+        let ends = [-3e38, -1e4, -100.0, 100.0, 1e4, f64::NAN];
+        let a = buf(&*dev, DType::F32, &ends);
+        let ones = buf(&*dev, DType::F32, &[1.0; 6]);
+        let mut out = buf(&*dev, DType::F32, &[0.0; 6]);
+        let mut other = buf(&*dev, DType::F32, &[0.0; 6]);
+        let is = |got: Vec<f64>, want: [f64; 5]| {
+            assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() <= 1e-6 * w.abs().max(1.0)), "{got:?}");
+            assert!(got[5].is_nan());
+        };
+        dev.swiglu(a.view(), ones.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.gelu(a.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.geglu(a.view(), ones.view(), out.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
+        dev.swiglu_backward(a.view(), ones.view(), ones.view(), out.view_mut(), other.view_mut()).unwrap();
+        is(read(&*dev, &out), [0.0, 0.0, 0.0, 1.0, 1.0]);
+        is(read(&*dev, &other), [0.0, 0.0, 0.0, 100.0, 1e4]);
+    }
+}
+
+#[test]
+fn copy_and_cast() {
+    let values: Vec<f64> = (0..333).map(|i| (i as f64 * 0.37).sin() * 1e3).collect();
+    for dev in devices() {
+        for from in FLOATS {
+            for to in FLOATS {
+                let src = buf(&*dev, from, &values);
+                let mut dst = buf(&*dev, to, &before(333));
+                let copied = dev.copy(src.view(), dst.view_mut());
+                if from != to && from != DType::F32 && to != DType::F32 {
+                    assert!(copied.unwrap_err().to_string().contains("cannot cast"), "{from} to {to}");
+                    continue; // from one narrow dtype to the other: nobody asks for it
+                }
+                copied.unwrap();
+                // Through f32, the only way there is.
+                assert_eq!(read(&*dev, &dst), read(&*dev, &buf(&*dev, to, &read(&*dev, &src))), "{from} to {to}");
+            }
+        }
+        let tokens = buf(&*dev, DType::U32, &[4e9, 5.0]);
+        let mut same = buf(&*dev, DType::U32, &[0.0; 2]);
+        dev.copy(tokens.view(), same.view_mut()).unwrap();
+        assert_eq!(read(&*dev, &same), [4e9, 5.0]);
+        let mut floats = buf(&*dev, DType::F32, &[0.0; 2]);
+        assert!(dev.copy(tokens.view(), floats.view_mut()).unwrap_err().to_string().contains("u32"));
+        assert!(dev.copy(tokens.view().slice(0..1), same.view_mut()).is_err());
+        dev.zero(same.view_mut().slice(0..1)).unwrap();
+        assert_eq!(read(&*dev, &same), [0.0, 5.0]);
+    }
+}
+
+#[test]
+fn bf16_rounds_to_nearest_even_and_keeps_nan() {
+    for dev in devices() {
+        let bits = [0x3f80_8000u32, 0x3f81_8000, 0x3f80_8001, 0x7f7f_ffff, 0x7f80_0001, 0xff80_0000, 0x0000_8001];
+        let values: Vec<f64> = bits.iter().map(|&b| f32::from_bits(b) as f64).collect();
+        let src = buf(&*dev, DType::F32, &values);
+        let mut dst = dev.alloc(DType::Bf16, bits.len(), flatshard::base::Category::Other).unwrap();
+        dev.copy(src.view(), dst.view_mut()).unwrap();
+        let mut got = vec![0; 2 * bits.len()];
+        dev.download(dst.view(), &mut got).unwrap();
+        let got: Vec<u16> = got.chunks(2).map(|b| u16::from_ne_bytes([b[0], b[1]])).collect();
+        assert!(half::bf16::from_bits(got[4]).is_nan());
+        assert_eq!([got[0], got[1], got[2], got[3], got[5], got[6]], [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0xff80, 1]);
+    }
+}
+
+#[test]
+fn f16_rounds_to_nearest_even_and_keeps_subnormals_infinities_and_nan() {
+    for dev in devices() {
+        // 65504 and the tie above it, the smallest normal, ties between subnormals, half of the smallest one.
+        let values = [1.000_488_281_25, 1.001_464_843_75, 65519.0, 65520.0, 6.103_515_625e-5, 2.5 / 16_777_216.0];
+        let more = [3.5 / 16_777_216.0, 0.5 / 16_777_216.0, f64::NEG_INFINITY, f64::NAN];
+        let src = buf(&*dev, DType::F32, &[&values[..], &more].concat());
+        let mut dst = dev.alloc(DType::F16, 10, flatshard::base::Category::Other).unwrap();
+        dev.copy(src.view(), dst.view_mut()).unwrap();
+        let mut got = vec![0; 20];
+        dev.download(dst.view(), &mut got).unwrap();
+        let got: Vec<u16> = got.chunks(2).map(|b| u16::from_ne_bytes([b[0], b[1]])).collect();
+        assert_eq!(got[..9], [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0400, 2, 4, 0, 0xfc00], "{}", dev.name());
+        assert!(half::f16::from_bits(got[9]).is_nan());
+        let mut back = buf(&*dev, DType::F32, &[0.0; 10]);
+        dev.copy(dst.view(), back.view_mut()).unwrap();
+        assert_eq!(read(&*dev, &back)[..9], read(&*dev, &dst)[..9]);
+    }
+}
+
+#[test]
+fn alloc_is_zeroed_aligned_and_counted() {
+    for dev in devices() {
+        let own = dev.meter().total();
+        for len in [0, 1, 5000, 2 << 20] {
+            let buf = dev.alloc(DType::F32, len, flatshard::base::Category::Saved).unwrap();
+            let alignment = if is_cpu(&*dev) { 4096 } else { 256 };
+            assert_eq!((buf.len(), buf.view().as_ptr() as usize % alignment), (len, 0));
+            assert_eq!(dev.meter().live(flatshard::base::Category::Saved), 4 * len);
+            assert!(read(&*dev, &buf).iter().all(|&x| x == 0.0));
+        }
+        assert_eq!(dev.meter().total(), own);
+        assert!(dev.alloc(DType::F32, usize::MAX / 8, flatshard::base::Category::Other).is_err());
+    }
+}
+
+#[test]
+fn add() {
+    for n in [0, 1, 100] {
+        let (a, b) = (normal(1, n), normal(2, n));
+        let exact = each::<f64, 2, 1>([&a, &b], |[a, b]| [a + b]);
+        let naive = each::<f32, 2, 1>([&a, &b], |[a, b]| [a + b]);
+        conform("add", FORWARD, &[x("x", &a), y("y", &b)], exact, naive, &|dev, bufs| {
+            let [a, b] = bufs else { unreachable!() };
+            dev.add(a.view(), b.view_mut())
+        });
+        // Narrow elements into f32: exact in both.
+        for dev in devices() {
+            for from in [DType::Bf16, DType::F16] {
+                let (x, mut sums) = (buf(&*dev, from, &a), buf(&*dev, DType::F32, &b));
+                dev.add(x.view(), sums.view_mut()).unwrap();
+                let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| (*a as f32 + *b as f32) as f64).collect();
+                assert_eq!(read(&*dev, &sums), want, "{from} on {}", dev.name());
+                let mut narrow = buf(&*dev, from, &b);
+                assert!(dev.add(sums.view(), narrow.view_mut()).is_err(), "f32 into {from}");
+            }
+        }
+    }
+}
+
+/// Of any length, so that there is no wrong one to refuse.
+#[test]
+fn scale() {
+    for n in [0, 1, 100] {
+        let a = normal(1, n);
+        let exact: Vec<f64> = a.iter().map(|a| a * 0.37f32 as f64).collect();
+        for dev in devices() {
+            for dtype in FLOATS {
+                let mut x = buf(&*dev, dtype, &a);
+                dev.scale(0.37, x.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, dtype, &exact));
+                compare(&format!("scale on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &x), &exact, &naive);
+            }
+            let mut words = buf(&*dev, DType::U32, &a);
+            assert!(dev.scale(0.37, words.view_mut()).is_err());
+        }
+    }
+}
+
+#[test]
+fn bias() {
+    for (n, c) in SHAPES.into_iter().filter(|&(n, c)| n > 1 && c > 1) {
+        let (b, a) = (normal(1, c), normal(2, n * c));
+        fn sums<R: Real>(a: &[f64], b: &[f64]) -> Outputs {
+            let (mut sums, c) = (reference::reals::<R>(b), b.len());
+            a.iter().enumerate().for_each(|(i, &a)| sums[i % c] = sums[i % c] + R::of(a));
+            vec![reference::f64s(&sums)]
+        }
+        let repeated: Vec<f64> = b.iter().copied().cycle().take(n * c).collect();
+        let exact = each::<f64, 2, 1>([&a, &repeated], |[a, b]| [a + b]);
+        let naive = each::<f32, 2, 1>([&a, &repeated], |[a, b]| [a + b]);
+        conform("bias", FORWARD, &[x("bias", &b), y("y", &a)], exact, naive, &|dev, bufs| {
+            let [b, y] = bufs else { unreachable!() };
+            dev.bias(b.view(), y.view_mut())
+        });
+        let operands = [x("dy", &a), f32_out("db", &b)];
+        conform("bias_backward", GRADIENT, &operands, sums::<f64>(&a, &b), sums::<f32>(&a, &b), &|dev, bufs| {
+            let [dy, db] = bufs else { unreachable!() };
+            dev.bias_backward(dy.view(), db.view_mut())
+        });
+    }
+}
+
+#[test]
+fn dropout() {
+    let (p, key) = (0.3f32, 0x1234_5678_9abc_def0u64);
+    let words = |dev: &dyn Device| buf(dev, DType::U32, &[key as u32, (key >> 32) as u32].map(f64::from));
+    for n in [0, 1, 63, 64, 1001] {
+        let a = normal(1, n);
+        let kept = |i: usize| philox(key, [i as u32 / 4, 0, 0, 0])[i % 4] as f64 >= p as f64 * 4_294_967_296.0;
+        let of = |scale: fn(f64) -> f64| -> Outputs {
+            vec![a.iter().enumerate().map(|(i, &x)| if kept(i) { scale(x) } else { 0.0 }).collect()]
+        };
+        let (exact, naive) = (of(|x| x / (1.0 - 0.3f32 as f64)), of(|x| (x as f32 / (1.0 - 0.3f32)) as f64));
+        for dev in devices() {
+            let (keys, mut b) = (words(&*dev), buf(&*dev, DType::F32, &a));
+            dev.dropout(p, keys.view(), b.view_mut()).unwrap();
+            let zeros = read(&*dev, &b).iter().filter(|&&x| x == 0.0).count();
+            assert!(n < 1000 || (250..350).contains(&zeros), "{zeros} of {n} dropped with p = 0.3");
+        }
+        let mut any_length = y("x", &a);
+        any_length.role = Role::Output;
+        for dev in devices() {
+            let keys = words(&*dev);
+            for dtype in FLOATS {
+                let mut b = buf(&*dev, dtype, &any_length.values);
+                dev.dropout(p, keys.view(), b.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
+                compare(&format!("dropout on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &b), &exact[0], &naive);
+            }
+            let mut integers = buf(&*dev, DType::U32, &[1.0]);
+            assert!(dev.dropout(p, keys.view(), integers.view_mut()).is_err());
+            let error = dev.dropout(1.0, keys.view(), integers.view_mut()).unwrap_err().to_string();
+            assert!(error.contains("p = 1"), "{error}");
+            let (half, mut b) = (keys.view().slice(0..1), buf(&*dev, DType::F32, &a));
+            assert!(dev.dropout(p, half, b.view_mut()).unwrap_err().to_string().contains("key holds 1"));
+        }
+    }
+}
+
+#[test]
+fn embed() {
+    let (rows, c) = (11, 24);
+    let tokens = [3, 0, 10, 3, 3, 7];
+    let (table, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
+    // All of the table, its beginning, its end.
+    let parts = [0..rows, 0..4, 4..rows];
+    let all = [(false, 1.0), (true, 1.0), (false, 5.5), (true, 5.5)];
+    for ((accumulate, scale), held) in all.into_iter().flat_map(|a| parts.clone().map(|p| (a, p))) {
+        let row = |i: usize, t: u32| (0..c).map(move |j| (t as usize * c + j, i * c + j));
+        let of = |f: &dyn Fn(f64, f64) -> f64| -> Outputs {
+            let there = |at: usize| if held.contains(&(at / c)) { table[at] } else { 0.0 };
+            let at = |(w_at, y_at): (usize, usize)| f(there(w_at), if accumulate { old[y_at] } else { 0.0 });
+            vec![tokens.iter().enumerate().flat_map(|(i, &t)| row(i, t)).map(at).collect()]
+        };
+        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let w = &table[held.start * c..held.end * c];
+        let operands = [u32_in("tokens", &tokens), x("w", w), y("y", &old)];
+        conform(
+            "embed",
+            FORWARD,
+            &operands,
+            of(&|a, b| scale * a + b),
+            of(&|a, b| (scale as f32 * a as f32 + b as f32) as f64),
+            &|dev, bufs| {
+                let [tokens, w, y] = bufs else { unreachable!() };
+                dev.embed(&shape, tokens.view(), w.view(), y.view_mut(), accumulate)
+            },
+        );
+    }
+    fn scatter<R: Real>(tokens: &[u32], dy: &[f64], scale: f64, dw: &[f64], first: usize, c: usize) -> Outputs {
+        let mut dw = reference::reals::<R>(dw);
+        for (i, &dy) in dy.iter().enumerate() {
+            let at = (tokens[i / c] as usize * c + i % c).wrapping_sub(first * c);
+            if let Some(dw) = dw.get_mut(at) {
+                *dw = *dw + R::of(scale) * R::of(dy);
+            }
+        }
+        vec![reference::f64s(&dw)]
+    }
+    for (scale, held) in [1.0, 5.5].into_iter().flat_map(|scale| parts.clone().map(|p| (scale, p))) {
+        let dw = before(held.len() * c);
+        let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
+        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let exact = scatter::<f64>(&tokens, &dy, scale, &dw, held.start, c);
+        let naive = scatter::<f32>(&tokens, &dy, scale, &dw, held.start, c);
+        conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
+            let [tokens, dy, dw] = bufs else { unreachable!() };
+            dev.embed_backward(&shape, tokens.view(), dy.view(), dw.view_mut())
+        });
+    }
+}
+
+#[test]
+fn embed_names_a_token_outside_the_table() {
+    for dev in devices() {
+        let (tokens, w) = (buf(&*dev, DType::U32, &[1.0, 300.0]), buf(&*dev, DType::F32, &[0.0; 256 * 2]));
+        let mut y = buf(&*dev, DType::F32, &[7.0; 4]);
+        let done = dev.embed(&Embed::whole(256, 1.0), tokens.view(), w.view(), y.view_mut(), false);
+        let error = settled(&*dev, done, &w).unwrap_err().to_string();
+        assert!(error.contains("token 300") && error.contains("256 rows"), "{error}");
+        assert_eq!(read(&*dev, &y), [7.0; 4], "nothing is written");
+    }
+}
+
+/// The product itself is tested beside its kernels; here, that the device hands it on with both dtypes of C.
+#[test]
+fn gemm() {
+    let (m, n, k) = (5, 9, 33);
+    let (a, b, c) = (normal(1, m * k), normal(2, n * k), before(m * n));
+    fn product<R: Real>(a: &[f64], b: &[f64], c: &[f64], n: usize, k: usize) -> Outputs {
+        let (a, b) = (reference::reals::<R>(a), reference::reals::<R>(b));
+        let at =
+            |(i, &c): (usize, &f64)| (R::of(c) + (0..k).map(|l| a[i / n * k + l] * b[i % n * k + l]).sum::<R>()).f64();
+        vec![c.iter().enumerate().map(at).collect()]
+    }
+    let (exact, naive) = (product::<f64>(&a, &b, &c, n, k), product::<f32>(&a, &b, &c, n, k));
+    for out in [y("c", &c), f32_out("c", &c)] {
+        for dev in devices() {
+            for dtype in FLOATS {
+                let to = if out.kind == Kind::Compute { dtype } else { DType::F32 };
+                let (a, b, mut c) = (buf(&*dev, dtype, &a), buf(&*dev, dtype, &b), buf(&*dev, to, &c));
+                dev.gemm(&Gemm::nt(m, n, k).accumulate(), a.view(), b.view(), c.view_mut()).unwrap();
+                let naive = read(&*dev, &buf(&*dev, to, &naive[0]));
+                compare(&format!("gemm {dtype} to {to}"), FORWARD, &read(&*dev, &c), &exact[0], &naive);
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Cross entropy.
+use super::harness::*;
+use crate::common::reference::{self, Real};
+use flatshard::base::DType;
+use flatshard::device::{CrossEntropy, Device, VocabPart};
+
+/// The factor of the gradient, last among the operands where it is wanted.
+fn with_scale(grad: bool, mut operands: Vec<Operand>) -> Vec<Operand> {
+    operands.extend(grad.then(|| operand("scale", Kind::Fixed(DType::F32), Role::Scratch, [0.125])));
+    operands
+}
+
+#[test]
+fn cross_entropy() {
+    for (vocab, targets) in
+        [(1, vec![0]), (7, vec![6, -100, 0]), (256, vec![-100; 2]), (5000, vec![4999, 0, 17]), (2, vec![])]
+    {
+        let logits: Vec<f64> = normal(vocab as u64, vocab * targets.len()).iter().map(|x| x * 4.0).collect();
+        for (grad, cap) in [(false, 0.0), (true, 0.0), (false, 3.0), (true, 3.0)] {
+            let shape = CrossEntropy { vocab, softcap: cap as f32 };
+            conform(
+                "cross_entropy",
+                GRADIENT,
+                &with_scale(
+                    grad,
+                    vec![
+                        operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
+                        y("logits", &logits),
+                        operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
+                    ],
+                ),
+                reference::cross_entropy::<f64>((vocab, 0.125, grad, cap), &targets, &logits, 2.5),
+                reference::cross_entropy::<f32>((vocab, 0.125, grad, cap), &targets, &logits, 2.5),
+                &|dev, bufs| {
+                    let [targets, logits, loss, scale @ ..] = bufs else { unreachable!() };
+                    let scale = scale.first().map(|scale| scale.view());
+                    dev.cross_entropy(&shape, targets.view(), scale, logits.view_mut(), loss.view_mut())
+                },
+            );
+        }
+    }
+}
+
+/// What the parts between `cuts` say of the rows, one after the other.
+fn said(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Vec<f64> {
+    let (vocab, given) = (cuts[cuts.len() - 1], targets.iter().map(|&t| t as f64).collect::<Vec<_>>());
+    let one = |part: &[usize]| {
+        let (columns, shape) = columns(logits, vocab, part, cap);
+        let at = VocabPart { first: part[0], of: vocab };
+        let mut said = buf(dev, DType::F32, &vec![7.0; VocabPart::SAID * targets.len()]);
+        let (targets, columns) = (buf(dev, DType::I32, &given), buf(dev, dtype, &columns));
+        dev.cross_entropy_part(&shape, &at, targets.view(), columns.view(), said.view_mut()).unwrap();
+        read(dev, &said)
+    };
+    cuts.windows(2).flat_map(one).collect()
+}
+fn columns(logits: &[f64], vocab: usize, part: &[usize], softcap: f32) -> (Vec<f64>, CrossEntropy) {
+    let columns = logits.chunks(vocab).flat_map(|row| row[part[0]..part[1]].to_vec()).collect();
+    (columns, CrossEntropy { vocab: part[1] - part[0], softcap })
+}
+
+/// Every part's loss is that of the whole vocabulary, and its gradient that of its columns.
+#[test]
+fn cross_entropy_in_parts() {
+    let all: [(&[usize], Vec<i32>); 3] =
+        [(&[0, 7, 12], vec![6, -100, 7, 0]), (&[0, 1, 2, 3], vec![2, 0, 1]), (&[0, 2000, 5000], vec![4999, 0, 1999])];
+    for (cuts, targets) in all {
+        let vocab = cuts[cuts.len() - 1];
+        let logits: Vec<f64> = normal(vocab as u64, vocab * targets.len()).iter().map(|x| x * 4.0).collect();
+        for (grad, cap) in [(false, 0.0), (true, 0.0), (true, 3.0)] {
+            for part in cuts.windows(2) {
+                let (mine, shape) = columns(&logits, vocab, part, cap as f32);
+                let at = VocabPart { first: part[0], of: vocab };
+                let of = |mut outputs: Outputs| {
+                    outputs[0] = columns(&outputs[0], vocab, part, 0.0).0;
+                    outputs
+                };
+                // The same for all devices: what is compared is the finish.
+                let cpu = &devices()[0];
+                conform(
+                    "cross_entropy_finish",
+                    GRADIENT,
+                    &with_scale(
+                        grad,
+                        vec![
+                            operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
+                            f32_in("said", &said(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
+                            y("logits", &mine),
+                            operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
+                        ],
+                    ),
+                    of(reference::cross_entropy::<f64>((vocab, 0.125, grad, cap), &targets, &logits, 2.5)),
+                    of(reference::cross_entropy::<f32>((vocab, 0.125, grad, cap), &targets, &logits, 2.5)),
+                    &|dev, bufs| {
+                        let [targets, said, logits, loss, scale @ ..] = bufs else { unreachable!() };
+                        let (targets, said, scale) = (targets.view(), said.view(), scale.first().map(|s| s.view()));
+                        dev.cross_entropy_finish(&shape, &at, targets, said, scale, logits.view_mut(), loss.view_mut())
+                    },
+                );
+            }
+        }
+        for cap in [0.0f32, 3.0] {
+            for part in cuts.windows(2) {
+                let (mine, shape) = columns(&logits, vocab, part, cap);
+                let at = VocabPart { first: part[0], of: vocab };
+                let (exact, naive) = (what::<f64>(part, &targets, &mine, cap), what::<f32>(part, &targets, &mine, cap));
+                conform(
+                    "cross_entropy_part",
+                    FORWARD,
+                    &[
+                        operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
+                        x("logits", &mine),
+                        f32_out("said", &before(VocabPart::SAID * targets.len())),
+                    ],
+                    exact,
+                    naive,
+                    &|dev, bufs| {
+                        let [targets, logits, said] = bufs else { unreachable!() };
+                        dev.cross_entropy_part(&shape, &at, targets.view(), logits.view(), said.view_mut())
+                    },
+                );
+            }
+        }
+    }
+}
+/// What a part says, naively.
+fn what<R: Real>(part: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Outputs {
+    let width = part[1] - part[0];
+    let row = |(row, &target): (&[f64], &i32)| {
+        if target == -100 {
+            return [0.0; 3];
+        }
+        let one = R::of(1.0);
+        let capped =
+            |&x: &f64| if cap == 0.0 { R::of(x) } else { reference::softcap(R::of(cap as f64), R::of(x), one).0 };
+        let z: Vec<R> = row.iter().map(capped).collect();
+        let max = z.iter().copied().reduce(R::max).unwrap();
+        let total = z.iter().map(|&z| (z - max).exp()).sum::<R>();
+        let here = (target as usize).checked_sub(part[0]).and_then(|column| z.get(column));
+        [max.f64(), total.f64(), here.map_or(0.0, |z| z.f64())]
+    };
+    vec![logits.chunks(width).zip(targets).flat_map(row).collect()]
+}
+
+#[test]
+fn cross_entropy_of_extreme_logits() {
+    for dev in devices() {
+        let (shape, one) = (CrossEntropy { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
+        let rows = [[1e4, -1e4, f64::NEG_INFINITY, 0.0], [-1e30, -1e30, -1e30, -1e30]];
+        let mut logits = buf(&*dev, DType::F32, rows.as_flattened());
+        let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, 2.0]), buf(&*dev, DType::F64, &[0.0]));
+        dev.cross_entropy(&shape, targets.view(), Some(one.view()), logits.view_mut(), loss.view_mut()).unwrap();
+        assert!((read(&*dev, &loss)[0] - 2e4 - 4f64.ln()).abs() < 1e-6);
+        assert_eq!(read(&*dev, &logits), [1.0, -1.0, 0.0, 0.0, 0.25, 0.25, -0.75, 0.25]);
+    }
+}
+
+#[test]
+fn a_nan_among_the_logits_reaches_the_loss() {
+    for dev in devices() {
+        for (at, softcap) in [(0, 0.0), (17, 0.0), (39, 0.0), (17, 5.0)] {
+            let shape = CrossEntropy { vocab: 40, softcap };
+            let mut row = [0.5; 40];
+            row[at] = f64::NAN;
+            let mut logits = buf(&*dev, DType::F32, &row);
+            let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0]), buf(&*dev, DType::F64, &[0.0]));
+            dev.cross_entropy(&shape, targets.view(), None, logits.view_mut(), loss.view_mut()).unwrap();
+            assert!(read(&*dev, &loss)[0].is_nan(), "NaN at {at}");
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_names_a_target_outside_the_vocabulary() {
+    for dev in devices() {
+        let (shape, one) = (CrossEntropy { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
+        for wrong in [4.0, -1.0, -99.0] {
+            let mut logits = buf(&*dev, DType::F32, &[0.5; 8]);
+            let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, wrong]), buf(&*dev, DType::F64, &[0.0]));
+            let error = dev.cross_entropy(&shape, targets.view(), Some(one.view()), logits.view_mut(), loss.view_mut());
+            let error = settled(&*dev, error, &targets).unwrap_err().to_string();
+            assert!(error.contains(&format!("target {wrong}")) && error.contains("0..4"), "{error}");
+            assert_eq!(read(&*dev, &logits), [0.5; 8], "nothing is written");
+        }
+    }
+}

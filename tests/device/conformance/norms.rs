@@ -1,0 +1,77 @@
+//! RMSNorm and LayerNorm, forward and backward.
+use super::harness::*;
+use super::layers::SHAPES;
+use crate::common::reference;
+use flatshard::device::RmsNorm;
+
+#[test]
+fn rmsnorm() {
+    for ((n, c), offset) in SHAPES.into_iter().filter(|&(_, c)| c > 1).zip([0.0, 1.0].into_iter().cycle()) {
+        let (a, w) = (normal(1, n * c), normal(2, c));
+        let norm = RmsNorm { eps: 1e-5, offset: offset as f32 };
+        conform(
+            "rmsnorm",
+            FORWARD,
+            &[x("x", &a), x("w", &w), y("y", &before(n * c)), f32_out("rstd", &before(n))],
+            reference::rmsnorm::<f64>((1e-5, offset), &a, &w),
+            reference::rmsnorm::<f32>((1e-5, offset), &a, &w),
+            &|dev, bufs| {
+                let [a, w, y, rstd] = bufs else { unreachable!() };
+                dev.rmsnorm(&norm, a.view(), w.view(), y.view_mut(), rstd.view_mut())
+            },
+        );
+        let rstd: Vec<f64> = reference::rmsnorm::<f32>((1e-5, offset), &a, &w)[1].clone();
+        let (dy, dx, dw) = (normal(3, n * c), before(n * c), before(c));
+        conform(
+            "rmsnorm_backward",
+            GRADIENT,
+            &[x("x", &a), x("w", &w), f32_in("rstd", &rstd), x("dy", &dy), y("dx", &dx), f32_out("dw", &dw)],
+            reference::rmsnorm_backward::<f64>(offset, &a, &w, &rstd, &dy, &dx, &dw),
+            reference::rmsnorm_backward::<f32>(offset, &a, &w, &rstd, &dy, &dx, &dw),
+            &|dev, bufs| {
+                let [a, w, rstd, dy, dx, dw] = bufs else { unreachable!() };
+                dev.rmsnorm_backward(&norm, a.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw.view_mut())
+            },
+        );
+    }
+}
+
+#[test]
+fn layernorm() {
+    for (n, c) in SHAPES.into_iter().filter(|&(_, c)| c > 1) {
+        let (a, w, b) = (normal(1, n * c), normal(2, c), normal(3, c));
+        conform(
+            "layernorm",
+            FORWARD,
+            &[x("x", &a), x("w", &w), x("b", &b), y("y", &before(n * c)), f32_out("stats", &before(2 * n))],
+            reference::layernorm::<f64>(1e-5, &a, &w, &b),
+            reference::layernorm::<f32>(1e-5, &a, &w, &b),
+            &|dev, bufs| {
+                let [a, w, b, y, stats] = bufs else { unreachable!() };
+                dev.layernorm(1e-5, a.view(), w.view(), b.view(), y.view_mut(), stats.view_mut())
+            },
+        );
+        let stats = reference::layernorm::<f32>(1e-5, &a, &w, &b)[1].clone();
+        let (dy, dx, dw, db) = (normal(4, n * c), before(n * c), before(c), before(c));
+        conform(
+            "layernorm_backward",
+            GRADIENT,
+            &[
+                x("x", &a),
+                x("w", &w),
+                f32_in("stats", &stats),
+                x("dy", &dy),
+                y("dx", &dx),
+                f32_out("dw", &dw),
+                f32_out("db", &db),
+            ],
+            reference::layernorm_backward::<f64>([&a, &w, &stats, &dy], [&dx, &dw, &db]),
+            reference::layernorm_backward::<f32>([&a, &w, &stats, &dy], [&dx, &dw, &db]),
+            &|dev, bufs| {
+                let [a, w, stats, dy, dx, dw, db] = bufs else { unreachable!() };
+                let (dx, dw, db) = (dx.view_mut(), dw.view_mut(), db.view_mut());
+                dev.layernorm_backward(a.view(), w.view(), stats.view(), dy.view(), dx, dw, db)
+            },
+        );
+    }
+}

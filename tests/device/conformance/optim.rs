@@ -1,0 +1,279 @@
+//! The optimizers, and the exact norm.
+use super::harness::*;
+use crate::common::reference::{Real, f64s, reals};
+use bytemuck::Pod;
+use flatshard::base::{Category, DType};
+use flatshard::device::{ALIGN, AdamW, Device, LIMBS, Sgd};
+
+const SCALE: f64 = 0.75;
+
+fn scale() -> Operand {
+    operand("scale", Kind::Fixed(DType::F32), Role::Scratch, [SCALE, 123.0])
+}
+
+/// An update's constants as it finds them in memory.
+fn constants(h: impl Pod) -> Vec<f64> {
+    bytemuck::cast_slice::<_, f32>(&[h]).iter().map(|&x| x as f64).collect()
+}
+fn h(h: impl Pod) -> Operand {
+    operand("h", Kind::Fixed(DType::F32), Role::Scratch, constants(h))
+}
+
+/// [m, v, p, out]: `torch.optim.AdamW`, line by line.
+fn adamw_of<R: Real>(h: &AdamW, g: &[f64], m: &[f64], v: &[f64], p: &[f64]) -> Outputs {
+    let (mut m, mut v, mut p) = (reals::<R>(m), reals::<R>(v), reals::<R>(p));
+    let (lr, b1, b2) = (h.lr as f64, h.beta1 as f64, h.beta2 as f64);
+    let (bc1, bc2) = (1.0 - b1.powf(h.step as f64), 1.0 - b2.powf(h.step as f64));
+    for i in 0..g.len() {
+        let g = R::of(g[i]) * R::of(SCALE);
+        p[i] = p[i] * R::of(1.0 - lr * h.weight_decay as f64);
+        m[i] = m[i] + (g - m[i]) * R::of(1.0 - b1);
+        v[i] = v[i] * R::of(b2) + g * g * R::of(1.0 - b2);
+        let denominator = v[i].sqrt() / R::of(bc2.sqrt()) + R::of(h.eps as f64);
+        p[i] = p[i] - R::of(lr / bc1) * m[i] / denominator;
+    }
+    vec![f64s(&m), f64s(&v), f64s(&p), f64s(&p)]
+}
+
+#[test]
+fn adamw() {
+    for (n, step) in [(0, 1), (1, 1), (1003, 1), (640, 1000)] {
+        let adamw = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+        let (g, m, p) = (normal(1, n), normal(2, n), normal(3, n));
+        let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).map(|v| v as f32 as f64).collect();
+        let (mine, h) = ([f32_in("g", &g), f32_out("m", &m), f32_out("v", &v), f32_out("p", &p)], h(adamw.scalars()));
+        let [g_in, m_out, v_out, p_out] = mine;
+        let operands = [h, scale(), g_in, m_out, v_out, p_out, y("out", &before(n))];
+        let (exact, naive) = (adamw_of::<f64>(&adamw, &g, &m, &v, &p), adamw_of::<f32>(&adamw, &g, &m, &v, &p));
+        conform("adamw", FORWARD, &operands, exact.clone(), naive.clone(), &|dev, bufs| {
+            let [h, scale, g, m, v, p, out] = bufs else { unreachable!() };
+            let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
+            dev.adamw(h.view(), scale.view(), g.view(), m, v, p, Some(out.view_mut()))
+        });
+        conform("adamw", FORWARD, &operands[..6], exact[..3].to_vec(), naive[..3].to_vec(), &|dev, bufs| {
+            let [h, scale, g, m, v, p] = bufs else { unreachable!() };
+            dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)
+        });
+    }
+}
+
+/// [m, p, out]
+fn sgd_of<R: Real>(h: &Sgd, g: &[f64], m: &[f64], p: &[f64]) -> Outputs {
+    let (mut m, mut p) = (reals::<R>(m), reals::<R>(p));
+    for i in 0..g.len() {
+        let decayed = R::of(g[i]) * R::of(SCALE) + R::of(h.weight_decay as f64) * p[i];
+        m[i] = R::of(h.momentum as f64) * m[i] + decayed;
+        p[i] = p[i] - R::of(h.lr as f64) * m[i];
+    }
+    vec![f64s(&m), f64s(&p), f64s(&p)]
+}
+
+#[test]
+fn sgd() {
+    for n in [0, 1, 777] {
+        let (g, m, p, zeros) = (normal(1, n), normal(2, n), normal(3, n), vec![0.0; n]);
+        let with = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 };
+        let operands = [h(with), scale(), f32_in("g", &g), f32_out("m", &m), f32_out("p", &p), y("out", &before(n))];
+        let (exact, naive) = (sgd_of::<f64>(&with, &g, &m, &p), sgd_of::<f32>(&with, &g, &m, &p));
+        conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
+            let [h, scale, g, m, p, out] = bufs else { unreachable!() };
+            dev.sgd(h.view(), scale.view(), g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut()))
+        });
+        let without = Sgd { momentum: 0.0, ..with };
+        let operands = [h(without), scale(), f32_in("g", &g), f32_out("p", &p)];
+        let of = |all: Outputs| vec![all[1].clone()];
+        let (exact, naive) = (of(sgd_of::<f64>(&without, &g, &zeros, &p)), of(sgd_of::<f32>(&without, &g, &zeros, &p)));
+        conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
+            let [h, scale, g, p] = bufs else { unreachable!() };
+            dev.sgd(h.view(), scale.view(), g.view(), None, p.view_mut(), None)
+        });
+    }
+}
+
+/// A cut anywhere gives the same bits: what a shard owns must not show.
+#[test]
+fn optimizers_do_not_see_where_the_range_is_cut() {
+    let h = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+    let n = 1000;
+    for dev in devices() {
+        let run = |cuts: &[usize]| {
+            let of = |values: Vec<f64>| buf(&*dev, DType::F32, &values);
+            let (g, mut m, mut v, mut p) = (of(normal(1, n)), of(normal(2, n)), of(vec![0.5; n]), of(normal(3, n)));
+            let (h, scale, mut out) =
+                (of(constants(h.scalars())), of(vec![SCALE]), buf(&*dev, DType::Bf16, &vec![0.0; n]));
+            for w in cuts.windows(2) {
+                let r = w[0]..w[1];
+                let (m, v) = (m.view_mut().slice(r.clone()), v.view_mut().slice(r.clone()));
+                let (p, out) = (p.view_mut().slice(r.clone()), out.view_mut().slice(r.clone()));
+                dev.adamw(h.view(), scale.view(), g.view().slice(r), m, v, p, Some(out)).unwrap();
+            }
+            [read(&*dev, &m), read(&*dev, &v), read(&*dev, &p), read(&*dev, &out)]
+        };
+        let whole = run(&[0, n]);
+        // Kernels ask for operands that start at a multiple of 16 bytes, which every shard does.
+        let cuts = if is_cpu(&*dev) { [0, 1, 18, 500, 501, 516, 999, n] } else { [0, 8, 24, 496, 504, 520, 992, n] };
+        assert_eq!(whole, run(&cuts));
+        assert!(whole[2] != normal(3, n), "it did something");
+    }
+}
+
+/// A gradient that overflowed leaves everything as it is: the host need not know before it has gone on.
+#[test]
+fn optimizers_change_nothing_where_the_scale_is_not_finite() {
+    let (adamw, sgd) = (
+        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 },
+        Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 },
+    );
+    for dev in devices() {
+        for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let of = |values: &[f64]| buf(&*dev, DType::F32, values);
+            let (h, momentum) = (of(&constants(adamw.scalars())), of(&constants(sgd)));
+            let (scale, g) = (of(&[scale]), of(&[f64::NAN; 9]));
+            let (mut m, mut v, mut p) = (of(&[1.0; 9]), of(&[2.0; 9]), of(&[3.0; 9]));
+            let mut out = buf(&*dev, DType::Bf16, &[4.0; 9]);
+            let (s, into) = (scale.view(), Some(out.view_mut()));
+            dev.adamw(h.view(), s, g.view(), m.view_mut(), v.view_mut(), p.view_mut(), into).unwrap();
+            dev.sgd(momentum.view(), s, g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut())).unwrap();
+            dev.sgd(momentum.view(), s, g.view(), None, p.view_mut(), None).unwrap();
+            let left = [&m, &v, &p, &out].map(|buf| read(&*dev, buf));
+            assert_eq!(left, [[1.0; 9], [2.0; 9], [3.0; 9], [4.0; 9]], "{}", dev.name());
+        }
+    }
+}
+
+/// The accumulator after these parts of `x`, each (start, end).
+fn limbs(dev: &dyn Device, x: &[f64], cuts: &[(usize, usize)]) -> Vec<f64> {
+    let x = buf(dev, DType::F32, x);
+    let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).unwrap();
+    for &(start, end) in cuts {
+        dev.sum_squares(x.view().slice(start..end), acc.view_mut()).unwrap();
+    }
+    read(dev, &acc)
+}
+fn clip(dev: &dyn Device, acc: &[f64], max_norm: f32) -> [f64; 2] {
+    unscaled_clip(dev, acc, max_norm, 1.0)
+}
+fn unscaled_clip(dev: &dyn Device, acc: &[f64], max_norm: f32, unscale: f32) -> [f64; 2] {
+    let acc = buf(dev, DType::F64, acc);
+    let mut out = buf(dev, DType::F32, &[9.0, 9.0]);
+    let unscale = buf(dev, DType::F32, &[unscale as f64]);
+    dev.clip_scale(acc.view(), max_norm, unscale.view(), out.view_mut()).unwrap();
+    read(dev, &out).try_into().unwrap()
+}
+
+/// Numbers of every magnitude that f32 has, subnormals and zeros among them; the last block is short.
+fn wild() -> Vec<f64> {
+    let magnitude = |i: usize| 2f64.powi((i * 37 % 277) as i32 - 149);
+    let mut x: Vec<f64> = normal(9, 20 * ALIGN + 77).iter().enumerate().map(|(i, x)| x * magnitude(i)).collect();
+    x[5 * ALIGN..6 * ALIGN].fill(0.0);
+    x[7 * ALIGN..8 * ALIGN].fill(f32::from_bits(1) as f64);
+    x.iter().map(|&x| (x as f32).clamp(f32::MIN, f32::MAX) as f64).collect()
+}
+
+#[test]
+fn any_cut_and_any_order_give_the_same_limbs() {
+    let x = wild();
+    let n = x.len();
+    let mut first: Option<Vec<f64>> = None;
+    for dev in devices() {
+        let whole = limbs(&*dev, &x, &[(0, n)]);
+        assert!(
+            whole.iter().all(|&l| l.fract() == 0.0 && (0.0..4_294_967_296.0).contains(&l)),
+            "whole limbs below 2^32"
+        );
+        let blocks: Vec<_> = (0..n.div_ceil(ALIGN)).map(|b| (b * ALIGN, ((b + 1) * ALIGN).min(n))).collect();
+        assert_eq!(limbs(&*dev, &x, &blocks), whole, "block by block");
+        let backwards: Vec<_> = blocks.iter().rev().copied().collect();
+        assert_eq!(limbs(&*dev, &x, &backwards), whole, "backwards");
+        assert_eq!(limbs(&*dev, &x, &[(7 * ALIGN, n), (0, 0), (3 * ALIGN, 7 * ALIGN), (0, 3 * ALIGN)]), whole);
+        // Ranks that each hold a part, their limbs then summed as an all-reduce does: the same norm, to the bit.
+        let parts = [(0, 4 * ALIGN), (4 * ALIGN, 13 * ALIGN), (13 * ALIGN, n)];
+        let mut summed = vec![0.0; LIMBS];
+        for part in parts {
+            limbs(&*dev, &x, &[part]).iter().zip(&mut summed).for_each(|(l, s)| *s += l);
+        }
+        let bits = |acc: &[f64]| clip(&*dev, acc, 1.0).map(f64::to_bits);
+        assert_eq!(bits(&summed), bits(&whole));
+        assert_eq!(first.get_or_insert(whole.clone()), &whole, "every device, every width");
+    }
+}
+
+#[test]
+fn the_norm_is_right() {
+    for dev in devices() {
+        let norm = |x: &[f64]| clip(&*dev, &limbs(&*dev, x, &[(0, x.len())]), 0.0)[1];
+        for x in [normal(3, 100_000), normal(4, 1), vec![], vec![0.0; 300], vec![3.0, 4.0]] {
+            let want = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            assert!((norm(&x) - want).abs() <= 6e-8 * want, "{} is not {want}", norm(&x));
+        }
+        let (tiny, huge) = (f32::from_bits(1) as f64, f32::MAX as f64);
+        assert_eq!(norm(&[tiny]), tiny);
+        assert_eq!(norm(&[tiny; 4 * ALIGN * ALIGN]), tiny * 2.0 * ALIGN as f64);
+        assert_eq!(norm(&[huge, tiny]), huge);
+        assert_eq!(norm(&[1e30, 1e-30]), 1e30f32 as f64);
+        assert_eq!(norm(&[huge; 4]), f64::INFINITY, "twice the largest f32");
+    }
+}
+
+#[test]
+fn clipping() {
+    for dev in devices() {
+        let acc = limbs(&*dev, &[3.0, 4.0], &[(0, 2)]);
+        assert_eq!(clip(&*dev, &acc, 0.0), [1.0, 5.0], "0 is off");
+        assert_eq!(clip(&*dev, &acc, 10.0), [1.0, 5.0]);
+        assert_eq!(clip(&*dev, &acc, 1.0), [(1.0 / (5.0 + 1e-6)) as f32 as f64, 5.0]);
+        assert_eq!(clip(&*dev, &[0.0; LIMBS], 1.0), [1.0, 0.0]);
+    }
+}
+
+/// A loss scale that is a power of two shows in no bit but those of the factor's exponent.
+#[test]
+fn a_scaled_gradient_is_clipped_as_the_gradient() {
+    let x: Vec<f64> = normal(3, 3 * ALIGN).to_vec();
+    let scaled: Vec<f64> = x.iter().map(|x| x * 65536.0).collect();
+    for dev in devices() {
+        let [plain, scaled] = [&x, &scaled].map(|x| limbs(&*dev, x, &[(0, 3 * ALIGN)]));
+        for max_norm in [0.0, 1.0, 100.0] {
+            let [scale, norm] = clip(&*dev, &plain, max_norm);
+            assert!(norm > 10.0 && norm < 100.0);
+            let got = unscaled_clip(&*dev, &scaled, max_norm, 1.0 / 65536.0);
+            assert_eq!(got, [scale / 65536.0, norm], "{} max {max_norm}", dev.name());
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_makes_the_norm_so() {
+    for dev in devices() {
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for at in [0, 127, 128, 299] {
+                let mut x = vec![1.0; 300];
+                x[at] = bad;
+                let parts = limbs(&*dev, &x, &[(0, 128), (128, 300)]);
+                let [scale, norm] = clip(&*dev, &parts, 1.0);
+                assert!(!norm.is_finite() && !scale.is_finite(), "{bad} at {at} gave scale {scale}, norm {norm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_norm_refuses_what_does_not_fit() {
+    let acc = operand("acc", Kind::Fixed(DType::F64), Role::Input, [0.0; LIMBS]);
+    let x = operand("x", Kind::Fixed(DType::F32), Role::Scratch, [1.0]);
+    conform("sum_squares", FORWARD, &[x, acc.clone()], vec![], vec![], &|dev, bufs| {
+        let [x, acc] = bufs else { unreachable!() };
+        dev.sum_squares(x.view(), acc.view_mut())
+    });
+    conform(
+        "clip_scale",
+        FORWARD,
+        &[acc, operand("unscale", Kind::Fixed(DType::F32), Role::Scratch, [1.0]), f32_out("out", &[0.0; 2])],
+        vec![vec![1.0, 0.0]],
+        vec![vec![1.0, 0.0]],
+        &|dev, bufs| {
+            let [acc, unscale, out] = bufs else { unreachable!() };
+            dev.clip_scale(acc.view(), 1.0, unscale.view(), out.view_mut())
+        },
+    );
+}

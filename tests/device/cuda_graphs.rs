@@ -1,0 +1,154 @@
+//! `--compile` on simulated GPUs (`ptx/driver`): micro-batches whose NCCL collectives are part of one CUDA graph train to the same
+//! bits as call by call, in any order of streams; what hangs in a graph is named and ended; packed rows and profiled steps too.
+
+use crate::common::runs::{Agent, Dir, Ended, Run, losses, send, steps, wait_until};
+use crate::common::simcuda;
+use rustix::process::Signal;
+use std::process::{Command, Stdio};
+
+const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 --lr 0.02 --log-every 1 \
+                    --no-sample --no-eval --device cuda --nproc-per-node 2";
+
+fn command(machine: &str, args: &str) -> Command {
+    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), &format!("gpus=2,{machine}"));
+    command.args(TINY.split_whitespace()).args(args.split_whitespace());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// How many calls were asked for, in how many launches of how many graphs: what a run says at its end.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Compiled {
+    percent: u64,
+    calls: u64,
+    launches: u64,
+    graphs: u64,
+}
+fn compiled(said: &str) -> Option<Compiled> {
+    let line = said.lines().find_map(|line| line.split_once("compile: "))?.1;
+    let [percent, calls, launches, graphs] = line
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|n| n.parse().ok())
+        .collect::<Vec<u64>>()
+        .try_into()
+        .ok()?;
+    Some(Compiled { percent, calls, launches, graphs })
+}
+
+type Losses = Vec<(u64, String, String)>;
+
+#[track_caller]
+fn train(machine: &str, args: &str) -> (Losses, Ended) {
+    let dir = Dir::new();
+    let metrics = dir.arg("metrics.jsonl");
+    let ended = Run(command(machine, args).args(["--metrics-path", &metrics]).spawn().unwrap()).end();
+    assert!(ended.status.success(), "{machine} {args}: {}\n{}", ended.stdout, ended.stderr);
+    // What the simulated libraries find fault with, though the run went on.
+    assert!(!ended.stderr.contains("simulated"), "{machine} {args}: {}", ended.stderr);
+    (losses(&dir.path("metrics.jsonl")), ended)
+}
+
+/// Gathers and reduce-scatters under compute, with two micro-batches a step, masks that change, and products fused with what follows
+/// them; sums over tp inside layers; rings that send and receive.
+#[test]
+fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
+    let cases = [
+        ("--precision bf16 --arch gpt --grad-accum 2 --dropout 0.1", 2, &["seed=5", "seed=6"][..]),
+        ("--precision bf16 --tp-size 2", 1, &["seed=2"]),
+        ("--precision fp32 --ring-attn-size 2", 1, &["seed=3"]),
+    ];
+    for (how, pieces, machines) in cases {
+        let args = format!("--dataset synthetic --max-steps 4 {how}");
+        let (single, _) = train("seed=0", &args);
+        for machine in machines {
+            let (graphs, ended) = train(machine, &format!("{args} --compile"));
+            assert_eq!((single.len(), &graphs), (4, &single), "{how} {machine}");
+            // The first step is given call by call. Of the others each micro-batch, the last with the update, is one launch.
+            let said = compiled(&ended.stderr).unwrap();
+            let Compiled { percent, launches, graphs, .. } = said;
+            assert_eq!((percent, launches, graphs), (75, 3 * pieces, pieces), "{how} {machine}: {said:?}");
+        }
+    }
+}
+
+/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/ring.rs), so the host waits for the oldest;
+/// a piece that fills half of that is cut there.
+#[test]
+fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {
+    let args = "--dataset synthetic --num-layers 100 --num-heads 1 --embed-dim 16 --ff-hidden-dim 16 --max-len 4 --batch-size 1 \
+                --precision fp32 --max-steps 3";
+    let (first, _) = train("seed=0", args);
+    assert_eq!((first.len(), train("seed=5", args).0), (3, first.clone()), "call by call");
+    let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
+    assert_eq!(graphs, first, "as graphs");
+    // Two pieces of 128 collectives and the rest, in each of steps 2 and 3.
+    let said = compiled(&ended.stderr).unwrap();
+    assert_eq!((said.percent, said.launches, said.graphs), (67, 6, 3), "{said:?}");
+}
+
+/// Sequences that lack some tokens are filled up, so that all steps are one shape.
+#[test]
+fn packed_rows_are_graphs_too() {
+    let dir = Dir::new();
+    let row = |i: usize| format!("{{\"q\":\"ask {}\",\"a\":\"{}\"}}\n", "x".repeat(i % 7), "y".repeat(1 + i * i % 9));
+    std::fs::write(dir.path("rows.jsonl"), (0..300).map(row).collect::<String>()).unwrap();
+    let args = format!(
+        "--dataset {} --input-key q --output-key a --packing-samples --max-len 32 --precision fp32 --max-steps 4",
+        dir.arg("rows.jsonl")
+    );
+    let (single, _) = train("seed=0", &args);
+    let (graphs, ended) = train("seed=4", &format!("{args} --compile"));
+    let said = compiled(&ended.stderr).unwrap();
+    assert_eq!((said.percent, said.launches, said.graphs), (75, 3, 1), "{said:?}");
+    for ((_, a, _), (_, b, _)) in single.iter().zip(&graphs) {
+        let (a, b): (f64, f64) = (a.parse().unwrap(), b.parse().unwrap());
+        assert!((a - b).abs() < 1e-4 * a, "{single:?} {graphs:?}");
+    }
+}
+
+/// Profiled steps have their parts, the steps around them are graphs, and all have the bits of a run without either.
+#[test]
+fn profiled_steps_are_given_call_by_call() {
+    let dir = Dir::new();
+    let args = "--dataset synthetic --precision fp32 --max-steps 6";
+    let (plain, _) = train("seed=0", args);
+    let (profiled, ended) =
+        train("seed=8", &format!("{args} --compile --profile-steps 4:4 --trace-folder {}", dir.arg("traces")));
+    assert_eq!(profiled, plain);
+    assert!(ended.stderr.contains("profiled steps are given to the GPU call by call"), "{}", ended.stderr);
+    let said = compiled(&ended.stderr).unwrap();
+    assert_eq!((said.launches, said.graphs), (4, 1), "steps 2, 3, 5 and 6: {said:?}");
+    let trace = std::fs::read_to_string(dir.path("traces/steps-4-4.json")).unwrap();
+    for part in ["gather", "reduce", "update"] {
+        assert!(trace.contains(part), "no {part} in the trace");
+    }
+}
+
+/// What waits for ever within a graph is named, with the launch that it is part of, here and in what the flight recorder leaves.
+#[test]
+fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
+    let dir = Dir::new();
+    let agent = Agent::new();
+    let start = |rank: &str| {
+        let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
+        // Without --nproc-per-node: some other launcher started it.
+        let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=1");
+        command
+            .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))
+            .args(args.split_whitespace());
+        let place = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        command.envs(place).envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*agent.port.to_string())]);
+        command.args(["--metrics-path", &dir.arg("metrics.jsonl"), "--save-traces-folder", &dir.arg("traces")]);
+        Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let (first, second) = (start("0"), start("1"));
+    wait_until("three steps", || steps(&dir.path("metrics.jsonl")) > 2);
+    send(Signal::KILL, second.pid());
+    let ended = first.end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    for part in ["no answer within 3s", "from among ranks 1", "in replay of graph"] {
+        assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);
+    }
+    let dump = std::fs::read_to_string(dir.path("traces/rank-0.json")).unwrap();
+    assert!(dump.contains("\"graph\":"), "{dump}");
+}

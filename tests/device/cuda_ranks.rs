@@ -1,0 +1,247 @@
+//! Several ranks of `--device cuda` on simulated GPUs (`ptx/driver`), over its NCCL, cuBLASLt and NVML: strategies train as on the CPU and with
+//! the same bits whatever order streams take; a rank that dies, or whose kernel faults, ends the others with its name.
+
+use crate::common::runs::{Agent, DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
+use crate::common::simcuda;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 \
+                    --lr 0.02 --log-every 1 --no-sample";
+/// Two ranks on one GPU, who then talk over sockets; two GPUs, whose ranks read each other's memory.
+const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
+const APART: &str = "--nproc-per-node 2";
+
+fn command(program: &str, machine: &str, args: &str) -> Command {
+    let mut command = simcuda::run(program, machine);
+    command.args(TINY.split_whitespace()).args(args.split_whitespace());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Step, loss and gradient norm as written, and all that was said.
+fn train(program: &str, machine: &str, args: &str) -> (Vec<(u64, String, String)>, Vec<Value>, String) {
+    let dir = Dir::new();
+    let metrics = dir.arg("metrics.jsonl");
+    let ended =
+        Run(command(program, machine, args).args(["--no-eval", "--metrics-path", &metrics]).spawn().unwrap()).end();
+    assert!(ended.status.success(), "{machine} {args}: {}\n{}", ended.stdout, ended.stderr);
+    // What the simulated libraries find fault with, though the run went on.
+    assert!(!ended.stderr.contains("simulated"), "{machine} {args}: {}", ended.stderr);
+    let path = dir.path("metrics.jsonl");
+    (losses(&path), events(&path, "step"), ended.stderr)
+}
+fn number(text: &str) -> f64 {
+    text.parse().unwrap()
+}
+
+/// bf16 rounds activations in other places (2^-9 each): bounds as in tests/device/simulated_training.rs. AdamW moves a weight by the learning rate whichever sign
+/// a gradient of nearly nothing has, and both it and clipping hide the gradient's scale: so norms before clipping are compared, too, and
+/// each strategy also runs SGD without clipping.
+#[track_caller]
+fn trains_as_on_the_cpu(program: &str, machine: &str, shared: &str, args: &str) {
+    for rule in ["", "--optimizer sgd --grad-clip 0 --lr 0.05"] {
+        agrees_with_the_cpu(program, machine, shared, &format!("{args} {rule} --max-steps 3"));
+    }
+}
+#[track_caller]
+fn agrees_with_the_cpu(program: &str, machine: &str, shared: &str, args: &str) {
+    let (cpu, ..) = train(program, machine, &format!("{args} --device cpu --nproc-per-node 2"));
+    let (cuda, ..) = train(program, machine, &format!("{args} --device cuda {shared}"));
+    assert_eq!((cpu.len(), cuda.len()), (3, 3));
+    let (loss, norm) = if args.contains("bf16") { (2e-2, 5e-2) } else { (1e-4, 1e-4) };
+    for ((step, a, x), (_, b, y)) in cpu.iter().zip(&cuda) {
+        for (what, a, b, within) in [("loss", a, b, loss), ("gradient norm", x, y, norm)] {
+            let (a, b) = (number(a), number(b));
+            assert!((a - b).abs() <= within * a, "{args}: step {step}: {what}: {a} on the CPU, {b} on cuda");
+        }
+    }
+}
+
+#[test]
+fn fsdp_on_one_gpu_and_on_two() {
+    trains_as_on_the_cpu(FSDP, "seed=2", SHARED, "--precision fp32 --grad-accum 2");
+    trains_as_on_the_cpu(FSDP, "seed=1,gpus=2", APART, "--precision bf16 --arch gpt --activation-checkpoint");
+}
+
+#[test]
+fn ddp_and_zero() {
+    trains_as_on_the_cpu(DDP, "seed=3", SHARED, "--precision fp32");
+    trains_as_on_the_cpu(FSDP, "seed=4", SHARED, "--precision fp32 --zero-stage 2");
+}
+
+/// Send and receive in a group; sums and gathers inside layers.
+#[test]
+fn tensor_parallel_and_ring_attention() {
+    trains_as_on_the_cpu(FSDP, "seed=5,gpus=2", APART, "--precision fp32 --tp-size 2");
+    trains_as_on_the_cpu(FSDP, "seed=7", SHARED, "--precision fp32 --ring-attn-size 2");
+}
+
+/// What follows a product in it, or in passes of its own where cuBLASLt has no algorithm for it: in f32 no more than the order of sums differs.
+#[test]
+fn fused_products_and_passes_agree() {
+    let run = |blas: &str, args: &str| {
+        let dir = Dir::new();
+        let args = format!("{args} --device cuda --nproc-per-node 1 --arch gpt --max-steps 2 --no-eval --metrics-path");
+        let mut command = command(FSDP, "seed=2", &args);
+        let ended = Run(command.arg(dir.arg("metrics.jsonl")).env("FLATSHARD_SIMBLAS", blas).spawn().unwrap()).end();
+        assert!(ended.status.success() && !ended.stderr.contains("simulated"), "{blas} {args}: {}", ended.stderr);
+        losses(&dir.path("metrics.jsonl"))
+    };
+    for (args, within) in [("--precision fp32", 1e-6), ("--precision bf16", 4e-3)] {
+        let (fused, plain) = (run("", args), run("plain", args));
+        assert_ne!(fused, plain, "{args}: the same bits: nothing was fused");
+        for ((step, a, _), (_, b, _)) in fused.iter().zip(&plain) {
+            let (a, b) = (number(a), number(b));
+            assert!((a - b).abs() <= within * a, "{args}: step {step}: {a} fused, {b} in passes");
+        }
+    }
+}
+
+/// What orders streams is said by the program, or it is not said at all. --compile: pieces of steps as graphs.
+#[test]
+fn the_order_of_streams_changes_no_bit() {
+    let run = |seed: usize, more: &str| {
+        let args = format!("--device cuda {SHARED} --precision bf16 --max-steps 3 --grad-accum 2 --dropout 0.1 {more}");
+        train(FSDP, &format!("seed={seed}"), &args).0
+    };
+    let first = run(0, "");
+    assert_eq!(first.len(), 3);
+    for seed in [1, 2] {
+        assert_eq!(run(seed, ""), first, "seed {seed}");
+    }
+    assert_eq!(run(3, "--compile"), first, "with graphs");
+}
+
+/// The test above can fail: streams without one of their waits for each other give other bits.
+#[test]
+fn a_wait_that_is_forgotten_shows() {
+    let run = |machine: &str| {
+        let args = format!("--device cuda {SHARED} --precision bf16 --max-steps 1 --no-eval --metrics-path");
+        let dir = Dir::new();
+        let ended = Run(command(FSDP, machine, &args).arg(dir.arg("metrics.jsonl")).spawn().unwrap()).end();
+        let planted = ended.stderr.contains("is forgotten");
+        (planted, losses(&dir.path("metrics.jsonl")))
+    };
+    let (_, right) = run("seed=2");
+    // Not all are missed in a first step: some order what is ordered by others too.
+    let shown = [1, 10, 12].into_iter().filter(|wait| {
+        let (planted, bits) = run(&format!("seed=2,forget_wait={wait}"));
+        assert!(planted, "there is no wait {wait}");
+        bits != right
+    });
+    assert!(shown.count() > 1);
+}
+
+/// Under its own launcher the others are told; the rank's name is in what is said, long before any timeout.
+#[test]
+fn a_rank_that_is_killed_ends_the_others_by_name() {
+    for (machine, seats) in [("seed=1", SHARED), ("seed=1,gpus=2", APART)] {
+        let dir = Dir::new();
+        let args = format!("--device cuda {seats} --precision fp32 --max-steps 100000 --no-eval --metrics-path");
+        let run = Run(command(FSDP, machine, &args).arg(dir.arg("metrics.jsonl")).spawn().unwrap());
+        let ranks = run.ranks(2);
+        wait_until("two steps", || steps(&dir.path("metrics.jsonl")) > 1);
+        send(Signal::KILL, ranks[1]);
+        let ended = run.end();
+        assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains("rank 1"), "{}", ended.stderr);
+        assert!(dead(ranks[0]));
+    }
+}
+
+/// One rank of a world that some other launcher started: what it learns it learns from NCCL.
+fn alone(mut command: Command, rank: usize, port: u16) -> Command {
+    let ranks = [("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("MASTER_PORT", port.to_string())];
+    command.envs(ranks).envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+    command
+}
+
+/// The simulated NCCL ends a collective to which one rank gives registered memory and another does not.
+#[test]
+fn memory_is_registered_on_all_ranks_or_on_none() {
+    for refused in [&[][..], &[1]] {
+        let agent = Agent::new();
+        let start = |rank| {
+            let mut command = alone(simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2"), rank, agent.port);
+            command.env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
+            if refused.contains(&rank) {
+                command.env("FLATSHARD_SIMNCCL", "unregistered");
+            }
+            Run(command.args(["ranks"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        };
+        for rank in [start(0), start(1)] {
+            let ended = rank.end();
+            assert!(ended.status.success() && !ended.stderr.contains("simulated"), "{refused:?}: {}", ended.stderr);
+        }
+    }
+}
+
+/// As with torchrun, which knows nothing of NCCL_HOSTID.
+#[test]
+fn ranks_of_another_launcher_share_a_gpu_only_by_names() {
+    let command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
+    let ended = Run(alone(command, 0, Agent::new().port).spawn().unwrap()).end();
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
+}
+
+/// Where ranks read each other's memory, NCCL tells nothing: the timeout ends it. Over sockets it tells at once that somebody left, and not who.
+#[test]
+fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
+    for (machine, sockets, says) in [
+        ("seed=1,gpus=2", false, ["no answer within 3s", "from among ranks 1"]),
+        ("seed=1,gpus=2", true, ["NCCL: remote process exited", "of 2 ("]),
+    ] {
+        let dir = Dir::new();
+        let agent = Agent::new();
+        let start = |rank| {
+            let args = "--device cuda --precision fp32 --max-steps 100000 --no-eval --comm-timeout 3 --metrics-path";
+            let mut command = alone(command(FSDP, machine, args), rank, agent.port);
+            if sockets {
+                command.envs([("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")]);
+            }
+            Run(command.arg(dir.arg("metrics.jsonl")).spawn().unwrap())
+        };
+        let (first, second) = (start(0), start(1));
+        wait_until("two steps", || steps(&dir.path("metrics.jsonl")) > 1);
+        send(Signal::KILL, second.pid());
+        let ended = first.end();
+        assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+        for part in says {
+            assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_kernel_fault_on_one_rank_ends_the_other() {
+    let args = format!("--device cuda {APART} --precision fp32 --max-steps 100000 --no-eval");
+    let ended = Run(command(FSDP, "seed=2,gpus=2,fault=300,rank=1", &args).spawn().unwrap()).end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    for part in ["rank 1", "ILLEGAL_ADDRESS", "Launched last"] {
+        assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);
+    }
+}
+
+/// What NVML says stands in the metrics, and what is bad is said once.
+#[test]
+fn a_gpu_that_is_hot_or_loses_data_is_warned_of() {
+    let dir = Dir::new();
+    let args = "--device cuda --nproc-per-node 1 --precision fp32 --max-steps 2 --no-eval --metrics-path";
+    let mut command = command(FSDP, "", args);
+    command
+        .arg(dir.arg("metrics.jsonl"))
+        .env("FLATSHARD_SIMNVML", "throttle=64,ecc_uncorrected=2,sm_clock=1200,temperature=88");
+    let ended = Run(command.spawn().unwrap()).end();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    for part in ["the GPU's clock is held down to 1200 MHz: too hot, 88 C, 312 W", "lost data: 2 uncorrected errors"] {
+        assert_eq!(ended.stderr.matches(part).count(), 1, "{part:?} in: {}", ended.stderr);
+    }
+    let step = &events(&dir.path("metrics.jsonl"), "step")[0];
+    let gpu = step.to_string();
+    for part in [r#""sm_clock_mhz":1200"#, r#""ecc_uncorrected":2"#, r#""temperature_c":88"#] {
+        assert!(gpu.contains(part), "no {part} in {gpu}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Training with `--device cuda`, the real one, on a driver that pretends the GPU (`ptx/driver`): arguments, tensor maps, pinned and mapped
+//! memory, graphs, traces and every error's way to the user; several ranks are in cuda_ranks.rs. What a GPU computes, and how fast, is
+//! for scripts/gpu_check.sh.
+
+use crate::common::simcuda;
+use serde_json::Value;
+use std::process::Output;
+
+const TINY: &str = "--dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
+                    --max-len 32 --batch-size 1 --max-steps 2 --warmup-steps 1 --no-eval --no-sample";
+/// Of 64 values a head: what sm_90 has attention kernels of its own for.
+const WIDE: &str = "--embed-dim 128 --num-heads 2 --precision bf16";
+
+/// Losses and gradient norms of each step.
+type Steps = Vec<(f64, f64)>;
+
+fn run(machine: &str, args: &str) -> (Output, Steps) {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = dir.path().join("metrics.jsonl");
+    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), machine);
+    command.args(TINY.split_whitespace()).args(args.split_whitespace()).current_dir(dir.path());
+    let out = command.arg("--metrics-path").arg(&metrics).output().unwrap();
+    let lines = std::fs::read_to_string(&metrics).unwrap_or_default();
+    let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = events.filter(|e| e["event"] == "step");
+    let number = |value: &Value| value.as_f64().unwrap();
+    (out, steps.map(|e| (number(&e["loss"]), number(&e["grad_norm"]))).collect())
+}
+#[track_caller]
+fn trained(machine: &str, args: &str) -> (String, Steps) {
+    let (out, steps) = run(machine, args);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{machine} {args}: {said}");
+    assert!(steps.len() >= 2, "{machine} {args}: {steps:?}");
+    (said, steps)
+}
+#[track_caller]
+fn cuda(machine: &str, args: &str) -> Steps {
+    trained(machine, &format!("--device cuda {args}")).1
+}
+#[track_caller]
+fn near(a: &Steps, b: &Steps, within: f64) {
+    for ((loss, norm), (other, others)) in a.iter().zip(b) {
+        assert!((loss / other - 1.0).abs() <= within && (norm / others - 1.0).abs() <= 10.0 * within, "{a:?}, {b:?}");
+    }
+}
+
+/// f32: what differs is the order in which products are summed, and expf; bf16: roundings of activations.
+#[test]
+fn a_gpu_trains_as_the_simulated_device_and_the_cpu_do() {
+    let on = |device: &str, args: &str| trained("", &format!("--nproc-per-node 1 --device {device} {args}")).1;
+    let gpu = cuda("arch=80", "--nproc-per-node 1");
+    near(&gpu, &on("sim", ""), 1e-7);
+    near(&gpu, &on("cpu", ""), 1e-6);
+    let (said, hopper) = trained("arch=90,trace=1,seed=2", &format!("--nproc-per-node 1 --device cuda {WIDE}"));
+    // Queries, keys and values come by tensor maps: the kernels of sm_90a.
+    assert!(said.contains("of attention_forward with 3 tensor maps"), "{said}");
+    assert!(said.contains("cuda:0 (Simulated GPU, sm_90"), "{said}");
+    near(&hopper, &on("cpu", WIDE), 4e-3);
+}
+
+/// One rank has a stream, and copies to and from pinned and mapped memory; the masks and the accumulation change with each step.
+#[test]
+fn a_rank_alone_computes_the_same_bits_in_any_order_in_graphs_and_not() {
+    let args = "--nproc-per-node 1 --dropout 0.1 --grad-accum 2 --max-steps 3";
+    let once = cuda("", args);
+    assert_eq!(cuda("seed=4", &format!("{args} --compile")), once);
+    let offloaded = cuda("seed=1", &format!("{args} --cpu-offload"));
+    near(&offloaded, &once, 1e-6);
+    assert_eq!(cuda("seed=5", &format!("{args} --cpu-offload")), offloaded);
+}
+
+/// Marks of a trace lie in the streams of groups too, behind what anybody waits for.
+#[test]
+fn a_trace_holds_spans_of_both_streams() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = format!("--nproc-per-node 2 --profile-steps 2:2 --trace-folder {}", dir.path().display());
+    cuda("gpus=2,seed=2", &args);
+    let text = std::fs::read_to_string(dir.path().join("steps-2-2.json")).unwrap();
+    for name in ["gather 2", "wait gather 1", "reduce 0", "norm", "update"] {
+        assert!(text.contains(&format!("\"name\":\"{name}\"")), "no {name} in the trace");
+    }
+}
+
+#[track_caller]
+fn fails(machine: &str, args: &str, status: i32, parts: &[&str]) {
+    let (out, _) = run(machine, &format!("--device cuda {args}"));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(status), "{machine}: {said}");
+    assert_eq!((said.matches("error: ").count(), said.matches("panicked").count()), (1, 0), "{machine}: {said}");
+    for part in parts {
+        assert!(said.contains(part), "{machine}: no {part:?} in: {said}");
+    }
+    assert!(!said.contains("no answer within"), "{machine}: ranks have waited for a timeout: {said}");
+}
+
+#[test]
+fn a_kernel_that_faults_is_one_message_that_names_device_kernel_and_remedy() {
+    let alone =
+        ["planted fault", "step 1: cuda:0 (Simulated GPU", "CUDA_ERROR_ILLEGAL_ADDRESS", "adamw", "--resume auto"];
+    fails("fault=40", "--nproc-per-node 1", 1, &alone);
+    // In a graph too: the second step is captured.
+    fails(
+        "fault=90",
+        "--nproc-per-node 1 --compile",
+        1,
+        &["step 2: cuda:0", "CUDA_ERROR_ILLEGAL_ADDRESS", "newest first"],
+    );
+}
+
+#[test]
+fn memory_that_ends_is_one_message_that_says_what_holds_it() {
+    let parts = ["out of memory in alloc of ", "of 80.00 GiB are free", "largest first", "--activation-checkpoint"];
+    fails("oom=20", "--nproc-per-node 1", 1, &parts);
+    fails("gpus=2,oom=20,rank=1", "--nproc-per-node 2", 1, &[&["rank 1 failed", "cuda:1"], &parts[..]].concat());
+    // Enough for the workspace of products and not for the plan.
+    fails("bytes=33900000", "--nproc-per-node 1", 2, &["this run needs", "are free", "nvidia-smi"]);
+}

@@ -1,0 +1,94 @@
+//! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is skipped is
+//! told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own programs, on a driver that
+//! pretends a GPU: a rehearsal.
+
+use crate::common::programs::write_program;
+use crate::common::simcuda;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn program(dir: &Path, name: &str, body: &str) {
+    write_program(&dir.join(name), format!("#!/usr/bin/env bash\n{body}\n"));
+}
+
+/// The check with these bodies of `gpu_check` and `conformance`; its output and its document.
+fn check(gpu_check: &str, conformance: &str) -> (Output, Option<Value>) {
+    let dir = tempfile::tempdir().unwrap();
+    program(dir.path(), "gpu_check", gpu_check);
+    program(dir.path(), "device", conformance);
+    program(dir.path(), "run_fsdp", "echo trained");
+    let out = dir.path().join("out");
+    let mut command = Command::new("bash");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
+    let output = command.env("BUILD", dir.path()).env("QUICK", "1").output().unwrap();
+    let document = fs::read_to_string(out.join("gpu_check.json")).ok();
+    (output, document.map(|text| serde_json::from_str(&text).unwrap()))
+}
+fn part<'a>(document: &'a Value, name: &str) -> &'a Value {
+    document["parts"].as_array().unwrap().iter().find(|p| p["part"] == name).unwrap()
+}
+
+const GOOD: &str = r#"case $1 in parity) echo '{"steps": 6}' ;; *) echo "{\"part\": \"$1\"}" ;; esac"#;
+
+#[test]
+fn all_that_passes_is_a_success_and_its_numbers_are_kept() {
+    let (output, document) = check(GOOD, "true");
+    let document = document.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(part(&document, "parity_fp32")["result"]["steps"], 6);
+    assert_eq!(part(&document, "layouts")["result"]["part"], "layouts");
+    assert_eq!(part(&document, "nccl")["status"], "passed");
+    assert_eq!(document["simulated"], false);
+}
+
+#[test]
+fn a_failure_fails_the_whole_says_why_and_the_rest_still_runs() {
+    let body = format!(
+        "[ $1 = kernels ] && {{ echo 'adamw \"spills\" | registers' >&2; exit 1; }}\n[ $1 = attention ] && exit 3\n{GOOD}"
+    );
+    let (output, document) = check(&body, "echo 'test gemm ... FAILED'; exit 101");
+    let document = document.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(part(&document, "kernels")["status"], "FAILED");
+    assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("spills"));
+    assert_eq!(part(&document, "conformance")["note"], "test gemm ... FAILED");
+    assert_eq!(part(&document, "attention")["status"], "skipped");
+    assert_eq!(part(&document, "parity_two_ranks")["status"], "passed");
+}
+
+#[test]
+fn without_a_gpu_nothing_is_checked() {
+    let (output, document) = check("echo 'no GPU here' >&2; exit 3", "true");
+    assert_eq!((output.status.code(), document.is_none()), (Some(3), true));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("no GPU here"));
+}
+
+/// The programs that a GPU will run, with small models. The result does not pass for a GPU's.
+#[test]
+fn on_a_pretended_driver_it_is_a_rehearsal_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, program) in
+        [("run_fsdp", env!("CARGO_BIN_EXE_run_fsdp")), ("gpu_check", env!("CARGO_BIN_EXE_gpu_check"))]
+    {
+        std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
+    }
+    let out = dir.path().join("out");
+    let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 --max-len 32 \
+                 --batch-size 1 --max-steps 3 --warmup-steps 1";
+    let mut command = Command::new("bash");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
+    command.env("BUILD", dir.path()).env("QUICK", "1").env("SMALL", small);
+    command.env("PARTS", "kernels layouts parity_bf16 parity_compile nccl");
+    command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("SIMULATED: a rehearsal"), "{said}");
+    let document: Value = serde_json::from_str(&fs::read_to_string(out.join("gpu_check.json")).unwrap()).unwrap();
+    assert_eq!(document["simulated"], true);
+    assert_eq!(part(&document, "machine")["result"]["gpus"][0]["name"], "Simulated GPU");
+    for name in ["kernels", "layouts", "parity_bf16", "parity_compile", "nccl"] {
+        assert_eq!(part(&document, name)["status"], "passed", "{name}");
+    }
+}

@@ -1,0 +1,13 @@
+//! Devices: every operation against a reference, the simulated GPU, and `--device cuda` on a driver that pretends a GPU.
+#[path = "../common/mod.rs"]
+mod common;
+mod conformance;
+mod cuda_driver;
+mod cuda_graphs;
+mod cuda_input;
+mod cuda_ranks;
+mod cuda_training;
+mod gpu_check_script;
+mod graphs;
+mod kernel_faults;
+mod simulated_training;

@@ -1,0 +1,163 @@
+//! Training on the simulated GPU, every operation but the matrix products through the PTX kernels: the losses of the CPU, the
+//! same launches in each step, and a kernel's fault that ends all ranks.
+
+use crate::common::*;
+use flatshard::base::{DType, Result};
+use flatshard::device::Device;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::sim::{Sim, Tally};
+use flatshard::engine::{Engine, EngineOptions, StepReport};
+use flatshard::optim::ScalerOptions;
+use flatshard::store::ShardedOptions;
+use serde_json::Value;
+use std::process::Command;
+use std::sync::Arc;
+
+const WORLD: usize = 2;
+
+fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, Vec<f32>)> {
+    let device = |_: usize, meter| -> Result<Arc<dyn Device>> {
+        match sim {
+            true => Ok(Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter)?)),
+            false => Ok(Arc::new(flatshard::device::cpu::CpuDevice::new(meter))),
+        }
+    };
+    let mut results = ranks_on(WORLD, device, |rank| {
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        let reports = train(&mut engine, &options.spec, steps, 1)?;
+        let weights = fragments(&mut engine)?.into_iter().flat_map(|(_, _, values)| values).collect::<Vec<f32>>();
+        Ok(reports.into_iter().map(|report| (report, weights.clone())).collect::<Vec<_>>())
+    });
+    results.swap_remove(0)
+}
+
+/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each; f16: 2^-12. SGD: AdamW moves a weight by the
+/// learning rate whichever sign a gradient of nearly nothing has; it runs below.
+#[test]
+fn losses_and_weights_are_those_of_the_cpu() {
+    let bounds = [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3), (DType::F16, 5e-4, 2.5e-3, 1.25e-4)];
+    for (dtype, loss, norm, weight) in bounds {
+        for spec in [llama(), gpt()] {
+            let scaler = (dtype == DType::F16).then(ScalerOptions::default);
+            let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
+            let options = EngineOptions { scaler, ..options(&spec, strategy, SGD) };
+            let (cpu, sim) = (reports(&options, false, 3), reports(&options, true, 3));
+            for (step, ((a, x), (b, y))) in cpu.iter().zip(&sim).enumerate() {
+                let label = format!("{:?} in {dtype}, step {}", spec.arch, step + 1);
+                assert!(!a.skipped && !b.skipped, "{label}");
+                let near = |a: f64, b: f64, within: f64| (a - b).abs() <= within * a.abs();
+                assert!(near(a.loss, b.loss, loss), "{label}: loss {} and {}", a.loss, b.loss);
+                let norms = (a.grad_norm as f64, b.grad_norm as f64);
+                assert!(near(norms.0, norms.1, norm), "{label}: gradient norm {norms:?}");
+                let far = x.iter().zip(y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+                assert!(far <= weight, "{label}: a weight is {far} off");
+            }
+        }
+    }
+}
+
+/// The same launches, products and copies in every step, and no buffer after the first.
+#[test]
+fn a_step_costs_what_the_last_one_did() {
+    let options = options(&llama(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ADAMW);
+    let counts = ranks(WORLD, |rank| {
+        let sim = Arc::new(Sim::new());
+        let device: Arc<dyn Device> = Arc::new(GpuDevice::new(sim.clone(), rank.meter.clone())?);
+        let mut engine = Engine::new(device, &rank.mesh, &options)?;
+        let mut each = vec![];
+        for number in 1..=4 {
+            let before = sim.tally();
+            step(&mut engine, &[batch(&options.spec, number, 0, rank.rank)], number)?;
+            let Tally { launches, products, copies, .. } = sim.tally();
+            let now = [launches - before.launches, products - before.products, copies - before.copies];
+            each.push((now, rank.meter.allocations()));
+        }
+        Ok(each)
+    });
+    for each in &counts {
+        assert_eq!(each[1..], [each[3]; 3], "steps 2, 3 and 4: [launches, products, copies], buffers");
+    }
+    // Four blocks, backward with norms and activations computed again. A change here is a change of what a GPU is asked for.
+    assert_eq!(counts[0][3].0, [124, 87, 9], "[launches, products, copies] of a step");
+}
+
+/// The optimizer of rank 1 reads past its gradient: that rank says so, and rank 0 fails at once and not by its timeout.
+#[test]
+fn a_kernel_fault_on_one_rank_ends_the_others() {
+    let options = options(&llama(), fsdp(sharded()), ADAMW);
+    let results = try_ranks_on(
+        WORLD,
+        |rank, meter| {
+            let sim = Sim::new();
+            let sim = if rank == 1 { sim.replace("adamw", "adamw.ptx", READS_PAST_ITS_GRADIENT)? } else { sim };
+            Ok(Arc::new(GpuDevice::new(Arc::new(sim), meter)?))
+        },
+        |rank| {
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+            train(&mut engine, &options.spec, 3, 1)
+        },
+    );
+    let said: Vec<String> = results.into_iter().map(|r| r.unwrap_err().to_string()).collect();
+    for part in ["adamw", "sim", "out of bounds", "adamw.ptx:", "cta 0 warp 0 lane 0", "'g'"] {
+        assert!(said[1].contains(part), "no {part:?} in: {}", said[1]);
+    }
+    assert!(said[0].ends_with("rank 1 failed"), "{}", said[0]);
+}
+
+/// Loss and gradient norm of each step of a run of the binary.
+fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
+    let dir = tempfile::TempDir::new().unwrap();
+    let metrics = dir.path().join("metrics.jsonl");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --num-kv-heads 1 \
+                --max-len 16 --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 --activation-checkpoint \
+                --no-eval";
+    command.args(tiny.split_whitespace()).args(["--device", device, "--precision", precision]).args(more);
+    let out = command.arg("--metrics-path").arg(&metrics).output().unwrap();
+    assert!(out.status.success(), "{device} {precision}: {}", String::from_utf8_lossy(&out.stderr));
+    let text = std::fs::read_to_string(&metrics).unwrap();
+    let events: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(events[0]["device"].as_str().unwrap().starts_with(device), "{}", events[0]["device"]);
+    events
+        .iter()
+        .filter(|e| e["event"] == "step")
+        .map(|e| ["loss", "grad_norm"].map(|key| e[key].as_f64().unwrap()))
+        .collect()
+}
+
+/// AdamW moves a weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping hide the gradient's
+/// scale: norms before clipping are compared, too, and SGD without clipping.
+#[test]
+fn run_fsdp_trains_on_it_end_to_end() {
+    let sgd = ["--optimizer", "sgd", "--grad-clip", "0", "--lr", "0.05"];
+    let adamw = [("fp32", [1e-4, 1e-4]), ("bf16", [2e-2, 5e-2]), ("fp16", [1e-2, 5e-2])].map(|case| (case, &[][..]));
+    let sgd = [("fp32", [1e-6, 1e-5]), ("bf16", [4e-3, 2e-2])].map(|case| (case, &sgd[..]));
+    for ((precision, within), rule) in adamw.into_iter().chain(sgd) {
+        let (cpu, sim) = (run("cpu", precision, rule), run("sim", precision, rule));
+        assert_eq!((cpu.len(), sim.len()), (4, 4));
+        for (step, (a, b)) in cpu.iter().zip(&sim).enumerate() {
+            for (i, what) in ["loss", "gradient norm"].into_iter().enumerate() {
+                let (a, b) = (a[i], b[i]);
+                assert!(
+                    (a - b).abs() <= within[i] * a,
+                    "{precision} {rule:?}, step {}: {what} {a}, on sim {b}",
+                    step + 1
+                );
+            }
+        }
+        assert!(sim[3][0] < 0.9 * sim[0][0] || !rule.is_empty(), "{precision}: it learns: {sim:?}");
+    }
+}
+
+/// The learning rate warms up and falls, there is dropout, and gradients add up over two micro-batches.
+#[test]
+fn steps_as_graphs_have_the_bits_of_steps_call_by_call() {
+    let more = ["--dropout", "0.2", "--lr-scheduler", "cosine"];
+    let single = run("sim", "bf16", &more);
+    let graphs = run("sim", "bf16", &[&more[..], &["--compile"]].concat());
+    assert_eq!(single.len(), 4);
+    assert_eq!(single, graphs);
+}

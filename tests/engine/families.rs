@@ -1,0 +1,233 @@
+//! Every model family against Hugging Face transformers: logits, loss, every gradient and greedy tokens of tiny models whose
+//! windows, softcaps and rotary scalings matter, on one rank and on three whose number divides nothing. Documents are packed
+//! here and went through transformers one by one. In bf16: as near to fp32 as transformers is. `tests/golden/families.py` made the files.
+
+use crate::common;
+use crate::common::golden_tensors::Tensors;
+use crate::common::plain_store::{Docs, Plain, Told, device, distance, groups};
+use crate::common::{SGD, ddp, fsdp, ranks, sharded, whole};
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::hf;
+use flatshard::data::MicroBatch;
+use flatshard::engine::{Engine, EngineOptions, Sampling, Step, Strategy};
+use flatshard::nn::{Checkpointing, Decoder, Scaling, Spec, WorkspaceOptions};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const CASES: [&str; 10] =
+    ["llama3", "llama_linear", "llama_dynamic", "llama_yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"];
+
+/// Measured: logits 6e-7, gradients 3e-6 of their lengths at most.
+const TOLERANCE: f64 = 1e-5;
+
+/// What transformers said.
+struct Golden {
+    name: &'static str,
+    spec: Spec,
+    loss: f64,
+    lengths: Vec<usize>,
+    tensors: Tensors,
+    /// How far its own bf16 is from fp32: loss, logits, each gradient.
+    bf16_errors: Value,
+}
+
+impl Golden {
+    fn read(name: &'static str) -> Golden {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(name);
+        let values: Value = serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+        let lengths: Vec<usize> =
+            values["lengths"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let mut spec = hf::parse(values["config"].to_string().as_bytes()).unwrap();
+        spec.dropout = 0.0;
+        if let Some(Scaling::Dynamic { .. }) = spec.rope.map(|rope| rope.scaling) {
+            spec.max_len = lengths[0]; // its base is that of the longest sequence
+        }
+        let tensors = Tensors::read(&path.with_extension("safetensors"));
+        let (loss, bf16_errors) = (values["loss"].as_f64().unwrap(), values["bf16_errors"].clone());
+        Golden { name, spec, loss, lengths, tensors, bf16_errors }
+    }
+    fn weight(&self, name: &str) -> &[f32] {
+        &self.tensors.floats[&format!("weight.{name}")]
+    }
+    fn unsigned(&self, name: &str) -> Vec<u32> {
+        self.tensors.integers[name].iter().map(|&t| t as u32).collect()
+    }
+    fn loss_tokens(&self) -> u64 {
+        self.tensors.integers["targets"].iter().filter(|&&t| t != -100).count() as u64
+    }
+    /// Every tensor's gradient within the tolerance.
+    fn check_grads(&self, grads: &BTreeMap<String, Vec<f32>>, what: &str) {
+        let theirs = self.tensors.floats.keys().filter(|name| name.starts_with("grad."));
+        assert_eq!(theirs.count(), grads.len(), "{}: tensors", self.name);
+        for (name, grad) in grads {
+            let want = &self.tensors.floats[&format!("grad.{name}")];
+            let error = distance(grad, want);
+            assert!(error < TOLERANCE, "{} {what}: gradient of {name}: {error:.1e}", self.name);
+        }
+    }
+    /// The documents that fall to a rank of `world`, packed.
+    fn batch(&self, rank: usize, world: usize) -> MicroBatch {
+        let (tokens, targets) = (self.unsigned("tokens"), &self.tensors.integers["targets"]);
+        let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        let mut start = 0;
+        for (i, &n) in self.lengths.iter().enumerate() {
+            if i % world == rank {
+                batch.tokens.extend(&tokens[start..start + n]);
+                batch.targets.extend(&targets[start..start + n]);
+                batch.positions.extend(0..n as u32);
+                batch.cu_seqlens.push(batch.tokens.len() as u32);
+            }
+            start += n;
+        }
+        batch
+    }
+}
+
+/// Mean loss, logits and gradients of the packed documents, by one rank.
+fn computed(golden: &Golden, dtype: DType, checkpoint: Checkpointing) -> (f64, Vec<f32>, BTreeMap<String, Vec<f32>>) {
+    let (dev, decoder) = (device(), Decoder::new(golden.spec.clone()).unwrap());
+    let mut store = Plain::new(&dev, &decoder, dtype, |segment, i| {
+        assert_eq!(golden.weight(&segment.name).len(), segment.len(), "{}", segment.name);
+        golden.weight(&segment.name)[i]
+    });
+    let (tokens, n) = (golden.unsigned("tokens"), golden.lengths.iter().sum());
+    let docs = Docs::new(&dev, &tokens, &golden.tensors.integers["targets"], &golden.lengths);
+    let options = WorkspaceOptions { tokens: n, dtype, checkpoint, train: true };
+    let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
+    let told = Told::new(&dev, 1.0 / golden.loss_tokens() as f32);
+    store.zero_grads(&dev);
+    decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+    let loss = ws.take_loss(&dev).unwrap() / golden.loss_tokens() as f64;
+    let grads = store.segments().map(|(layer, s)| (s.name.clone(), store.grad(layer, s).to_vec())).collect();
+
+    let mut logits = vec![0f32; n * golden.spec.vocab];
+    for (row, logits) in logits.chunks_exact_mut(golden.spec.vocab).enumerate() {
+        decoder.next_token_logits(&dev, &mut store, &docs.batch(), &mut ws, row, logits).unwrap();
+    }
+    (loss, logits, grads)
+}
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    for golden in CASES.map(Golden::read) {
+        for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
+            let (loss, logits, grads) = computed(&golden, DType::F32, checkpoint);
+            assert!((loss / golden.loss - 1.0).abs() < 1e-6, "{}: loss {loss}, theirs {}", golden.name, golden.loss);
+            golden.check_grads(&grads, "on one rank");
+            let error = distance(&logits, &golden.tensors.floats["logits"]);
+            assert!(error < TOLERANCE, "{}: logits: {error:.1e}", golden.name);
+        }
+    }
+}
+
+/// The rule of flash-attention's tests, as in tests/engine/golden.rs: at most twice PyTorch's own bf16 error against fp32 in logits, three
+/// times in gradients; the loss, whose errors cancel by luck, is held to the logits' bound. Below `LEAST` nothing runs in bf16.
+#[test]
+fn bf16_is_as_near_as_that_of_transformers() {
+    const LEAST: f64 = 1e-4;
+    for golden in CASES.map(Golden::read) {
+        let (name, (loss, logits, grads)) = (golden.name, computed(&golden, DType::Bf16, Checkpointing::Off));
+        let theirs = golden.bf16_errors["logits"].as_f64().unwrap();
+        let (loss, logits) = ((loss / golden.loss - 1.0).abs(), distance(&logits, &golden.tensors.floats["logits"]));
+        println!("{name}: loss {loss:.1e}, logits {logits:.1e} (transformers {theirs:.1e})");
+        assert!(loss < 2.0 * theirs, "{name}: loss: {loss:.1e}");
+        assert!(LEAST < logits && logits < 2.0 * theirs, "{name}: logits: {logits:.1e}, transformers {theirs:.1e}");
+        for (tensor, grad) in &grads {
+            let error = distance(grad, &golden.tensors.floats[&format!("grad.{tensor}")]);
+            let theirs = golden.bf16_errors["grads"][tensor].as_f64().unwrap();
+            assert!(error < 3.0 * theirs, "{name}: gradient of {tensor}: {error:.1e}, transformers {theirs:.1e}");
+            assert!(error > LEAST, "{name}: gradient of {tensor}: {error:.1e} is too good for bf16");
+        }
+    }
+}
+
+/// An engine with transformers' weights.
+fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> Result<Engine> {
+    let tokens = golden.lengths.iter().sum();
+    let options = EngineOptions { grad_clip: 0.0, tokens, ..common::options(&golden.spec, strategy, SGD) };
+    let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+    let (store, _) = engine.state();
+    store.for_each_piece(&mut |mut piece| {
+        let mut values = vec![0f32; piece.layout.len];
+        for segment in &piece.layout.segments {
+            values[segment.range()].copy_from_slice(golden.weight(&segment.name));
+        }
+        values.resize(values.len().max(piece.start + piece.master.len()), 0.0);
+        let owned = &values[piece.start..piece.start + piece.master.len()];
+        rank.device.upload(bytemuck::cast_slice(owned), piece.master.reborrow())
+    })?;
+    store.weights_changed()?;
+    Ok(engine)
+}
+
+/// The parts of the reduced gradient that a rank owns, as [`common::fragments`] has those of the weights.
+fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
+    let (dev, mut fragments) = (engine.device().clone(), Vec::new());
+    engine.state().0.for_each_piece(&mut |piece| {
+        let mut values = vec![0f32; piece.master.len()];
+        let Some(grad) = piece.grad else { return Ok(()) };
+        dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+        let owned = piece.start..piece.start + values.len();
+        for segment in &piece.layout.segments {
+            let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
+            if from < to {
+                let part = values[from - owned.start..to - owned.start].to_vec();
+                fragments.push((segment.name.clone(), from - segment.start, part));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(fragments)
+}
+
+#[test]
+fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
+    for golden in CASES.map(Golden::read) {
+        for (world, strategy) in [(1, fsdp(sharded())), (3, fsdp(sharded())), (3, ddp(DType::F32))] {
+            let results = ranks(world, |rank| {
+                let index = rank.rank;
+                let mut engine = engine(rank, &golden, strategy.clone())?;
+                let (prompt, greedy) = (golden.unsigned("prompt"), golden.unsigned("greedy"));
+                let said =
+                    engine.generate(&prompt, greedy.len(), &Sampling { temperature: 0.0, ..Sampling::default() })?;
+                assert_eq!(said, greedy, "{} on {world} ranks: greedy tokens", golden.name);
+                let step = Step { number: 1, lr: 0.0, tokens: golden.loss_tokens() };
+                let report = engine.train_step(&[golden.batch(index, world)], &step)?;
+                Ok((report.loss, gradient_fragments(&mut engine)?))
+            });
+            let (losses, fragments): (Vec<f64>, Vec<_>) = results.into_iter().unzip();
+            assert!((losses[0] / golden.loss - 1.0).abs() < 1e-6, "{}: loss {}", golden.name, losses[0]);
+            golden.check_grads(&whole(&golden.spec, &fragments), &format!("on {world} ranks"));
+        }
+    }
+}
+
+/// The files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`) say
+/// the same.
+#[test]
+fn both_generations_of_files_read_alike() {
+    for golden in CASES.map(Golden::read) {
+        let path = format!("{}/tests/golden/families/{}.4.json", env!("CARGO_MANIFEST_DIR"), golden.name);
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("\"transformers_version\": \"4.") && !text.contains("rope_parameters"), "{text}");
+        let spec = Spec { max_len: golden.spec.max_len, dropout: 0.0, ..hf::parse(text.as_bytes()).unwrap() };
+        assert_eq!(spec, golden.spec, "{}", golden.name);
+    }
+}
+
+/// What we write for a model is read back as it. The files stay in target/tmp/families, where `families.py check` gives them
+/// to transformers.
+#[test]
+fn configurations_come_back() {
+    for golden in CASES.map(Golden::read) {
+        let (spec, text) = (&golden.spec, hf::config(&golden.spec));
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families").join(golden.name);
+        std::fs::create_dir_all(&to).unwrap();
+        std::fs::write(to.join(hf::FILE), &text).unwrap();
+        // With dynamic scaling the file keeps the model's own length.
+        let read = Spec { max_len: spec.max_len, ..hf::parse(text.as_bytes()).unwrap() };
+        assert_eq!(read, *spec, "{}", golden.name);
+    }
+}

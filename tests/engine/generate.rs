@@ -1,0 +1,150 @@
+//! Text token by token: keys and values that are kept change no token, whatever the family, the device and how weights are
+//! spread; and what a rank holds and receives meanwhile.
+
+use crate::common::plain_store::{Docs, Plain, device, groups};
+use crate::common::stores::*;
+use crate::common::*;
+use flatshard::base::CATEGORIES;
+use flatshard::base::DType;
+use flatshard::comm::MeshSizes;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::sim::Sim;
+use flatshard::engine::{Engine, Generator, GeneratorOptions, Sampling, Strategy};
+use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, Spec, WorkspaceOptions};
+use flatshard::store::{ShardedOptions, Stage, initialize};
+use std::sync::Arc;
+
+/// Windows in some layers and caps on scores and logits.
+fn gemma2() -> Spec {
+    let windowed = vec![true, false, true, false];
+    Spec { arch: Arch::Gemma2, window: 3, windowed, score_cap: 1.5, qk_norm: false, local_rope: None, ..gemma3() }
+}
+/// A window in every layer.
+fn mistral() -> Spec {
+    Spec { arch: Arch::Mistral, window: 6, windowed: vec![true; 4], ..llama() }
+}
+fn families() -> [Spec; 7] {
+    [llama(), gpt(), mistral(), qwen2(), qwen3(), gemma2(), gemma3()]
+}
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+
+/// Prompts and texts longer than a tile of attention, and windows on both sides of its borders.
+#[test]
+fn each_token_has_the_logits_that_its_whole_prefix_gives() {
+    const LENGTH: usize = 150;
+    let wide =
+        |spec: Spec, window: usize| Spec { max_len: LENGTH, window: if spec.window > 0 { window } else { 0 }, ..spec };
+    for (spec, dtype) in families().into_iter().flat_map(|spec| [(spec.clone(), DType::F32), (spec, DType::Bf16)]) {
+        for (prompt, window) in [(1, 5), (70, 65)] {
+            let (dev, spec) = (device(), wide(spec.clone(), window));
+            let decoder = Decoder::new(spec.clone()).unwrap();
+            let mut store = Plain::random(&dev, &decoder, dtype, 0.2);
+            let workspace = |tokens| {
+                let options = WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: false };
+                decoder.workspace(&dev, &groups(), &options).unwrap()
+            };
+            let docs = Docs::random(&dev, 5, spec.vocab, &[LENGTH], 0);
+            let (mut whole, mut kept) = (workspace(LENGTH), workspace(prompt));
+            decoder.remember(&dev, &mut kept, LENGTH).unwrap();
+            let (mut expected, mut made) = (vec![0f32; spec.vocab], vec![0f32; spec.vocab]);
+            for past in [0].into_iter().chain(prompt..LENGTH) {
+                let n = if past == 0 { prompt } else { 1 };
+                let mut batch = docs.batch();
+                (batch.tokens, batch.positions) =
+                    (batch.tokens.slice(past..past + n), batch.positions.slice(past..past + n));
+                batch.targets = batch.targets.slice(0..0);
+                let one = Docs::random(&dev, 5, spec.vocab, &[n], 0); // its border is that of n rows
+                batch.cu_seqlens = one.batch().cu_seqlens;
+                decoder.go_on(&dev, &mut store, &batch, &mut kept, past, &mut made).unwrap();
+                if past > prompt + 3 && past % 9 != 0 {
+                    continue;
+                }
+                let all = docs.batch();
+                decoder.next_token_logits(&dev, &mut store, &all, &mut whole, past + n - 1, &mut expected).unwrap();
+                let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+                let difference = expected.iter().zip(&made).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+                let within = if dtype == DType::F32 { 2e-5 } else { 0.05 };
+                assert!(difference < within, "{:?} in {dtype}, {n} tokens after {past}: {difference:.1e}", spec.arch);
+            }
+        }
+    }
+}
+
+/// Ranks of sp remember nothing: they are what the others are compared with. The text runs past the model's positions.
+#[test]
+fn a_text_is_that_of_ranks_that_remember_nothing() {
+    for spec in families() {
+        let write = |sizes| {
+            let options = options(&spec, fsdp(sharded()), SGD);
+            let mut texts = mesh_ranks(sizes, |rank| {
+                let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                let held = rank.meter.total();
+                let text = engine.generate(&[1, 2, 3], 2 * spec.max_len, &GREEDY)?;
+                // All but a token's four bytes, which their group lets go with its next operation.
+                assert!(rank.meter.total() <= held + 4, "what was kept is given back");
+                Ok(text)
+            });
+            texts.swap_remove(0)
+        };
+        let sizes = |dp_shard, sp| MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 };
+        assert_eq!(write(sizes(2, 1)), write(sizes(1, 2)), "{:?}", spec.arch);
+    }
+}
+
+/// What ranks of `sizes` write, and what each received from its peers after the first token.
+fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: bool) -> (Vec<u32>, Vec<u64>) {
+    let options =
+        GeneratorOptions { spec: spec.clone(), strategy: strategy.clone(), cuts: Cuts::ALL, prompt: 4, count: 7 };
+    let rank = |rank: Rank| {
+        let mut generator = Generator::new(rank.device.clone(), &rank.mesh, &options)?;
+        // The simulated GPU has something of its own.
+        for (category, bytes) in options.planned(&sizes)?.into_iter().filter(|_| !sim) {
+            let name = CATEGORIES.iter().find(|c| c.0 == category).unwrap().1;
+            assert_eq!(rank.meter.live(category), bytes, "{name} of {} on {sizes:?}", strategy.name());
+        }
+        initialize(generator.store(), 3, &*rank.device)?;
+        let (mut first, mesh) = (None, &rank.mesh);
+        let text = generator.generate(&[1, 2, 3, 4], 7, &GREEDY, &mut |_| {
+            first.get_or_insert_with(|| mesh.fsdp.stats().bytes);
+            true
+        })?;
+        Ok((text, mesh.fsdp.stats().bytes - first.unwrap()))
+    };
+    let results = match sim {
+        false => mesh_ranks(sizes, rank),
+        true => ranks_on(sizes.world(), |_, meter| Ok(Arc::new(GpuDevice::new(Arc::new(Sim::new()), meter)?)), rank),
+    };
+    let (mut texts, received): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    assert!(texts.iter().all(|text| *text == texts[0]), "ranks disagree: {texts:?}");
+    (texts.swap_remove(0), received)
+}
+
+#[test]
+fn ranks_of_tp_have_their_part_of_the_model_and_weights_may_stay() {
+    let stays: Arc<dyn Strategy> = fsdp(ShardedOptions { reshard: false, ..sharded() });
+    let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp };
+    for spec in [llama(), qwen3(), gemma3()] {
+        let spec = Spec { vocab: 60, heads: 4, kv_heads: 2, ..spec };
+        let (alone, _) = written(&spec, &ddp(DType::F32), sizes(1, 1), false);
+        let apart = fsdp(sharded());
+        let staged = [Stage::Two, Stage::Three].map(|stage| zero(staged(stage, DType::F32)));
+        for (strategy, again) in [(&stays, false), (&apart, true), (&staged[0], false), (&staged[1], true)] {
+            for sizes in [sizes(2, 1), sizes(1, 2), sizes(2, 2), sizes(1, 4)] {
+                let (text, received) = written(&spec, strategy, sizes, false);
+                assert_eq!(text, alone, "{:?}, {} on {sizes:?}", spec.arch, strategy.name());
+                let gathers = received.iter().any(|&bytes| bytes > 0);
+                assert_eq!(gathers, again && sizes.dp_shard > 1, "{} on {sizes:?}: {received:?}", strategy.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_simulated_gpu_writes_what_the_cpu_writes() {
+    let two = MeshSizes::sharded(2);
+    for spec in [gpt(), qwen2(), gemma2(), gemma3()] {
+        let spec = Spec { layers: 2, windowed: spec.windowed.iter().copied().take(2).collect(), ..spec };
+        let strategy = fsdp(ShardedOptions { reshard: false, ..sharded() });
+        assert_eq!(written(&spec, &strategy, two, true).0, written(&spec, &strategy, two, false).0, "{:?}", spec.arch);
+    }
+}

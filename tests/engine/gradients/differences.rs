@@ -1,0 +1,105 @@
+//! Every tensor's gradient against finite differences of the loss, in every family.
+use super::*;
+use crate::common::plain_store::dot;
+use flatshard::base::rng::Rng;
+use flatshard::nn::{Lora, Segment};
+
+/// Of finite differences. A longer step has more truncation, a shorter one more rounding (losses are computed in f32):
+/// errors are smallest about here, 1e-4 at worst.
+const STEP: f32 = 1e-2;
+const TOLERANCE: f64 = 3e-4;
+
+/// The derivative along a direction, from four losses (error of fourth order in `step`).
+fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f32], step: f32) -> f64 {
+    let start = model.store.weights(layer, segment).to_vec();
+    let mut loss = |by: f32| {
+        let weights = model.store.weights(layer, segment);
+        for ((w, s), d) in weights.iter_mut().zip(&start).zip(direction) {
+            *w = s + by * d;
+        }
+        model.store.publish(&model.dev);
+        model.train()
+    };
+    let near = loss(step) - loss(-step);
+    let far = loss(2.0 * step) - loss(-2.0 * step);
+    loss(0.0);
+    (8.0 * near - far) / (12.0 * step as f64)
+}
+
+/// Every tensor's gradient along itself (a wrong factor shows) and along two random directions (a wrong element shows).
+/// Errors are relative to the length of gradient times direction, so that a small product is no excuse.
+fn check_gradients(spec: Spec) {
+    check_gradients_of(Model::new(spec, options(Checkpointing::Off)));
+}
+/// Frozen tensors have none.
+fn check_gradients_of(mut model: Model) {
+    model.train();
+    let analytic: Vec<(usize, Segment, Vec<f32>)> = model
+        .store
+        .segments()
+        .filter(|(_, segment)| segment.trainable)
+        .map(|(layer, segment)| (layer, segment.clone(), model.store.grad(layer, segment).to_vec()))
+        .collect();
+    let mut worst = (0.0, String::new());
+    for (layer, segment, grad) in &analytic {
+        let length = dot(grad, grad).sqrt();
+        assert!(length > 1e-3, "{}: the gradient is {length}: nothing is tested", segment.name);
+        let random = |seed| -> Vec<f32> {
+            let rng = Rng::new(seed, 1);
+            (0..grad.len()).map(|i| rng.normal(i as u64) / (grad.len() as f32).sqrt()).collect()
+        };
+        let along = grad.iter().map(|g| g / length as f32).collect();
+        for direction in [along, random(1), random(2)] {
+            let numeric = LOSS_SCALE as f64 * difference(&mut model, *layer, segment, &direction, STEP);
+            let error = (numeric - dot(grad, &direction)).abs() / (length * dot(&direction, &direction).sqrt());
+            if error > worst.0 {
+                worst = (error, segment.name.clone());
+            }
+        }
+    }
+    println!("worst error {:.1e} in {}", worst.0, worst.1);
+    assert!(worst.0 < TOLERANCE, "{}: relative error {:.1e}", worst.1, worst.0);
+}
+#[test]
+fn llama_gradients() {
+    check_gradients(llama());
+}
+/// The adapters' gradients, and through them those of what lies below.
+#[test]
+fn lora_gradients() {
+    let targets = |names: &[&str]| names.iter().map(|n| n.to_string()).collect();
+    for targets in [targets(&["all-linear"]), targets(&["q_proj", "v_proj", "down_proj"])] {
+        let lora = Some(Lora { rank: 3, alpha: 5.0, targets });
+        let tuning = Tuning { lora, ..Tuning::default() };
+        check_gradients_of(Model::tuned(llama(), &tuning, options(Checkpointing::Full)));
+    }
+}
+#[test]
+fn llama_gradients_with_tied_head_and_dropout() {
+    check_gradients(Spec { tied: true, dropout: 0.2, ..llama() });
+}
+#[test]
+fn gpt_gradients() {
+    check_gradients(Spec { tied: false, ..gpt() });
+}
+#[test]
+fn gpt_gradients_with_tied_head_and_dropout() {
+    check_gradients(Spec { dropout: 0.2, ..gpt() });
+}
+
+#[test]
+fn gradients_with_biases_and_a_window() {
+    check_gradients(qwen2());
+}
+#[test]
+fn gradients_with_norms_of_heads() {
+    check_gradients(Spec { dropout: 0.2, ..qwen3() });
+}
+#[test]
+fn gemma2_gradients() {
+    check_gradients(Spec { dropout: 0.2, ..gemma2() });
+}
+#[test]
+fn gemma3_gradients() {
+    check_gradients(gemma3());
+}

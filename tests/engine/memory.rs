@@ -1,0 +1,234 @@
+//! Bytes against the formula, and steps that allocate nothing. The heap counts the allocations of each thread, which here is a rank.
+
+use crate::common::stores::*;
+use crate::common::*;
+use crate::heap;
+use flatshard::base::CATEGORIES;
+use flatshard::base::timeline::Timeline;
+use flatshard::base::{Category, DType};
+use flatshard::comm::{MeshSizes, timed};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::cpu::gemm::Kernel;
+use flatshard::engine::{Engine, EngineOptions, Strategy};
+use flatshard::nn::{Checkpointing, RingImpl, Spec};
+use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
+use std::sync::Arc;
+
+/// Allocations of this thread; with the plain kernel those that are not the `gemm` crate's.
+fn allocations(kernel: Kernel) -> usize {
+    if kernel == Kernel::Plain { heap::allocations_without_packing() } else { heap::allocations() }
+}
+/// How products are computed here: the plain way, too.
+fn kernels() -> impl Iterator<Item = Kernel> {
+    Kernel::ALL.into_iter().filter(|kernel| kernel.available())
+}
+
+/// Two replicas, each of two shards.
+const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+
+fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
+    let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
+    vec![
+        (fsdp(sharded()), 1),
+        (fsdp(bf16.clone()), 1),
+        (fsdp(ShardedOptions { reshard: false, ..bf16.clone() }), 1),
+        (fsdp(ShardedOptions { grad_accum: 2, ..bf16.clone() }), 2),
+        (fsdp(ShardedOptions { grad_accum: 2, sync_each_batch: true, ..bf16.clone() }), 2),
+        (fsdp(ShardedOptions { wrap: Wrap::Size(8000), ..bf16.clone() }), 1),
+        (fsdp(ShardedOptions { wrap: Wrap::None, ..bf16.clone() }), 1),
+        (fsdp(ShardedOptions { reduce_dtype: DType::Bf16, ..bf16.clone() }), 1),
+        (fsdp(ShardedOptions { reduce_dtype: DType::Bf16, grad_accum: 2, ..bf16 }), 2),
+        (fsdp(ShardedOptions { dtype: DType::F16, reduce_dtype: DType::F16, ..sharded() }), 1),
+        (travelling(DType::Bf16), 2),
+        (fsdp(ShardedOptions { offload: Offload::Optimizer, grad_accum: 2, ..sharded() }), 2),
+        (fsdp(ShardedOptions { offload: Offload::Gradients, dtype: DType::Bf16, ..sharded() }), 1),
+        (fsdp(ShardedOptions { offload: Offload::Parameters, dtype: DType::Bf16, ..sharded() }), 1),
+        (ddp(DType::F32), 2),
+        (ddp(DType::Bf16), 1),
+        (reference(by_tensor(DType::F32, 1)), 1),
+        (reference(ReferenceOptions { reshard: false, ..by_tensor(DType::Bf16, 2) }), 2),
+        (zero(staged(Stage::One, DType::Bf16)), 2),
+        (zero(staged(Stage::Two, DType::F32)), 1),
+        (zero(ZeroOptions { overlap: true, ..staged(Stage::Two, DType::Bf16) }), 2),
+        (zero(staged(Stage::Three, DType::Bf16)), 1),
+        (zero(ZeroOptions::new(Stage::Three, DType::F32)), 2),
+    ]
+}
+
+#[test]
+fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
+    for (spec, rule, checkpoint) in [
+        (llama(), ADAMW, Checkpointing::Off),
+        (qwen3(), ADAMW, Checkpointing::SelectiveEvery(2)),
+        (gpt(), SGD, Checkpointing::Full),
+    ] {
+        for (strategy, accum) in strategies() {
+            let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
+            for sizes in [MeshSizes::sharded(1), MeshSizes::sharded(3), HYBRID] {
+                let planned = Engine::planned(&options, &sizes).unwrap();
+                mesh_ranks(sizes, |rank| {
+                    let meter = rank.meter.clone();
+                    let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                    train(&mut engine, &spec, 1, accum)?;
+                    engine.evaluate(&[batch(&spec, 9, 0, 0)])?;
+                    let buffers = meter.allocations();
+                    train(&mut engine, &spec, 2, accum)?;
+                    engine.evaluate(&[batch(&spec, 9, 0, 0)])?;
+                    assert_eq!(meter.allocations(), buffers, "a step allocates buffers");
+                    for (i, &(category, name)) in CATEGORIES.iter().enumerate() {
+                        assert_eq!(planned[i].0, category);
+                        let what = format!("{name} of {:?} on {sizes:?}", options.strategy.name());
+                        assert_eq!(meter.live(category), planned[i].1, "{what}");
+                    }
+                    let device = planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum::<usize>();
+                    assert_eq!(meter.peak(), device, "peak on {sizes:?}");
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
+/// Two shards of layers that two ranks share.
+const CUT: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 2 };
+
+#[test]
+fn layers_that_ranks_share_are_planned_and_a_step_allocates_nothing() {
+    let spec = Spec { ff: 45, kv_heads: 2, ..qwen3() }; // 61 words
+    let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    let cases = [
+        (false, Checkpointing::Off, fsdp(sharded())),
+        (true, Checkpointing::Off, bf16),
+        (true, Checkpointing::Full, ddp(DType::F32)),
+    ];
+    for (kernel, (sequence_parallel, checkpoint, strategy)) in kernels().flat_map(|k| cases.clone().map(|c| (k, c))) {
+        let options = EngineOptions { sequence_parallel, checkpoint, ..options(&spec, strategy, ADAMW) };
+        let most = Engine::planned(&options, &CUT).unwrap();
+        mesh_ranks(CUT, |rank| {
+            let planned = Engine::planned_at(&options, &CUT, &rank.mesh.coords)?;
+            assert!(planned.iter().zip(&most).all(|(planned, most)| planned.1 <= most.1), "{planned:?}, {most:?}");
+            let device = Arc::new(CpuDevice::with_kernel(rank.meter.clone(), kernel)?);
+            let mut engine = Engine::new(device, &rank.mesh, &options)?;
+            let batches = [batch(&spec, 3, 0, rank.mesh.dp.rank())];
+            step(&mut engine, &batches, 1)?;
+            let before = (allocations(kernel), rank.meter.allocations());
+            step(&mut engine, &batches, 2)?;
+            assert_eq!((allocations(kernel), rank.meter.allocations()), before, "a step allocates, with {kernel:?}");
+            for (planned, (category, name)) in planned.iter().zip(CATEGORIES) {
+                assert_eq!(rank.meter.live(category), planned.1, "{name}, sequence parallel {sequence_parallel}");
+            }
+            assert_eq!(rank.meter.peak(), planned.iter().map(|p| p.1).sum::<usize>());
+            Ok(())
+        });
+    }
+}
+
+/// What the design promises, in plain numbers: 18 bytes a parameter and rank share, two slots of the largest block and
+/// the root's, for weights and for gradients.
+#[test]
+fn the_formula_of_the_design() {
+    let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
+    let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
+    let bytes = |strategy: Arc<dyn Strategy>, ranks: usize, category: Category| {
+        let planned = Engine::planned(&options(&spec, strategy, ADAMW), &MeshSizes::sharded(ranks)).unwrap();
+        planned.into_iter().find(|p| p.0 == category).unwrap().1
+    };
+    let n = 2;
+    // Every size here is a multiple of 2 * 128 but for the norms (64 each, padded to 128): 2 to a block, 1 in the root.
+    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 128;
+    let table = (61usize * 64).next_multiple_of(128);
+    let root = (2 * table + 128usize).next_multiple_of(n * 128);
+    let p = root + 8 * block;
+    let full = || fsdp(bf16.clone());
+    assert_eq!(bytes(full(), n, Category::Params), 6 * p / n);
+    assert_eq!(bytes(full(), n, Category::Grads), 4 * p / n);
+    assert_eq!(bytes(full(), n, Category::Optimizer), 8 * p / n);
+    // The weight slots are one set for both ranks.
+    let staged = root + 2 * block;
+    assert_eq!(bytes(full(), n, Category::Slots), 2 * staged / n + 4 * staged);
+    let accumulating = fsdp(ShardedOptions { grad_accum: 4, ..bf16.clone() });
+    assert_eq!(bytes(accumulating, n, Category::Slots), 2 * staged / n + 4 * p);
+    let kept = fsdp(ShardedOptions { reshard: false, ..bf16.clone() });
+    assert_eq!(bytes(kept, n, Category::Slots), 2 * p / n + 4 * staged);
+
+    // ZeRO keeps the same shards; full weights and gradients shrink with the stage.
+    let partitioned = |stage, overlap, blocks: usize| {
+        let sizes = ZeroOptions {
+            reduce_bucket: blocks * block,
+            max_live: root + blocks * block,
+            ..ZeroOptions::new(stage, DType::Bf16)
+        };
+        zero(ZeroOptions { overlap, prefetch: usize::MAX, ..sizes })
+    };
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        for (category, each) in [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8)] {
+            assert_eq!(bytes(partitioned(stage, false, 2), n, category), each * p / n, "{stage:?}");
+        }
+    }
+    for (blocks, overlap) in [(1, false), (1, true), (2, false), (2, true)] {
+        let slots = |stage| bytes(partitioned(stage, overlap, blocks), n, Category::Slots);
+        let buckets = root + if overlap { 2 } else { 1 } * blocks * block;
+        assert_eq!(slots(Stage::One), 2 * p / n + 4 * p);
+        assert_eq!(slots(Stage::Two), 2 * p / n + 4 * buckets);
+        assert_eq!(slots(Stage::Three), 2 * (root + blocks * block) / n + 4 * buckets);
+    }
+    // The reference: whole layers beside the longest tensor, which is cut into whole blocks of 128.
+    let longest = table.max(64 * 192).next_multiple_of(n * 128);
+    let layers = 2 * table + 128 + block;
+    let by_tensor = bytes(reference(by_tensor(DType::Bf16, 1)), n, Category::Slots);
+    assert_eq!(by_tensor, 2 * layers + 4 * layers + 2 * longest / n + 4 * longest);
+
+    let p = 2 * table + 128 + 8 * block;
+    let ddp: Arc<dyn Strategy> = ddp(DType::Bf16);
+    for (category, each) in
+        [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8), (Category::Slots, 0)]
+    {
+        assert_eq!(bytes(ddp.clone(), n, category), each * p);
+    }
+}
+
+/// On the heap, after the first steps, with any kernel.
+fn allocates_nothing(timeline: &Timeline, sizes: MeshSizes, options: &EngineOptions, accum: usize) {
+    let spec = &options.spec;
+    for kernel in kernels() {
+        // With every step on `timeline`, which the ranks share here.
+        let made = mesh_ranks(sizes, |rank| {
+            let index = rank.mesh.dp.rank();
+            let mesh = timed::watch(rank.mesh, timeline);
+            let mut engine = Engine::new(Arc::new(CpuDevice::with_kernel(rank.meter, kernel)?), &mesh, options)?;
+            engine.on_timeline(timeline.clone());
+            train(&mut engine, spec, 2, accum)?;
+            let batches: Vec<_> = (0..accum).map(|micro| batch(spec, 3, micro, index)).collect();
+            let before = allocations(kernel);
+            for number in 3..6 {
+                step(&mut engine, &batches, number)?;
+            }
+            Ok(allocations(kernel) - before)
+        });
+        let what = (options.strategy.name(), options.strategy.dtype(), options.ring, kernel);
+        assert!(made.iter().all(|&made| made == 0), "{what:?} on {sizes:?}: {made:?}");
+    }
+}
+
+#[test]
+fn a_step_makes_no_heap_allocation() {
+    let (two, off) = (MeshSizes::sharded(2), Timeline::default());
+    for (strategy, accum) in strategies() {
+        let options = options(&llama(), strategy, ADAMW);
+        for sizes in [two, HYBRID] {
+            allocates_nothing(&off, sizes, &options, accum);
+        }
+    }
+    // Nor does a profile.
+    let timeline = Timeline::with_room(1 << 14);
+    timeline.switch(true);
+    let sharded = options(&llama(), fsdp(sharded()), ADAMW);
+    allocates_nothing(&timeline, two, &sharded, 1);
+    let mut spans = vec![];
+    assert_eq!((timeline.drain(&mut spans), spans.len() > 500), (0, true), "{}", spans.len());
+    // Nor do blocks that go around a ring.
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
+    for ring in [RingImpl::Ring, RingImpl::AllGather] {
+        allocates_nothing(&off, sizes, &EngineOptions { ring, ..sharded.clone() }, 1);
+    }
+}

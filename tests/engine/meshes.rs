@@ -1,0 +1,197 @@
+//! Every way to arrange four and eight ranks, against one rank that is given the same samples: one loss curve, one gradient
+//! norm, the same weights; and checkpoints that any of them writes and any other goes on from.
+
+use crate::common;
+use crate::common::known_state::state;
+use crate::common::stores::*;
+use crate::common::*;
+use flatshard::base::rng::Rng;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::Checkpointer;
+use flatshard::comm::MeshSizes;
+use flatshard::data::MicroBatch;
+use flatshard::device::IGNORE;
+use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
+use flatshard::nn::{Checkpointing, Spec};
+use flatshard::optim::Rule;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Tokens of a sample: two chunks for each of eight ranks of sp.
+const LEN: usize = 16;
+/// Samples of a step: two micro-batches of one for each of eight ranks of dp.
+const SAMPLES: usize = 16;
+const ACCUM: usize = 2;
+
+/// What the shapes have in common: heads can be cut in eight, and words and columns in nothing. Qwen3's keys and values are of
+/// two heads, which more ranks of tp share.
+fn eighths(spec: Spec) -> Spec {
+    Spec { vocab: 67, dim: 24, heads: 16, kv_heads: 8, head_dim: 4, ff: 41, max_len: LEN, ..spec }
+}
+fn shapes() -> [Spec; 3] {
+    let gemma3 = Spec { windowed: vec![true, false], layers: 2, ..gemma3() };
+    let [llama, qwen3, gemma3] = [Spec { layers: 3, ..llama() }, Spec { layers: 2, ..qwen3() }, gemma3].map(eighths);
+    [llama, Spec { kv_heads: 2, ..qwen3 }, gemma3]
+}
+
+/// Every kind of store; the last has nothing to shard. Two of them reduce each micro-batch by itself.
+fn stores() -> Vec<Arc<dyn Strategy>> {
+    [at_once(DType::F32, ACCUM), by_batch(DType::F32, ACCUM), vec![ddp(DType::F32)]].concat()
+}
+
+fn options(spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
+    let tokens = SAMPLES / ACCUM * LEN;
+    EngineOptions {
+        grad_clip: 0.3,
+        tokens,
+        checkpoint: Checkpointing::Full,
+        ..common::options(spec, strategy.clone(), rule)
+    }
+}
+
+/// The step's sample `n`; of some, the end carries no loss, so that ranks divide different numbers of tokens.
+fn sample(spec: &Spec, step: u64, n: usize) -> (Vec<u32>, Vec<i32>) {
+    let rng = Rng::new(5, step << 32 | n as u64);
+    let tokens: Vec<u32> = (0..LEN as u64).map(|i| (rng.u64(i) % spec.vocab as u64) as u32).collect();
+    let with_loss = LEN - 1 - n % 6;
+    let target = |i: usize| if i < with_loss { tokens[i + 1] as i32 } else { IGNORE };
+    (tokens.clone(), (0..LEN).map(target).collect())
+}
+
+/// Micro-batch `micro` of a rank of dp, as the loader deals them.
+fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize)) -> MicroBatch {
+    let rows = SAMPLES / ACCUM / dp;
+    let first = (micro * dp + rank) * rows;
+    let (tokens, targets): (Vec<_>, Vec<_>) = (first..first + rows).map(|n| sample(spec, step, n)).unzip();
+    MicroBatch {
+        tokens: tokens.concat(),
+        targets: targets.concat(),
+        positions: (0..(rows * LEN) as u32).map(|i| i % LEN as u32).collect(),
+        cu_seqlens: (0..=rows as u32).map(|row| row * LEN as u32).collect(),
+    }
+}
+
+/// Steps `from + 1..=to` from the checkpoint of step `from` in a directory, or from the start; the last is saved where a
+/// directory is given.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    from: Option<(&'a Path, u64)>,
+    to: u64,
+    save: Option<&'a Path>,
+}
+
+fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
+    let spec = &options.spec;
+    let results = mesh_ranks(sizes, |rank| {
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        for (category, bytes) in Engine::planned_at(options, &sizes, &rank.mesh.coords)? {
+            assert_eq!(rank.meter.live(category), bytes, "{category:?} on {sizes:?}, {}", options.strategy.name());
+        }
+        let layouts = engine.decoder().layouts().to_vec();
+        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, spec, &layouts, options.rule.state())?;
+        let mut done = 0;
+        if let Some((dir, step)) = part.from {
+            let (store, optimizer) = engine.state();
+            done = ckpt.load(&dir.join(format!("step-{step:08}")), store, optimizer)?.step;
+        }
+        let place = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+        let steps = done + 1..=part.to;
+        let reports = steps.map(|number| {
+            let batches: Vec<_> = (0..ACCUM).map(|micro| micro_batch(spec, number, micro, place)).collect();
+            let (loss, tokens) = engine.evaluate(&batches)?;
+            let report = step(&mut engine, &batches, number)?;
+            assert!((loss / tokens as f64 - report.loss).abs() < 1e-6, "evaluated {loss} of {tokens}, then {report:?}");
+            Ok(report)
+        });
+        let reports = reports.collect::<Result<Vec<StepReport>>>()?;
+        if let Some(dir) = part.save {
+            let (store, optimizer) = engine.state();
+            ckpt.save(dir, 9, store, optimizer, &state(part.to))?;
+        }
+        Ok((reports, fragments(&mut engine)?))
+    });
+    gathered(spec, results)
+}
+
+/// The same sums in another order: rounding, and no more.
+#[track_caller]
+fn assert_close(one: &Outcome, many: &Outcome, what: &str) {
+    assert_eq!(one.steps.len(), many.steps.len(), "{what}");
+    for (step, (a, b)) in one.steps.iter().zip(&many.steps).enumerate() {
+        let (loss, other) = (f64::from_bits(a.0), f64::from_bits(b.0));
+        assert!((loss - other).abs() < 2e-6 * loss, "{what}: loss {step} is {loss} on one rank, {other} on the mesh");
+        let (norm, other) = (f32::from_bits(a.1), f32::from_bits(b.1));
+        assert!((norm - other).abs() < 1e-5 * norm, "{what}: norm {step} is {norm} on one rank, {other} on the mesh");
+    }
+    let (weights, _) = distance(one, many);
+    assert!(weights < 2e-6, "{what}: weights differ by {weights}");
+}
+
+/// Each mesh with one store after the other, and where nothing is left to shard with replicas too.
+fn check(world: usize) {
+    let mut stores = stores();
+    let ddp = stores.pop().unwrap();
+    let mut turns = stores.iter().cycle();
+    for spec in shapes() {
+        let start = Part { from: None, to: 2, save: None };
+        let one = run(MeshSizes::sharded(1), &options(&spec, &ddp, SGD), start);
+        let norms: Vec<f32> = one.steps.iter().map(|s| f32::from_bits(s.1)).collect();
+        assert!(norms.iter().all(|norm| *norm > 0.3), "clipping was never active: {norms:?}");
+        for (i, sizes) in factorizations(world).into_iter().enumerate() {
+            let replicated = (sizes.dp_shard == 1).then_some(&ddp);
+            for strategy in turns.next().into_iter().chain(replicated) {
+                let sequence_parallel = sizes.tp > 1 && i % 2 == 0;
+                let what = format!("{:?}, {} on {sizes:?}, {sequence_parallel}", spec.arch, strategy.name());
+                let options = EngineOptions { sequence_parallel, ..options(&spec, strategy, SGD) };
+                assert_close(&one, &run(sizes, &options, start), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_mesh_of_four_is_one_rank() {
+    check(4);
+}
+
+#[test]
+fn every_mesh_of_eight_is_one_rank() {
+    check(8);
+}
+
+#[test]
+fn one_shard_and_many_replicas_leave_the_bits_of_ddp() {
+    // A sum over replicas in rank order is the sum of an all-reduce in rank order.
+    let spec = &shapes()[0];
+    let start = Part { from: None, to: 3, save: None };
+    let replicas = MeshSizes { dp_replicate: 4, dp_shard: 1, sp: 1, tp: 1 };
+    let expected = run(replicas, &options(spec, &ddp(DType::F32), ADAMW), start);
+    for strategy in at_once(DType::F32, ACCUM) {
+        for sizes in [replicas, MeshSizes::sharded(4)] {
+            let what = format!("{} on {sizes:?}", strategy.name());
+            assert_same_bits(&expected, &run(sizes, &options(spec, &strategy, ADAMW), start), &what);
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_any_mesh_goes_on_on_any_other() {
+    for (spec, world) in shapes().into_iter().zip([8, 4, 4]) {
+        let dir = tempfile::tempdir().unwrap();
+        let stores = stores();
+        let options = |i: usize| options(&spec, &stores[i % stores.len()], SGD);
+        let one = run(MeshSizes::sharded(1), &options(0), Part { from: None, to: 4, save: None });
+        let rest = Outcome { steps: one.steps[2..].to_vec(), ..one.clone() };
+        let meshes = factorizations(world);
+        for (i, &sizes) in meshes.iter().enumerate() {
+            let there = dir.path().join(format!("{i}"));
+            run(sizes, &options(5 * i), Part { from: None, to: 2, save: Some(&there) });
+            let other = meshes[(i + 1) % meshes.len()];
+            let gone_on = run(other, &options(5 * i + 1), Part { from: Some((&there, 2)), to: 4, save: None });
+            assert_close(&rest, &gone_on, &format!("{:?} saved on {sizes:?}, gone on on {other:?}", spec.arch));
+        }
+        // And one rank takes it from there.
+        let alone = Part { from: Some((&dir.path().join("0"), 2)), to: 4, save: None };
+        assert_close(&rest, &run(MeshSizes::sharded(1), &options(1), alone), "on one rank");
+    }
+}

@@ -1,0 +1,116 @@
+//! When transfers start: among the launches of a simulated GPU, which are noted in the same log as the group's calls.
+use super::layer::{Case, heads};
+use flatshard::base::meter::Lease;
+use flatshard::base::{Category, DType, Meter, Result};
+use flatshard::comm::Collective;
+use flatshard::comm::Tag;
+use flatshard::comm::recorder::{Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::calls::Calls;
+use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
+use flatshard::device::gpu::sim::Sim;
+use flatshard::device::{Buf, Device, Gemm, View, ViewMut};
+use flatshard::nn::RingImpl;
+use std::sync::Arc;
+
+/// Notes the kernels that it launches.
+struct Noting {
+    sim: Sim,
+    log: Log,
+}
+
+impl Driver for Noting {
+    fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
+        self.log.note(Tag::new(kernel.entry, 0));
+        self.sim.launch(kernel, shape, args)
+    }
+    fn name(&self) -> String {
+        self.sim.name()
+    }
+    fn arch(&self) -> u32 {
+        self.sim.arch()
+    }
+    fn multiprocessors(&self) -> u32 {
+        self.sim.multiprocessors()
+    }
+    fn waits(&self) -> bool {
+        self.sim.waits()
+    }
+    fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
+        self.sim.alloc(dtype, len, category, lease)
+    }
+    fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+        self.sim.alloc_host(dtype, len, lease)
+    }
+    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
+        self.sim.upload(src, dst)
+    }
+    fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
+        self.sim.download(parts)
+    }
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        self.sim.copy(src, dst)
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        self.sim.zero(x)
+    }
+    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+        self.sim.gemm(shape, a, b, c)
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.sim.synchronize()
+    }
+    fn capture(&self, calls: Calls) -> Result<Graph> {
+        self.sim.capture(calls)
+    }
+    fn replay(&self, graph: &mut Graph) -> Result<()> {
+        run(self, &mut graph.calls)
+    }
+}
+
+/// What rank 0 of 3 does in one forward and one backward pass of a layer: `KV` and `DKV` when those start to travel, in
+/// brackets when they are waited for; small letters for launches. A pass is `forward`, or `dq` and `dkv`.
+fn trace(ring: RingImpl) -> String {
+    const WORLD: usize = 3;
+    let logs: Vec<Log> = (0..WORLD).map(|_| Log::default()).collect();
+    let device = |rank: usize, meter: Meter| -> Result<Arc<dyn Device>> {
+        let driver = Noting { sim: Sim::new(), log: logs[rank].clone() };
+        Ok(Arc::new(GpuDevice::new(Arc::new(driver), meter)?))
+    };
+    let recorded = |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
+        let log = logs[group.rank()].clone();
+        Arc::new(Recorder::new(group, log))
+    };
+    Case { heads: heads(1, 1, 16), cu: &[0, 96], dtype: DType::F32 }.ring(WORLD, ring, &device, &recorded);
+    let words: Vec<String> = logs[0]
+        .entries()
+        .iter()
+        .filter_map(|entry| {
+            let what = entry.tag.what.replace("ring ", "");
+            match entry.seam {
+                None => Some(what.strip_prefix("attention_").filter(|kernel| *kernel != "ranges")?.to_string()),
+                Some(Seam::SendRecv | Seam::AllGather | Seam::ReduceScatter) => Some(what.to_uppercase()),
+                Some(Seam::Wait) => Some(format!("({})", what.to_uppercase())),
+                _ => None,
+            }
+        })
+        .collect();
+    // Forward and backward ran twice, the same each time.
+    let (first, second) = words.split_at(words.len() / 2);
+    assert_eq!(first, second);
+    first.join(" ")
+}
+
+#[test]
+fn the_next_block_travels_under_the_pass_over_the_last() {
+    assert_eq!(
+        trace(RingImpl::Ring),
+        "KV forward (KV) KV forward merge (KV) forward merge \
+         delta KV dq dkv DKV (KV) KV dq dkv (DKV) DKV (KV) dq dkv (DKV) DKV (DKV)"
+    );
+    assert_eq!(
+        trace(RingImpl::AllGather),
+        "KV forward (KV) forward merge forward merge delta KV dq dkv (KV) dq dkv dq dkv DKV (DKV)"
+    );
+}

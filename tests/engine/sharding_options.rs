@@ -1,0 +1,382 @@
+//! Every knob of sharding has an effect that can be seen: in the order of collectives, in bytes, in what is computed.
+//!
+//! | knob | effect | where |
+//! | --- | --- | --- |
+//! | backward prefetch PRE, POST, NONE; forward prefetch | order | `collectives.rs` |
+//! | limit_all_gathers | gathers in flight, slots | here |
+//! | SHARD_GRAD_OP, sync_each_batch, auto-wrap | counted collectives; slots | `collectives.rs`; here |
+//! | activation checkpointing, full and selective | bytes kept, products and attention computed again | here |
+//! | cpu-offload: optimizer, gradients, parameters | bytes of device and host, copies and their order | here |
+//! | use_orig_params | one update a unit, decay of norms, refusal of mixed units | here |
+//!
+//! None of them changes a bit of what is trained: `parity.rs`, `stores.rs`, and here for offloading.
+
+use crate::common::counting_gpu::{Counted, Counts};
+use crate::common::probe::Watched;
+use crate::common::stores::{by_tensor, reference, staged, zero};
+use crate::common::*;
+use flatshard::base::CATEGORIES;
+use flatshard::base::{Category, DType};
+use flatshard::comm::mesh::MeshSizes;
+use flatshard::comm::recorder::{Entry, Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::host::Staged;
+use flatshard::device::{Device, LIMBS};
+use flatshard::engine::{Ddp, Engine, EngineOptions, Strategy};
+use flatshard::nn::{Checkpointing, Spec, Tuning};
+use flatshard::optim::Rule;
+use flatshard::store::{Offload, ReferenceOptions, ReplicatedOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
+use serde_json::Value;
+use std::process::Command;
+use std::sync::Arc;
+
+const MODES: [Offload; 3] = [Offload::Optimizer, Offload::Gradients, Offload::Parameters];
+
+fn bytes(options: &EngineOptions, world: usize, category: Category) -> usize {
+    let planned = Engine::planned(options, &MeshSizes::sharded(world)).unwrap();
+    planned.into_iter().find(|p| p.0 == category).unwrap().1
+}
+
+/// What rank 0 of 2 starts, uses and waits for in the second of two steps.
+fn entries(spec: &Spec, sharded: ShardedOptions) -> Vec<Entry> {
+    let mut all = ranks(2, |rank| {
+        let log = Log::default();
+        let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+        let watched = Arc::new(Watched::noting(fsdp(sharded.clone()), &log));
+        let mut engine = Engine::new(rank.device, &mesh, &options(spec, watched, SGD))?;
+        for number in 1..=2 {
+            log.clear();
+            step(&mut engine, &[batch(spec, number, 0, rank.rank)], number)?;
+        }
+        Ok(log.entries())
+    });
+    all.swap_remove(0)
+}
+
+#[test]
+fn without_a_limit_gathers_run_three_units_ahead_in_four_slots() {
+    let spec = Spec { layers: 6, ..llama() };
+    let limited = |limit_all_gathers| ShardedOptions { limit_all_gathers, ..sharded() };
+    let in_flight = |entries: &[Entry]| {
+        let mut now = 0i32;
+        let count = entries.iter().filter(|e| e.tag.what == "gather").map(|e| {
+            now += match e.seam {
+                Some(Seam::Wait) => -1,
+                Some(Seam::AllGather) => 1,
+                _ => 0,
+            };
+            now
+        });
+        count.max().unwrap()
+    };
+    let (two, four) = (entries(&spec, limited(true)), entries(&spec, limited(false)));
+    assert_eq!((in_flight(&two), in_flight(&four)), (2, 4));
+    let shown: Vec<String> = four
+        .iter()
+        .filter(|e| matches!(e.seam, None | Some(Seam::AllGather)) && ["gather", "use"].contains(&e.tag.what))
+        .map(|e| format!("{}{}", e.tag.what, e.tag.unit))
+        .collect();
+    assert_eq!(
+        shown.join(" "),
+        "gather0 gather1 gather2 gather3 use0 gather4 use1 gather5 use2 gather6 use3 use4 use5 use6 use0 \
+         use6 gather2 use5 gather1 use4 use3 use2 use1"
+    );
+    let slots = |limit| bytes(&options(&spec, fsdp(limited(limit)), SGD), 1, Category::Slots);
+    let block = 4 * 5248; // f32
+    assert_eq!(slots(false) - slots(true), 2 * block);
+}
+
+#[test]
+fn slots_are_what_sharding_and_wrapping_ask_for() {
+    let spec = Spec { layers: 6, ..llama() };
+    let slots = |sharded: ShardedOptions| bytes(&options(&spec, fsdp(sharded), SGD), 1, Category::Slots);
+    let (block, root) = (4 * 5248, 4 * (2 * 1280 + 128)); // 61 x 20 twice, 20
+    let accumulating = ShardedOptions { grad_accum: 2, ..sharded() };
+    for (sharded, weights, grads) in [
+        (sharded(), 2, 2),
+        (ShardedOptions { reshard: false, ..sharded() }, 6, 2), // SHARD_GRAD_OP
+        (accumulating.clone(), 2, 6),
+        (ShardedOptions { sync_each_batch: true, ..accumulating }, 2, 2),
+        (ShardedOptions { wrap: Wrap::Size(8000), ..sharded() }, 4, 4), // units of two blocks
+        (ShardedOptions { wrap: Wrap::None, ..sharded() }, 6, 6),
+    ] {
+        assert_eq!(slots(sharded.clone()), (weights + grads) * block + 2 * root, "{sharded:?}");
+    }
+}
+
+/// Counts of a step on a simulated GPU, after a first one; and the bytes that rank held in host memory.
+fn counted(options: &EngineOptions) -> (Counts, usize) {
+    let driver = Arc::new(Counted::default());
+    let device = |_: usize, meter| Ok(Arc::new(GpuDevice::new(driver.clone(), meter)?) as Arc<dyn Device>);
+    let host = ranks_on(1, device, |rank| {
+        let meter = rank.meter.clone();
+        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+        step(&mut engine, &[batch(&options.spec, 1, 0, 0)], 1)?;
+        driver.take();
+        step(&mut engine, &[batch(&options.spec, 2, 0, 0)], 2)?;
+        Ok(meter.live(Category::Host))
+    });
+    (driver.take(), host[0])
+}
+
+#[test]
+fn checkpointing_trades_bytes_for_products_and_attention() {
+    for spec in [llama(), gemma3()] {
+        let of = |checkpoint| EngineOptions { checkpoint, ..options(&spec, fsdp(sharded()), SGD) };
+        let modes = [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full];
+        let [off, selective, full] = modes.map(|checkpoint| bytes(&of(checkpoint), 1, Category::Saved));
+        let (tokens, layers, inner) = (4 * ROW, spec.layers, spec.heads * spec.head_dim);
+        let outputs = 4 * tokens * (inner + spec.heads);
+        assert_eq!(selective - full, (layers - 1) * outputs, "attention's outputs of all blocks, where one is there");
+        let post = if spec.post_norms { 2 * spec.dim } else { 0 };
+        let rest = 4 * tokens * (spec.qkv() + spec.dim + 2 * spec.ff + post);
+        assert_eq!(off - selective, (layers - 1) * rest, "all else, of all blocks but one");
+        // Of every second block: what one of them keeps is still there when backward comes to it.
+        let second = [Checkpointing::SelectiveEvery(2), Checkpointing::FullEvery(2)];
+        let [some_selective, some_full] = second.map(|checkpoint| bytes(&of(checkpoint), 1, Category::Saved));
+        let others = layers / 2 - 1;
+        assert!(others > 0);
+        assert_eq!([off - some_selective, off - some_full], [others * rest, others * (rest + outputs)]);
+
+        let [off, selective, full] = modes.map(|checkpoint| counted(&of(checkpoint)).0);
+        let again = (2 * ROW) as u64 * Checkpointing::Full.products_again(&spec);
+        assert!(again > off.flops / 8);
+        assert_eq!((selective.flops - off.flops, full.flops - off.flops), (again, again));
+        let attention = |counts: &Counts| counts.launched("forward");
+        assert_eq!([&off, &selective, &full].map(attention), [layers, layers, 2 * layers - 1]);
+        let [some_selective, some_full] = second.map(|checkpoint| counted(&of(checkpoint)).0);
+        let again = (2 * ROW) as u64 * second[1].products_again(&spec);
+        assert_eq!([&some_selective, &some_full].map(|counts| counts.flops - off.flops), [again, again]);
+        assert_eq!([&some_selective, &some_full].map(attention), [layers, layers + others]);
+    }
+}
+
+/// Every store, as it is and with `offload`.
+fn stores(dtype: DType, offload: Offload) -> Vec<Arc<dyn Strategy>> {
+    let mut all = vec![fsdp(ShardedOptions { dtype, offload, grad_accum: 2, ..sharded() })];
+    all.push(reference(ReferenceOptions { offload, ..by_tensor(dtype, 2) }));
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        all.push(zero(ZeroOptions { offload, ..staged(stage, dtype) }));
+    }
+    if offload <= Offload::Optimizer {
+        all.push(Arc::new(Ddp(ReplicatedOptions { dtype, reduce_dtype: DType::F32, bucket_bytes: 30_000, offload })));
+    }
+    all
+}
+
+#[test]
+fn offloading_changes_no_bit() {
+    for (dtype, rule) in [(DType::F32, ADAMW), (DType::Bf16, ADAMW), (DType::Bf16, SGD)] {
+        let run = |strategy| outcome(2, &options(&llama(), strategy, rule), 3, 2);
+        let mut expected: Vec<_> = stores(dtype, Offload::Nothing).into_iter().map(|s| (s.name(), run(s))).collect();
+        for offload in MODES {
+            let offloaded = stores(dtype, offload);
+            expected.truncate(offloaded.len());
+            for ((name, expected), strategy) in expected.iter().zip(offloaded) {
+                assert_eq!(*name, strategy.name());
+                assert_same_bits(expected, &run(strategy), &format!("{name}, {offload:?} offloaded, {dtype} {rule:?}"));
+            }
+        }
+    }
+}
+
+/// HYBRID_SHARD sums offloaded shards over replicas, too.
+#[test]
+fn offloading_changes_no_bit_where_shards_have_replicas() {
+    let mesh = MeshSizes { dp_replicate: 2, ..MeshSizes::sharded(2) };
+    let run =
+        |offload| outcome_on(mesh, &options(&llama(), fsdp(ShardedOptions { offload, ..sharded() }), ADAMW), 2, 1);
+    let expected = run(Offload::Nothing);
+    for offload in MODES {
+        assert_same_bits(&expected, &run(offload), &format!("{offload:?} offloaded, two replicas of two shards"));
+    }
+}
+
+#[test]
+fn offloaded_bytes_are_in_host_memory() {
+    let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
+    let n = 2;
+    let of = |dtype, offload| options(&spec, fsdp(ShardedOptions { dtype, offload, ..sharded() }), ADAMW);
+    let held = |options: &EngineOptions, category| bytes(options, n, category);
+    // AdamW's moments are 8 bytes for each element that a rank owns.
+    let owned = held(&of(DType::Bf16, Offload::Nothing), Category::Optimizer) / 8;
+    for (dtype, size) in [(DType::Bf16, 2), (DType::F32, 4)] {
+        let copy = if dtype == DType::F32 { 0 } else { size };
+        for (offload, [params, grads, optimizer, host]) in [
+            (Offload::Nothing, [4 + copy, 4, 8, 0]),
+            (Offload::Optimizer, [size, 4, 0, 12]),
+            (Offload::Gradients, [size, 0, 0, 16]),
+            (Offload::Parameters, [0, 0, 0, 16 + copy]),
+        ] {
+            let options = of(dtype, offload);
+            let names = [Category::Params, Category::Grads, Category::Optimizer].map(|c| held(&options, c) / owned);
+            assert_eq!(names, [params, grads, optimizer], "{dtype} {offload:?}");
+            let staged = match offload {
+                Offload::Nothing => 0,
+                _ => Staged {
+                    owned,
+                    grads: offload < Offload::Gradients,
+                    weights: (offload < Offload::Parameters).then_some(dtype),
+                }
+                .planned(),
+            };
+            let norm = if offload >= Offload::Gradients { 8 * LIMBS } else { 0 };
+            assert_eq!(held(&options, Category::Host), host * owned + staged + norm, "{dtype} {offload:?}");
+            // The rest is the device's whatever is offloaded.
+            let none = of(dtype, Offload::Nothing);
+            for (category, _) in &CATEGORIES[3..7] {
+                assert_eq!(held(&options, *category), held(&none, *category), "{category:?}");
+            }
+        }
+    }
+}
+
+/// A chunk's gradient comes down while the chunk before it is updated, whose weights go up only then; what is in host memory
+/// already is not copied.
+#[test]
+fn copies_of_a_chunk_run_while_another_is_updated() {
+    for (offload, downs) in [(Offload::Optimizer, true), (Offload::Gradients, false), (Offload::Parameters, false)] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let options = options(&llama(), fsdp(ShardedOptions { dtype, offload, ..sharded() }), ADAMW);
+            let (counts, host) = counted(&options);
+            assert_eq!(host, bytes(&options, 1, Category::Host));
+            assert_eq!(counts.launched("adamw"), 0, "no update is the device's");
+            let copies = &counts.copies;
+            match (offload, downs) {
+                (Offload::Parameters, _) => assert!(copies.is_empty(), "{copies:?}"),
+                (_, false) => assert!(copies.len() >= 8 && copies.iter().all(|c| *c == "up"), "{copies:?}"),
+                (_, true) => {
+                    let chunks = copies.iter().filter(|c| **c == "down").count();
+                    let mut expected = vec!["down"];
+                    (1..chunks).for_each(|_| expected.extend(["down", "up"]));
+                    expected.push("up");
+                    assert!(chunks >= 8);
+                    assert_eq!(*copies, expected);
+                }
+            }
+        }
+    }
+}
+
+/// What differs is the rounding of the update. SGD: AdamW moves a weight by the learning rate whichever sign a gradient of nearly
+/// nothing has.
+#[test]
+fn an_offloaded_step_of_a_gpu_is_the_step_of_that_gpu() {
+    let run = |offload| {
+        let options = options(&llama(), fsdp(ShardedOptions { offload, ..sharded() }), SGD);
+        let device =
+            |_: usize, meter| Ok(Arc::new(GpuDevice::new(Arc::new(Counted::default()), meter)?) as Arc<dyn Device>);
+        let results = ranks_on(2, device, |rank| {
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+            Ok((train(&mut engine, &options.spec, 2, 1)?, fragments(&mut engine)?))
+        });
+        gathered(&options.spec, results)
+    };
+    let expected = run(Offload::Nothing);
+    for offload in MODES {
+        let (weights, losses) = distance(&expected, &run(offload));
+        assert!(weights < 1e-6 && losses < 1e-6, "{offload:?}: weights differ by {weights}, losses by {losses}");
+    }
+}
+
+#[test]
+fn without_original_parameters_a_unit_is_one_tensor_to_the_optimizer() {
+    let of = |uniform, rule| {
+        let tuning = Tuning { uniform, ..Tuning::default() };
+        EngineOptions { tuning, ..options(&llama(), fsdp(sharded()), rule) }
+    };
+    // Root and four blocks, each in as many runs as decay changes from tensor to tensor.
+    let updates = |uniform| counted(&of(uniform, ADAMW)).0.launched("adamw");
+    assert_eq!(updates(true), 5);
+    assert_eq!(updates(false), 3 + 4 * 4);
+    // Decay reaches norms, which start at 1, and takes lr * decay of them more.
+    let norm = |uniform, weight_decay| {
+        let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
+        let outcome = outcome(1, &of(uniform, rule), 1, 1);
+        f32::from_bits(outcome.weights["model.norm.weight"][0])
+    };
+    assert_eq!(norm(false, 0.5), norm(false, 0.0));
+    assert!((norm(true, 0.0) - norm(true, 0.5) - 0.01 * 0.5).abs() < 1e-6);
+}
+
+/// Output of `run_fsdp` and the losses of its four steps, with `more` arguments.
+fn run(more: &str) -> (String, Vec<f64>, Value) {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = dir.path().join("metrics.jsonl");
+    let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 \
+                --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 --no-eval";
+    let mut command = binary();
+    command.args(tiny.split_whitespace()).args(more.split_whitespace()).arg("--metrics-path").arg(&metrics);
+    let out = command.output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{more}: {text}");
+    let lines = std::fs::read_to_string(&metrics).unwrap();
+    let events: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let losses = events.iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect();
+    (text, losses, events[0]["planned_bytes"].clone())
+}
+fn binary() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].iter().for_each(|v| {
+        command.env_remove(v);
+    });
+    command
+}
+
+#[test]
+fn run_fsdp_offloads_what_it_is_told_to() {
+    let (_, expected, none) = run("--device sim --precision bf16");
+    assert_eq!(none["host"], 0);
+    let bytes = |planned: &Value, name: &str| planned[name].as_u64().unwrap();
+    let mut total = bytes(&none, "total");
+    for mode in ["optimizer", "gradients", ""] {
+        let (said, losses, planned) = run(&format!("--device sim --precision bf16 --cpu-offload {mode}"));
+        for (a, b) in expected.iter().zip(&losses) {
+            assert!((a - b).abs() < 1e-3 * a, "{mode}: {expected:?} and {losses:?}");
+        }
+        assert!(said.contains("in host memory") && bytes(&planned, "host") > 0, "{said}");
+        assert_eq!(bytes(&planned, "optimizer"), 0);
+        assert!(bytes(&planned, "total") < total, "{mode} takes less of the device than the mode before");
+        total = bytes(&planned, "total");
+    }
+    // What runs on a GPU runs on a laptop, where there is nothing to move.
+    let (_, expected, planned) = run("--device cpu");
+    let (said, losses, same) =
+        run("--device cpu --cpu-offload --activation-checkpoint selective --no-limit-all-gathers");
+    assert_eq!((expected, &planned["params"]), (losses, &same["params"]));
+    assert!(said.contains("nothing to do: CPU ranks") && same["host"] == 0, "{said}");
+    assert!(bytes(&same, "saved") < bytes(&planned, "saved") && bytes(&same, "slots") >= bytes(&planned, "slots"));
+}
+
+#[test]
+fn knobs_that_contradict_each_other_are_refused_with_the_reason() {
+    for (args, parts) in [
+        ("--sharding NO_SHARD --backward-prefetch BACKWARD_POST", ["backward-prefetch", "nothing is gathered"]),
+        ("--sharding NO_SHARD --no-limit-all-gathers", ["limit-all-gathers", "nothing is gathered"]),
+        ("--sharding NO_SHARD --auto-wrap none", ["auto-wrap", "buckets"]),
+        ("--sharding NO_SHARD --sync-each-batch --grad-accum 2", ["sync-each-batch", "spare no memory"]),
+        ("--auto-wrap none --no-limit-all-gathers", ["limit-all-gathers", "one unit"]),
+        (
+            "--no-forward-prefetch --backward-prefetch NONE --no-limit-all-gathers",
+            ["limit-all-gathers", "nothing is gathered ahead"],
+        ),
+        ("--sharding NO_SHARD --cpu-offload", ["cpu-offload", "--cpu-offload optimizer"]),
+        ("--no-use-orig-params --no-decay embed", ["use-orig-params", "another decay"]),
+        ("--no-use-orig-params --freeze up_proj", ["use-orig-params", "is frozen"]),
+        ("--no-use-orig-params --lr-scale up_proj=0.5", ["use-orig-params", "0.5 times the learning rate"]),
+        ("--cpu-offload everything", ["everything", "gradients"]),
+        ("--activation-checkpoint some", ["some", "selective"]),
+    ] {
+        let out = binary().args(["--device", "cpu", "--dataset", "synthetic"]).args(args.split(' ')).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args}: {text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{args}: {text}");
+    }
+    // Whole units that freeze, and knobs that agree, pass.
+    for args in ["--no-use-orig-params --freeze layers\\.0\\.", "--sharding NO_SHARD --cpu-offload optimizer"] {
+        let print = ["--device", "cpu", "--dataset", "synthetic", "--print-config"];
+        let out = binary().args(print).args(args.split(' ')).output().unwrap();
+        assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+}

@@ -1,0 +1,432 @@
+//! A model whose layers are cut over the ranks of tp against the same model on one rank: losses, every gradient, what goes around,
+//! what is planned. Weights are functions of a tensor's name and an element's place in the whole tensor, so every cut has the same.
+
+use crate::common::plain_store::{Docs, Plain, Told, distance, dot};
+use flatshard::base::CATEGORIES;
+use flatshard::base::rng::Rng;
+use flatshard::base::{DType, Meter};
+use flatshard::comm::recorder::{Entry, Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{MeshSizes, shm};
+use flatshard::device::Device;
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::gpu::GpuDevice;
+use flatshard::device::gpu::sim::Sim;
+use flatshard::nn::{
+    Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split, Tp,
+    Tuning, WorkspaceOptions,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// 27 tokens: no multiple of 2 or 4, so the last rank's rows are filled up.
+const LENGTHS: [usize; 4] = [13, 1, 8, 5];
+const LOSS_SCALE: f32 = 0.25;
+const DROPOUT_KEY: u64 = 99;
+
+/// Neither its words nor its columns divide by 2, 3 or 4.
+fn llama() -> Spec {
+    Spec {
+        arch: Arch::Llama,
+        vocab: 97,
+        dim: 20,
+        layers: 2,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 6,
+        ff: 37,
+        max_len: 300,
+        ..Spec::default()
+    }
+}
+/// Biases everywhere, also where products of ranks are summed.
+fn qwen2() -> Spec {
+    let (qkv_bias, out_bias, mlp_bias) = (true, true, true);
+    let (window, windowed) = (5, vec![false, true]);
+    Spec { arch: Arch::Qwen2, kv_heads: 2, qkv_bias, out_bias, mlp_bias, window, windowed, ..llama() }
+}
+/// Norms of heads; fewer key/value heads than four ranks.
+fn qwen3() -> Spec {
+    Spec { arch: Arch::Qwen3, kv_heads: 2, qk_norm: true, tied: true, ..llama() }
+}
+/// One key/value head for all; norms of heads and behind the branches, a capped loss, a scaled embedding.
+fn gemma3() -> Spec {
+    Spec {
+        arch: Arch::Gemma3,
+        activation: Activation::GeGlu,
+        kv_heads: 1,
+        local_rope: Some(Rotary::new(30.0)),
+        window: 4,
+        windowed: vec![true, false],
+        query_scalar: Some(9.0),
+        logit_cap: 3.0,
+        qk_norm: true,
+        post_norms: true,
+        norm_from_one: true,
+        scaled_embedding: true,
+        tied: true,
+        ..llama()
+    }
+}
+
+#[derive(Clone)]
+struct Run {
+    spec: Spec,
+    tuning: Tuning,
+    cuts: Cuts,
+    tp: usize,
+    sequence_parallel: bool,
+    checkpoint: Checkpointing,
+    dtype: DType,
+    lengths: Vec<usize>,
+    /// On the simulated GPU.
+    sim: bool,
+    /// Weights move by so much along a fixed direction.
+    nudge: f32,
+}
+
+impl Run {
+    fn alone(spec: Spec) -> Run {
+        Run {
+            spec,
+            tuning: Tuning::default(),
+            cuts: Cuts::ALL,
+            tp: 1,
+            sequence_parallel: false,
+            checkpoint: Checkpointing::Off,
+            dtype: DType::F32,
+            lengths: LENGTHS.to_vec(),
+            sim: false,
+            nudge: 0.0,
+        }
+    }
+    fn over(&self, tp: usize, sequence_parallel: bool) -> Run {
+        Run { tp, sequence_parallel, ..self.clone() }
+    }
+}
+
+/// What a pass leaves behind.
+struct Made {
+    loss: f64,
+    /// Of whole tensors.
+    grads: BTreeMap<String, Vec<f32>>,
+    /// The last token's next logits.
+    logits: Vec<f32>,
+    /// Bytes planned and bytes there, by category, on each rank.
+    bytes: Vec<(Vec<usize>, Vec<usize>)>,
+    /// Of rank 0: what went around in training.
+    entries: Vec<Entry>,
+}
+
+fn weight(segment: &Segment, place: usize, nudge: f32) -> f32 {
+    let normal = Rng::named(7, &segment.name).normal(place as u64);
+    let start = match segment.init {
+        Init::Normal(_) | Init::Uniform(_) => 0.3 * normal,
+        Init::Constant(c) => c + 0.2 * normal,
+    };
+    start + nudge * direction(segment, place)
+}
+fn direction(segment: &Segment, place: usize) -> f32 {
+    Rng::named(8, &segment.name).normal(place as u64)
+}
+/// Where an element of this rank's part is in the whole tensor.
+fn places(segment: &Segment) -> Vec<usize> {
+    segment.stretches(0..segment.len()).flat_map(|(part, first)| first..first + part.len()).collect()
+}
+
+fn made(run: &Run) -> Made {
+    let meters: Vec<Meter> = (0..run.tp).map(|_| Meter::default()).collect();
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: run.tp };
+    let ranks = std::thread::scope(|scope| {
+        let meshes = shm::threads(sizes, &meters).unwrap();
+        let threads: Vec<_> = meshes
+            .into_iter()
+            .zip(&meters)
+            .map(|(mesh, meter)| {
+                scope.spawn(move || {
+                    let log = Log::default();
+                    let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+                    let tp = Slice { index: mesh.coords.tp, of: run.tp };
+                    let (sequence_parallel, cuts) = (run.sequence_parallel, run.cuts);
+                    let split = Split { tp, sequence_parallel, cuts, ..Split::NONE };
+                    let dev: Box<dyn Device> = match run.sim {
+                        true => Box::new(GpuDevice::new(Arc::new(Sim::new()), meter.clone()).unwrap()),
+                        false => Box::new(CpuDevice::new(meter.clone())),
+                    };
+                    let dev = &*dev;
+                    let decoder = Decoder::split(run.spec.clone(), &run.tuning, &split).unwrap();
+                    let tokens = run.lengths.iter().sum::<usize>() + 1;
+                    let options =
+                        WorkspaceOptions { tokens, dtype: run.dtype, checkpoint: run.checkpoint, train: true };
+                    let held = |meter: &Meter| CATEGORIES.map(|(category, _)| meter.live(category));
+                    let before = held(meter);
+                    let mut ws = decoder.workspace(dev, &Groups::of(&mesh), &options).unwrap();
+                    let there = held(meter).iter().zip(before).map(|(now, before)| now - before).collect();
+                    let parts = decoder.planned(&options);
+                    let planned = CATEGORIES
+                        .iter()
+                        .map(|(category, _)| parts.iter().filter(|p| p.0 == *category).map(|p| p.1).sum())
+                        .collect();
+                    let places: BTreeMap<String, Vec<usize>> = decoder
+                        .layouts()
+                        .iter()
+                        .flat_map(|l| &l.segments)
+                        .map(|s| (s.name.clone(), places(s)))
+                        .collect();
+                    let value = |s: &Segment, i: usize| weight(s, places[&s.name][i], run.nudge);
+                    let mut store = Plain::new(dev, &decoder, run.dtype, value);
+                    let docs = Docs::random(dev, 5, run.spec.vocab, &run.lengths, 6);
+                    let told = Told::dropping(dev, &decoder, LOSS_SCALE, DROPOUT_KEY);
+                    log.clear();
+                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+                    let entries = log.entries();
+                    let loss = ws.take_loss(dev).unwrap();
+                    decoder.evaluate(dev, &mut store, &docs.batch(), &mut ws).unwrap();
+                    let again = ws.take_loss(dev).unwrap();
+                    assert!(
+                        run.spec.dropout > 0.0 || (loss - again).abs() < 1e-6 * loss,
+                        "{loss} evaluates to {again}"
+                    );
+                    let mut logits = vec![0.0; run.spec.vocab];
+                    let last = tokens - 2;
+                    decoder.next_token_logits(dev, &mut store, &docs.batch(), &mut ws, last, &mut logits).unwrap();
+                    let grads: Vec<(Segment, Vec<f32>)> = store
+                        .segments()
+                        .filter(|(_, s)| s.trainable)
+                        .map(|(layer, s)| (s.clone(), store.grad(layer, s).to_vec()))
+                        .collect();
+                    (loss, grads, logits, (planned, there), entries)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect::<Vec<_>>()
+    });
+    let mut grads: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (index, rank) in ranks.iter().enumerate() {
+        assert_eq!((rank.0, &rank.2), (ranks[0].0, &ranks[0].2), "ranks differ in loss or logits");
+        for (segment, grad) in &rank.1 {
+            let whole = segment.global_shape().iter().product();
+            let to = grads.entry(segment.name.clone()).or_insert_with(|| vec![0.0; whole]);
+            match segment.tp {
+                Tp::Same if index > 0 => assert!(to == grad, "ranks differ in the gradient of {}", segment.name),
+                // Added: parts of the sum, and of a cut tensor parts that do not overlap.
+                _ => places(segment).iter().zip(grad).for_each(|(&place, g)| to[place] += g),
+            }
+        }
+    }
+    let (loss, logits) = (ranks[0].0, ranks[0].2.clone());
+    let entries = ranks[0].4.clone();
+    Made { loss, grads, logits, bytes: ranks.into_iter().map(|r| r.3).collect(), entries }
+}
+
+/// Every loss, gradient and logit of `run` is that of `alone`, up to so much of its size.
+fn same(alone: &Made, made: &Made, most: f64, what: &str) {
+    assert!((made.loss / alone.loss - 1.0).abs() < most, "{what}: loss {} and {}", alone.loss, made.loss);
+    let off = distance(&made.logits, &alone.logits);
+    assert!(off < most, "{what}: logits are off by {off:e}");
+    assert_eq!(made.grads.keys().collect::<Vec<_>>(), alone.grads.keys().collect::<Vec<_>>(), "{what}");
+    for (name, grad) in &alone.grads {
+        let off = distance(&made.grads[name], grad);
+        assert!(dot(grad, grad) > 0.0 && off < most, "{what}: the gradient of {name} is off by {off:e}");
+    }
+    for (planned, there) in &made.bytes {
+        assert_eq!(planned, there, "{what}: bytes by category");
+    }
+}
+
+const TIGHT: f64 = 3e-6;
+
+#[test]
+fn every_gradient_is_that_of_one_rank() {
+    for spec in [llama(), qwen2(), qwen3(), gemma3()] {
+        let run = Run::alone(spec);
+        let alone = made(&run);
+        for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
+            let what = format!("{:?} over {tp}, sequence parallel {sequence}", run.spec.arch);
+            same(&alone, &made(&run.over(tp, sequence)), TIGHT, &what);
+        }
+    }
+}
+
+#[test]
+fn words_and_columns_need_not_divide() {
+    let heads = |spec: Spec, kv_heads: usize| Spec { heads: 6, kv_heads, ..spec };
+    // Where they divide, where one rank has one more, and where each has one of them or two.
+    for (vocab, ff, tp) in [(96, 36, 3), (97, 37, 3), (98, 38, 3), (97, 6, 6), (97, 7, 6), (7, 11, 6)] {
+        for spec in [heads(llama(), 6), heads(qwen2(), 3), heads(gemma3(), 1)] {
+            if !spec.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(spec.kv_heads) {
+                continue;
+            }
+            let run = Run::alone(Spec { vocab, ff, ..spec });
+            let alone = made(&run);
+            for sequence in [false, true] {
+                let what = format!("{:?}: {vocab} words, {ff} columns over {tp}, {sequence}", run.spec.arch);
+                same(&alone, &made(&run.over(tp, sequence)), TIGHT, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_chunks_of_logits_and_long_documents() {
+    let run = Run { lengths: vec![290, 7, 233], ..Run::alone(qwen3()) };
+    let alone = made(&run);
+    for sequence in [false, true] {
+        same(&alone, &made(&run.over(2, sequence)), 1e-5, &format!("530 tokens, sequence parallel {sequence}"));
+    }
+}
+
+#[test]
+fn recomputed_blocks_come_to_the_same() {
+    for spec in [llama(), gemma3()] {
+        let run = Run::alone(spec);
+        let alone = made(&run);
+        for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
+            for sequence in [false, true] {
+                let cut = Run { checkpoint, ..run.over(2, sequence) };
+                same(&alone, &made(&cut), TIGHT, &format!("{checkpoint:?}, sequence parallel {sequence}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_are_cut_with_their_matrices() {
+    let lora = Lora { rank: 3, alpha: 5.0, targets: vec!["all-linear".into()] };
+    for spec in [qwen2(), gemma3()] {
+        let run = Run { tuning: Tuning { lora: Some(lora.clone()), ..Tuning::default() }, ..Run::alone(spec) };
+        let alone = made(&run);
+        assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * 7 * 2);
+        for (tp, sequence) in [(2, false), (4, true)] {
+            same(&alone, &made(&run.over(tp, sequence)), TIGHT, &format!("adapters over {tp}"));
+        }
+    }
+}
+
+#[test]
+fn what_a_plan_leaves_whole_is_whole() {
+    let run = Run::alone(llama());
+    let alone = made(&run);
+    let parts = [
+        (Cuts { embedding: false, ..Cuts::ALL }, false),
+        (Cuts { embedding: false, ..Cuts::ALL }, true),
+        (Cuts { head: false, ..Cuts::ALL }, false),
+        (Cuts { attention: false, ..Cuts::ALL }, false),
+        (Cuts { mlp: false, ..Cuts::ALL }, false),
+    ];
+    for (cuts, sequence) in parts {
+        same(&alone, &made(&Run { cuts, ..run.over(2, sequence) }), TIGHT, &format!("{cuts:?}, sequence {sequence}"));
+    }
+}
+
+#[test]
+fn masks_are_those_of_one_rank_where_ranks_have_the_same_rows() {
+    let run = Run::alone(Spec { dropout: 0.3, ..llama() });
+    same(&made(&run), &made(&run.over(2, false)), TIGHT, "dropout");
+    // With sequence parallelism masks are the ranks' own; forward and backward must draw the same ones.
+    let (run, eps) = (run.over(2, true), 1e-3);
+    let base = made(&run);
+    let slope = (made(&Run { nudge: eps, ..run.clone() }).loss - made(&Run { nudge: -eps, ..run.clone() }).loss)
+        / (2.0 * eps as f64);
+    let decoder = Decoder::new(run.spec.clone()).unwrap();
+    let segments = decoder.layouts().iter().flat_map(|l| &l.segments);
+    let along: f64 = segments
+        .map(|s| dot(&base.grads[&s.name], &(0..s.len()).map(|i| direction(s, i)).collect::<Vec<_>>()))
+        .sum::<f64>()
+        / LOSS_SCALE as f64;
+    assert!((slope / along - 1.0).abs() < 0.01, "slope {slope}, gradient along {along}");
+    let full = made(&Run { checkpoint: Checkpointing::Full, ..run.clone() });
+    assert_eq!((base.loss, &base.grads), (full.loss, &full.grads), "recomputed with other masks");
+    let other = made(&run.over(2, false));
+    assert!((base.loss - other.loss).abs() > 1e-4, "the same masks on both ranks");
+}
+
+/// What went around in one pass: (operation, purpose, layer) in order, and bytes.
+fn traffic(run: &Run) -> (Vec<(Seam, &'static str, usize)>, usize) {
+    let entries = made(run).entries;
+    let started: Vec<&Entry> = entries.iter().filter(|e| e.bytes > 0).collect();
+    (started.iter().map(|e| (e.seam.unwrap(), e.tag.what, e.tag.unit)).collect(), started.iter().map(|e| e.bytes).sum())
+}
+
+#[test]
+fn a_block_reduces_twice_forward_and_twice_backward() {
+    use Seam::{AllGather as Gather, AllReduce as Reduce, ReduceScatter as Scatter};
+    let run = Run::alone(llama());
+    assert_eq!(traffic(&run).0, [], "one rank alone");
+    let (n, c, f32s) = (27, run.spec.dim, 4);
+    let (sum, loss) = ((Reduce, "tp sum"), (Gather, "tp loss"));
+    let of = |calls: &[((Seam, &'static str), usize)]| -> Vec<(Seam, &'static str, usize)> {
+        calls.iter().map(|((seam, what), layer)| (*seam, *what, *layer)).collect()
+    };
+    let (calls, bytes) = traffic(&run.over(2, false));
+    // The embedding; two a block; the loss and the head's input; two a block.
+    let all =
+        [(sum, 0), (sum, 1), (sum, 1), (sum, 2), (sum, 2), (loss, 0), (sum, 0), (sum, 2), (sum, 2), (sum, 1), (sum, 1)];
+    assert_eq!(calls, of(&all));
+    assert_eq!(bytes, 10 * n * c * f32s + 2 * n * 3 * f32s);
+
+    // A block computed again needs what its feed-forward branch read: one sum, and none for what nothing reads.
+    let (calls, _) = traffic(&Run { checkpoint: Checkpointing::Full, ..run.over(2, false) });
+    let again = [&all[..9], &[(sum, 1)], &all[9..]].concat();
+    assert_eq!(calls, of(&again));
+
+    // In parts along the tokens: gathered in front of a branch, scattered behind it. Backward gathers the gradient behind, and
+    // the input again.
+    let (gather, scatter) = ((Gather, "tp gather"), (Scatter, "tp sum"));
+    let forward = |layer| [(gather, layer), (scatter, layer), (gather, layer), (scatter, layer)];
+    let backward = |layer| [(gather, layer), (gather, layer), (scatter, layer)].repeat(2);
+    let head = [(gather, 0), (loss, 0), (scatter, 0)];
+    let all =
+        [&[(scatter, 0)], &forward(1)[..], &forward(2), &head, &backward(2), &backward(1), &[(gather, 0)]].concat();
+    let (calls, bytes) = traffic(&run.over(2, true));
+    assert_eq!(calls, of(&all));
+    assert_eq!(bytes, (all.len() - 1) * (n + 1) * c * f32s + 2 * n * 3 * f32s);
+}
+
+#[test]
+fn rounding_to_bf16_costs_no_more_than_on_one_rank() {
+    for spec in [llama(), gemma3()] {
+        let exact = Run::alone(spec);
+        let run = Run { dtype: DType::Bf16, ..exact.clone() };
+        let (exact, alone) = (made(&exact), made(&run));
+        for (tp, sequence) in [(2, false), (2, true), (4, true)] {
+            let cut = made(&run.over(tp, sequence));
+            assert!((cut.loss / exact.loss - 1.0).abs() < 5e-3, "loss {} and {}", exact.loss, cut.loss);
+            // Of a norm's six numbers rounding decides more than the cut: all of them together.
+            let all = |made: &Made| made.grads.values().flatten().copied().collect::<Vec<f32>>();
+            let (one, many) = (distance(&all(&alone), &all(&exact)), distance(&all(&cut), &all(&exact)));
+            assert!(many < 1.5 * one, "over {tp}, sequence {sequence}: off by {many:e}, on one rank by {one:e}");
+        }
+    }
+}
+
+#[test]
+fn the_simulated_gpu_comes_to_the_same() {
+    let run = Run { lengths: vec![5, 8], ..Run::alone(gemma3()) };
+    let alone = made(&run);
+    for sequence in [false, true] {
+        let what = format!("simulated, sequence parallel {sequence}");
+        same(&alone, &made(&Run { sim: true, ..run.over(2, sequence) }), 2e-5, &what);
+    }
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused_with_the_equation() {
+    let refused = |spec: Spec, tp: usize, sequence_parallel: bool, cuts: Cuts| {
+        let split = Split { tp: Slice { index: 0, of: tp }, sequence_parallel, cuts, ..Split::NONE };
+        Decoder::split(spec, &Tuning::default(), &split).err().expect("refused").to_string()
+    };
+    let all = |spec: Spec, tp| refused(spec, tp, false, Cuts::ALL);
+    for (said, what) in [
+        (all(Spec { heads: 6, kv_heads: 6, ..llama() }, 4), "num_heads 6 = 1 x tp-size 4 + 2"),
+        (all(Spec { heads: 12, kv_heads: 6, ..llama() }, 4), "num_kv_heads 6 and tp-size 4"),
+        (all(Spec { ff: 3, ..llama() }, 4), "ff_hidden_dim 3 < tp-size 4: a rank of tp would have no columns"),
+        (all(Spec { vocab: 3, ..llama() }, 4), "vocab_size 3 < tp-size 4: a rank of tp would have no words"),
+        (refused(Spec { tied: true, ..llama() }, 2, false, Cuts { head: false, ..Cuts::ALL }), "tied"),
+        (refused(llama(), 2, true, Cuts { mlp: false, ..Cuts::ALL }), "sequence-parallel"),
+    ] {
+        assert!(said.contains(what), "{said}");
+    }
+    let gpt = Spec { arch: Arch::Gpt, rope: None, activation: Activation::Gelu, head_dim: 5, ..llama() };
+    assert!(all(gpt, 2).contains("arch gpt"));
+}

@@ -1,0 +1,129 @@
+//! Replicas that are compared: a bit that flips in one rank's memory is found, with its rank and unit, and a run in which nothing
+//! flips is not disturbed.
+
+use crate::common;
+use crate::common::runs::*;
+use crate::common::{Rank, batch, fsdp, mesh_ranks, options, sharded};
+use flatshard::base::{DType, Result};
+use flatshard::comm::mesh::MeshSizes;
+use flatshard::device::ViewMut;
+use flatshard::engine::{Engine, EngineOptions};
+use flatshard::nn::Spec;
+use flatshard::run::r#loop::verify::Verify;
+use flatshard::store::ShardedOptions;
+use std::path::Path;
+
+/// What flips on the rank at fault.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum In {
+    /// In the first piece whose buffer begins with a tensor of this name.
+    Master(&'static str),
+    Moment,
+}
+
+/// Two steps are trained and compared, then a bit flips on rank `at`: what each rank says of the third.
+fn flipped(sizes: MeshSizes, options: &EngineOptions, at: usize, what: In) -> Vec<Option<String>> {
+    let body = |rank: Rank| -> Result<Option<String>> {
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        let mut verify = Verify::new(rank.device, &rank.mesh, engine.state().0, 1)?;
+        for number in 1..=2 {
+            common::step(&mut engine, &[batch(&options.spec, number, 0, rank.mesh.dp.rank())], number)?;
+            let (store, optimizer) = engine.state();
+            verify.after(number, store, optimizer)?;
+        }
+        let (store, optimizer) = engine.state();
+        let flip = |view: ViewMut| view.host::<f32>("test").map(|x| x[0] = f32::from_bits(x[0].to_bits() ^ 1));
+        match what {
+            _ if rank.rank != at => {}
+            In::Moment => optimizer.state(1).try_for_each(|(_, state)| flip(state))?,
+            In::Master(name) => {
+                let mut found = false;
+                store.for_each_piece(&mut |mut piece| {
+                    let segment = piece.layout.segments.iter().find(|s| s.name == name);
+                    let Some(range) = segment.and_then(|s| piece.owned(s.range())) else { return Ok(()) };
+                    found = true;
+                    flip(piece.master.reborrow().slice(range))
+                })?;
+                assert!(found, "rank {at} has nothing of {name}");
+            }
+        }
+        Ok(verify.after(3, store, optimizer).err().map(|e| e.to_string()))
+    };
+    mesh_ranks(sizes, body)
+}
+#[track_caller]
+fn all_say(found: Vec<Option<String>>, parts: &[&str]) {
+    for said in found {
+        let said = said.expect("the flipped bit is found");
+        parts.iter().for_each(|part| assert!(said.contains(part), "no {part:?} in {said}"));
+    }
+}
+fn spec() -> Spec {
+    Spec { vocab: 64, dim: 24, heads: 8, kv_heads: 4, head_dim: 4, ff: 40, ..common::llama() }
+}
+
+#[test]
+fn of_three_replicas_the_one_that_differs_is_named_with_the_unit() {
+    let ddp = options(&spec(), common::ddp(DType::Bf16), common::ADAMW);
+    let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1 };
+    let found = flipped(sizes, &ddp, 1, In::Master("model.layers.1.mlp.up_proj.weight"));
+    all_say(
+        found,
+        &["rank 1 differs from ranks 0 and 2 in unit ", "resume from a checkpoint of step 2 or before", "(from model."],
+    );
+    all_say(flipped(sizes, &ddp, 2, In::Moment), &["rank 2 differs from ranks 0 and 1 in unit 1 "]);
+}
+
+#[test]
+fn of_two_replicas_of_shards_both_are_named() {
+    let hybrid = options(&spec(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), common::SGD);
+    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+    let at = 2; // with rank 0, the first shard of each unit
+    let found = flipped(sizes, &hybrid, at, In::Master("model.layers.2.input_layernorm.weight"));
+    all_say(found, &["rank 2 differs from rank 0 in unit 3 (from model.layers.2.", "which is right cannot be told"]);
+    // Alone, nobody has the same.
+    let alone = flipped(MeshSizes::sharded(2), &hybrid, 1, In::Moment);
+    assert_eq!(alone, [None, None]);
+}
+
+#[test]
+fn what_tp_does_not_cut_is_compared_over_tp() {
+    let spec = spec();
+    let options = options(&spec, fsdp(sharded()), common::SGD);
+    let norm = In::Master("model.layers.0.input_layernorm.weight");
+    let two = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 2 };
+    all_say(flipped(two, &options, 1, norm), &["rank 1 differs from rank 0 in unit 1 ", "cannot be told"]);
+    let cut = In::Master("model.layers.0.mlp.up_proj.weight");
+    assert_eq!(flipped(two, &options, 1, cut), [None, None], "each has a part of its own");
+    // Of both kinds of replicas together there are four, so that it is told which one is wrong.
+    let four = MeshSizes { dp_replicate: 2, ..two };
+    all_say(flipped(four, &options, 3, norm), &["rank 3 differs from ranks 0 to 2 in unit 1 (from model.layers.0."]);
+    all_say(flipped(four, &options, 3, cut), &["rank 3 differs from rank 1 in unit 1 ", "cannot be told"]);
+}
+
+/// Losses, by bits; and what the header says.
+fn run(dir: &Dir, name: &str, args: &[&str]) -> (Vec<(u64, String, String)>, String) {
+    let metrics = dir.arg(name);
+    let ended = good(FSDP, &[&["--max-steps", "6", "--no-sample", "--metrics-path", &metrics], args].concat());
+    (losses(Path::new(&metrics)), ended.stderr)
+}
+
+#[test]
+fn a_run_without_a_fault_is_compared_each_step_and_has_the_same_losses() {
+    let dir = Dir::new();
+    let meshes: [(&[&str], &str); 4] = [
+        (&["--strategy", "ddp", "--precision", "bf16"], "verify   every 2 steps, 2 replicas"),
+        (
+            &["--dp-replicate-size", "2", "--nproc-per-node", "4", "--batch-size", "2"],
+            "verify   every 2 steps, 2 replicas",
+        ),
+        (&["--tp-size", "2", "--sequence-parallel"], "verify   every 2 steps, what ranks of tp have whole: 2 copies"),
+        (&[], "verify   nothing: every parameter is held by one rank alone"),
+    ];
+    for (i, (mesh, says)) in meshes.into_iter().enumerate() {
+        let (plain, quiet) = run(&dir, &format!("plain{i}"), mesh);
+        let (verified, told) = run(&dir, &format!("verified{i}"), &[mesh, &["--verify-every", "2"]].concat());
+        assert!(plain.len() == 6 && plain == verified, "{mesh:?}: {plain:?}\n{verified:?}");
+        assert!(told.contains(says) && !quiet.contains("verify "), "{mesh:?}: {told}");
+    }
+}
