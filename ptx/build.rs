@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let kernels = fs::canonicalize("../kernels")?;
+    let kernels = fs::canonicalize("kernels")?;
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={}", kernels.display());
     let files = fs::read_dir(&kernels)?.map(|file| Ok(file?.path())).collect::<io::Result<Vec<PathBuf>>>()?;

@@ -1,6 +1,6 @@
 //! Calls taken down instead of done, with what each comes after; and the graphs made of them, whose branches run in any order that
 //! the edges allow. Never looks at what a node does.
-use crate::code::{Code, DriverResult};
+use crate::code::{Code, CuResult};
 use crate::queue::{Node, NodeProgress, NodeRun, StreamMark};
 use flatshard_ptx::emulate::SplitMix64;
 use std::collections::HashMap;
@@ -47,7 +47,7 @@ impl Capture {
         let (thread, fronts) = (std::thread::current().id(), HashMap::from([(origin, vec![])]));
         Capture { origin, thread, mode, invalid: false, vertices: vec![], fronts }
     }
-    pub fn add(&mut self, stream: u64, step: CapturedCall) -> DriverResult {
+    pub fn add(&mut self, stream: u64, step: CapturedCall) -> CuResult {
         if self.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
@@ -70,7 +70,7 @@ impl Capture {
         self.fronts.keys().copied()
     }
     /// All of it, where everything that was forked has come back to the stream where it began.
-    pub fn end(&self) -> DriverResult<CapturedGraph> {
+    pub fn end(&self) -> CuResult<CapturedGraph> {
         if self.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 /// `CUresult` other than success.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Code(pub i32);
-pub type DriverResult<T = ()> = std::result::Result<T, Code>;
+pub type CuResult<T = ()> = std::result::Result<T, Code>;
 
 /// On standard error: what no GPU would say.
 pub fn say(what: &str) {

@@ -1,5 +1,5 @@
 //! Modules of PTX, their functions, and launches in the emulator. Never runs a kernel before its turn.
-use crate::code::{Code, DriverResult, say};
+use crate::code::{Code, CuResult, say};
 use crate::queue::{Node, at_once};
 use crate::settings::SimSettings;
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, PtxKernel, parse};
@@ -60,12 +60,12 @@ impl Kernels {
     pub fn add(&mut self, handle: u64, kernels: Arc<Vec<PtxKernel>>) {
         self.modules.insert(handle, kernels);
     }
-    pub fn remove(&mut self, module: u64) -> DriverResult {
+    pub fn remove(&mut self, module: u64) -> CuResult {
         self.functions.retain(|_, f| f.module != module);
         self.modules.remove(&module).map(|_| ()).ok_or(Code::INVALID_HANDLE)
     }
     /// A function of a module under a handle of its own; that of before where it was asked for before.
-    pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> DriverResult<u64> {
+    pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> CuResult<u64> {
         let kernels = self.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
         let index = kernels.iter().position(|k| k.name == name).ok_or(Code::NOT_FOUND)?;
         if let Some((known, _)) = self.functions.iter().find(|(_, f)| f.module == module && f.index == index) {
@@ -76,10 +76,10 @@ impl Kernels {
         self.functions.insert(fresh, function);
         Ok(fresh)
     }
-    pub fn get(&self, function: u64) -> DriverResult<&LoadedFunction> {
+    pub fn get(&self, function: u64) -> CuResult<&LoadedFunction> {
         self.functions.get(&function).ok_or(Code::INVALID_HANDLE)
     }
-    pub fn get_mut(&mut self, function: u64) -> DriverResult<&mut LoadedFunction> {
+    pub fn get_mut(&mut self, function: u64) -> CuResult<&mut LoadedFunction> {
         self.functions.get_mut(&function).ok_or(Code::INVALID_HANDLE)
     }
 }
@@ -131,7 +131,7 @@ impl LoadedFunction {
     }
 
     /// A launch with these parameters, each of its declared size. What the driver sees at once is an error now.
-    pub fn launch(&self, shape: GridShape, arguments: &[Vec<u8>]) -> DriverResult<Node> {
+    pub fn launch(&self, shape: GridShape, arguments: &[Vec<u8>]) -> CuResult<Node> {
         let threads: u64 = shape.block.iter().map(|&n| u64::from(n)).product();
         let limits = [shape.grid[1], shape.grid[2]].iter().all(|&n| n <= 65535) && shape.block[2] <= 64;
         if shape.grid.contains(&0) || threads == 0 || threads > self.threads() as u64 || !limits {
@@ -143,7 +143,7 @@ impl LoadedFunction {
         if REGISTERS / (self.kernel().registers_a_thread(threads as usize) as usize).max(1) < threads as usize {
             return Err(Code::LAUNCH_OUT_OF_RESOURCES);
         }
-        let arguments = arguments.iter().map(|bytes| argument(bytes)).collect::<DriverResult<Vec<Argument>>>()?;
+        let arguments = arguments.iter().map(|bytes| argument(bytes)).collect::<CuResult<Vec<Argument>>>()?;
         let (kernels, index) = (self.kernels.clone(), self.index);
         Ok(at_once(move |memory| {
             let GridShape { grid, block, shared } = shape;
@@ -174,7 +174,7 @@ impl LoadedFunction {
 }
 
 /// By its size, which is what tells parameters apart: nothing else of their type is known to a launch.
-fn argument(bytes: &[u8]) -> DriverResult<Argument> {
+fn argument(bytes: &[u8]) -> CuResult<Argument> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Ok(Argument::U32(u32::from_le_bytes(bytes)));
     }

@@ -43,7 +43,7 @@ mod cublaslt; // libcublasLt: matrix products
 mod nccl; // libnccl: collectives between processes
 mod nvml; // libnvidia-ml: what a monitor reads
 
-pub use code::{Code, DriverResult, say};
+pub use code::{Code, CuResult, say};
 pub use memory::DriverMemory;
 pub use queue::{Node, NodeProgress, NodeRun, at_once, node};
 pub use state::{alloc, capturing, current_gpu, enqueue, free, room};

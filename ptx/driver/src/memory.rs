@@ -3,7 +3,7 @@
 //!
 //! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given twice: what uses
 //! freed memory is told so.
-use crate::code::{Code, DriverResult, say};
+use crate::code::{Code, CuResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
 use std::ops::Range;
@@ -86,7 +86,7 @@ impl DriverMemory {
         address
     }
     /// PinnedBytes host memory.
-    pub(crate) fn pin(&mut self, bytes: usize) -> DriverResult<*mut u8> {
+    pub(crate) fn pin(&mut self, bytes: usize) -> CuResult<*mut u8> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
         // SAFETY: not of size 0 (the call has refused that).
         let at = unsafe { std::alloc::alloc(layout) };
@@ -107,14 +107,14 @@ impl DriverMemory {
         let at = self.blocks.partition_point(|b| b.address < block.address);
         self.blocks.insert(at, block);
     }
-    pub(crate) fn free(&mut self, address: u64) -> DriverResult {
+    pub(crate) fn free(&mut self, address: u64) -> CuResult {
         let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, BlockBytes::Device(..)));
         let block = block.ok_or(Code::INVALID_VALUE)?;
         (block.bytes, block.shadow) = (BlockBytes::Gone, Shadow::default());
         block.name.push_str(", freed");
         Ok(())
     }
-    pub(crate) fn unpin(&mut self, address: u64) -> DriverResult {
+    pub(crate) fn unpin(&mut self, address: u64) -> CuResult {
         let at = self.blocks.iter().position(|b| b.address == address && matches!(b.bytes, BlockBytes::Pinned(_)));
         self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
         Ok(())
@@ -159,7 +159,7 @@ impl DriverMemory {
     pub fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address).is_some_and(|(index, offset)| offset + bytes <= self.blocks[index].len())
     }
-    fn range(&self, what: &str, address: u64, bytes: usize) -> DriverResult<(usize, Range<usize>)> {
+    fn range(&self, what: &str, address: u64, bytes: usize) -> CuResult<(usize, Range<usize>)> {
         let Some((index, offset)) = self.find(address) else {
             say(&format!("{what} of {bytes} bytes at {address:#x}, which is in no allocation"));
             return Err(Code::ILLEGAL_ADDRESS);
@@ -172,7 +172,7 @@ impl DriverMemory {
         Ok((index, offset..offset + bytes))
     }
     /// What is there now. BlockBytes that nothing has written are an error.
-    pub fn read(&mut self, address: u64, bytes: usize) -> DriverResult<&[u8]> {
+    pub fn read(&mut self, address: u64, bytes: usize) -> CuResult<&[u8]> {
         let (index, range) = self.range("a read", address, bytes)?;
         let block = &mut self.blocks[index];
         if let Some(byte) = block.shadow.unwritten_in(range.clone()) {
@@ -183,7 +183,7 @@ impl DriverMemory {
         Ok(&block.slice()[range])
     }
     /// To be filled by the caller: from now on it counts as written.
-    pub fn write(&mut self, address: u64, bytes: usize) -> DriverResult<&mut [u8]> {
+    pub fn write(&mut self, address: u64, bytes: usize) -> CuResult<&mut [u8]> {
         let (index, range) = self.range("a write", address, bytes)?;
         let block = &mut self.blocks[index];
         block.shadow.set(range.clone(), true);

@@ -6,7 +6,7 @@
 //! streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can go on does, until ranks are drawn again, which
 //! happens at one step in 32: so one stream runs far ahead of another, either way round. Seeds that leave 1 when divided by 3 also let
 //! some work run as soon as it is enqueued.
-use crate::code::DriverResult;
+use crate::code::CuResult;
 use crate::memory::DriverMemory;
 use flatshard_ptx::emulate::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +23,7 @@ pub enum NodeProgress {
     Waits,
 }
 /// One launch of a node: asked until it is done.
-pub type NodeRun = Box<dyn FnMut(&mut DriverMemory) -> DriverResult<NodeProgress> + Send>;
+pub type NodeRun = Box<dyn FnMut(&mut DriverMemory) -> CuResult<NodeProgress> + Send>;
 /// What a call enqueues or a graph holds: makes a [`NodeRun`] at each launch.
 pub type Node = Arc<dyn Fn() -> NodeRun + Send + Sync>;
 
@@ -31,7 +31,7 @@ pub fn node(launch: impl Fn() -> NodeRun + Send + Sync + 'static) -> Node {
     Arc::new(launch)
 }
 /// A node that is done in one go.
-pub fn at_once(act: impl Fn(&mut DriverMemory) -> DriverResult + Send + Sync + 'static) -> Node {
+pub fn at_once(act: impl Fn(&mut DriverMemory) -> CuResult + Send + Sync + 'static) -> Node {
     let act = Arc::new(act);
     node(move || {
         let act = act.clone();
@@ -161,7 +161,7 @@ impl Streams {
     }
 
     /// One stream takes one step: see [Note: order]. Waits: none can, before something happens elsewhere.
-    pub fn step(&mut self, memory: &mut DriverMemory) -> DriverResult<NodeProgress> {
+    pub fn step(&mut self, memory: &mut DriverMemory) -> CuResult<NodeProgress> {
         if self.seed != 0 && self.draw.below(32) == 0 {
             for stream in self.all.values_mut() {
                 stream.rank = self.draw.below(1 << 20);

@@ -3,7 +3,7 @@
 //! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for it here, asking
 //! (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes on.
 use crate::capture::{Capture, CapturedCall, CapturedGraph, Exec, RELAXED};
-use crate::code::{Code, DriverResult, say};
+use crate::code::{Code, CuResult, say};
 use crate::kernels::Kernels;
 use crate::memory::DriverMemory;
 use crate::queue::{Node, NodeProgress, StreamMark, Streams};
@@ -70,7 +70,7 @@ pub fn lock() -> MutexGuard<'static, DriverState> {
 }
 
 /// The GPU of the calling thread's context.
-pub fn current_gpu() -> DriverResult<usize> {
+pub fn current_gpu() -> CuResult<usize> {
     let current = CONTEXTS.with_borrow(|all| all.last().copied()).filter(|context| *context != 0);
     current.map(|context| (context - CONTEXT) as usize).ok_or(Code::INVALID_CONTEXT)
 }
@@ -110,7 +110,7 @@ impl DriverState {
     fn lose(&mut self, code: Code) -> Code {
         *self.lost.get_or_insert(code)
     }
-    pub fn step(&mut self) -> DriverResult<NodeProgress> {
+    pub fn step(&mut self) -> CuResult<NodeProgress> {
         if let Some(code) = self.lost {
             return Err(code);
         }
@@ -118,7 +118,7 @@ impl DriverState {
     }
 
     /// What may not be called while this thread captures: the capture is lost by it.
-    pub fn uncaptured(&mut self) -> DriverResult {
+    pub fn uncaptured(&mut self) -> CuResult {
         if MODE.get() == RELAXED {
             return Ok(());
         }
@@ -135,12 +135,12 @@ impl DriverState {
         }
     }
     /// The capture that a stream takes part in, if any.
-    pub fn capture_of(&mut self, stream: u64) -> DriverResult<Option<(u64, &mut Capture)>> {
+    pub fn capture_of(&mut self, stream: u64) -> CuResult<Option<(u64, &mut Capture)>> {
         let id = self.streams.get(stream).ok_or(Code::INVALID_HANDLE)?.capture;
         Ok(id.and_then(|id| Some((id, self.captures.get_mut(&id)?))))
     }
     /// A wait for a stream that captures: never, and the capture is lost.
-    pub fn waitable(&mut self, stream: u64) -> DriverResult {
+    pub fn waitable(&mut self, stream: u64) -> CuResult {
         match self.capture_of(stream)? {
             Some((_, capture)) => {
                 capture.invalid = true;
@@ -149,7 +149,7 @@ impl DriverState {
             None => self.uncaptured(),
         }
     }
-    pub fn enqueue(&mut self, stream: u64, node: Node) -> DriverResult {
+    pub fn enqueue(&mut self, stream: u64, node: Node) -> CuResult {
         if let Some((_, capture)) = self.capture_of(stream)? {
             return capture.add(stream, CapturedCall::Node(node));
         }
@@ -162,7 +162,7 @@ impl DriverState {
 }
 
 /// Until all these points are passed.
-pub fn wait(marks: &[Arc<StreamMark>]) -> DriverResult {
+pub fn wait(marks: &[Arc<StreamMark>]) -> CuResult {
     loop {
         let mut state = lock();
         state.called();
@@ -207,15 +207,15 @@ pub fn room() -> Vec<(usize, usize)> {
     (0..state.settings.gpus).map(|gpu| (state.memory.used(gpu), state.settings.bytes)).collect()
 }
 /// Enqueues a node in a stream, or adds it to the graph that the stream captures.
-pub fn enqueue(stream: u64, node: Node) -> DriverResult {
+pub fn enqueue(stream: u64, node: Node) -> CuResult {
     lock().enqueue(stream, node)
 }
 /// Whether calls with this stream become part of a graph.
-pub fn capturing(stream: u64) -> DriverResult<bool> {
+pub fn capturing(stream: u64) -> CuResult<bool> {
     lock().capture_of(stream).map(|capture| capture.is_some())
 }
 /// Device memory of the current GPU, unwritten; counted like cuMemAlloc's.
-pub fn alloc(bytes: usize) -> DriverResult<u64> {
+pub fn alloc(bytes: usize) -> CuResult<u64> {
     let gpu = current_gpu()?;
     let mut state = lock();
     state.uncaptured()?;
@@ -230,13 +230,13 @@ pub fn alloc(bytes: usize) -> DriverResult<u64> {
     Ok(state.memory.alloc(gpu, bytes))
 }
 /// Frees what [`alloc`] gave. As cuMemFree: waits for all work first.
-pub fn free(address: u64) -> DriverResult {
+pub fn free(address: u64) -> CuResult {
     lock().uncaptured()?;
     settle()?;
     lock().memory.free(address)
 }
 /// All work of all streams; streams that capture are left alone.
-pub fn settle() -> DriverResult {
+pub fn settle() -> CuResult {
     let marks: Vec<Arc<StreamMark>> = {
         let mut state = lock();
         let handles = state.streams.handles();

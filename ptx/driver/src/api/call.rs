@@ -1,19 +1,19 @@
 //! What every function of the driver does around its own act: the lock, the checks, the answer. Never acts.
-use crate::code::{Code, DriverResult};
+use crate::code::{Code, CuResult};
 use crate::state::{DriverState, current_gpu, lock};
 use std::ffi::c_int;
 
-pub fn number(result: DriverResult) -> c_int {
+pub fn number(result: CuResult) -> c_int {
     result.map_or_else(|code| code.0, |()| 0)
 }
 /// A call that needs an initialised driver and no context.
-pub fn call(act: impl FnOnce(&mut DriverState) -> DriverResult) -> c_int {
+pub fn call(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
     let mut state = lock();
     state.called();
     number(if state.ready { act(&mut state) } else { Err(Code::NOT_INITIALIZED) })
 }
 /// A call that needs a context that is not lost.
-pub fn bound(act: impl FnOnce(&mut DriverState) -> DriverResult) -> c_int {
+pub fn bound(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
     call(|state| {
         current_gpu()?;
         state.lost.map_or(Ok(()), Err)?;
@@ -21,9 +21,7 @@ pub fn bound(act: impl FnOnce(&mut DriverState) -> DriverResult) -> c_int {
     })
 }
 /// The same, with something to wait for when the lock is open again.
-pub fn waiting(
-    act: impl FnOnce(&mut DriverState) -> DriverResult<Vec<std::sync::Arc<crate::queue::StreamMark>>>,
-) -> c_int {
+pub fn waiting(act: impl FnOnce(&mut DriverState) -> CuResult<Vec<std::sync::Arc<crate::queue::StreamMark>>>) -> c_int {
     let mut marks = vec![];
     let code = bound(|state| {
         marks = act(state)?;
@@ -33,7 +31,7 @@ pub fn waiting(
 }
 /// # Safety
 /// `to` is null or can be written.
-pub unsafe fn give<T>(to: *mut T, value: T) -> DriverResult {
+pub unsafe fn give<T>(to: *mut T, value: T) -> CuResult {
     if to.is_null() {
         return Err(Code::INVALID_VALUE);
     }

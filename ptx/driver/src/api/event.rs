@@ -1,7 +1,7 @@
 //! Events: recorded in a stream, waited for by streams and by the host; the time between two.
 use super::call::{bound, give, waiting};
 use crate::capture::CapturedCall;
-use crate::code::{Code, DriverResult};
+use crate::code::{Code, CuResult};
 use crate::queue::{PER_THREAD, StreamMark};
 use crate::state::{DriverEvent, DriverState};
 use std::ffi::{c_int, c_uint};
@@ -25,11 +25,11 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: u64) -> c_int {
     bound(|state| state.events.remove(&event).map(|_| ()).ok_or(Code::INVALID_HANDLE))
 }
 
-fn known(state: &mut DriverState, event: u64) -> DriverResult<&mut DriverEvent> {
+fn known(state: &mut DriverState, event: u64) -> CuResult<&mut DriverEvent> {
     state.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)
 }
 
-fn record(state: &mut DriverState, event: u64, stream: u64, flags: c_uint) -> DriverResult {
+fn record(state: &mut DriverState, event: u64, stream: u64, flags: c_uint) -> CuResult {
     known(state, event)?;
     if let Some((id, capture)) = state.capture_of(stream)? {
         if flags & EXTERNAL != 0 {
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, flags: 
     bound(|state| record(state, event, stream, flags))
 }
 
-fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> DriverResult {
+fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> CuResult {
     let DriverEvent { mark, captured, .. } = known(state, event)?;
     let (mark, captured) = (mark.clone(), captured.clone());
     state.waits += 1;
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uin
 }
 
 /// The last record; none: the event counts as passed. One that was captured cannot be asked.
-fn last(state: &mut DriverState, event: u64) -> DriverResult<Option<Arc<StreamMark>>> {
+fn last(state: &mut DriverState, event: u64) -> CuResult<Option<Arc<StreamMark>>> {
     let event = known(state, event)?;
     let (captured, mark) = (event.captured.is_some(), event.mark.clone());
     if captured {

@@ -1,7 +1,7 @@
 //! Modules, functions, launches, tensor maps.
 use super::call::{bound, call, give, number};
 use crate::code::say;
-use crate::code::{Code, DriverResult};
+use crate::code::{Code, CuResult};
 use crate::kernels::{GridShape, compile, shared_most};
 use crate::state::{DriverState, lock, wait};
 use flatshard_ptx::emulate::{Swizzle, TensorMap};
@@ -133,7 +133,7 @@ unsafe fn launch(
     shape: GridShape,
     stream: u64,
     parameters: *mut *mut c_void,
-) -> DriverResult {
+) -> CuResult {
     let function = state.kernels.get(function)?.clone();
     let mut arguments = vec![];
     for (i, bytes) in function.parameters().into_iter().enumerate() {

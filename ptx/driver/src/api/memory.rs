@@ -1,7 +1,7 @@
 //! DriverMemory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's documentation has it
 //! ("API synchronization behavior"): pinned host memory is read and written when the copy runs, other host memory at the call.
 use super::call::{bound, call, give, number, waiting};
-use crate::code::{Code, DriverResult};
+use crate::code::{Code, CuResult};
 use crate::queue::{LEGACY, Node, at_once};
 use crate::state::{DriverState, alloc, current_gpu, free, lock, settle};
 use std::ffi::{c_int, c_uint, c_void};
@@ -68,7 +68,7 @@ enum CopyEnd {
     /// The host's own memory, which cannot be reached after the call.
     Pageable(u64),
 }
-fn end(state: &DriverState, address: u64, bytes: usize) -> DriverResult<CopyEnd> {
+fn end(state: &DriverState, address: u64, bytes: usize) -> CuResult<CopyEnd> {
     match (state.memory.knows(address), state.memory.holds(address, bytes)) {
         (true, true) => Ok(CopyEnd::Known(address)),
         // A device's address that is none, or runs off: the driver looks at once.
@@ -88,7 +88,7 @@ fn move_bytes(from: u64, to: u64, bytes: usize) -> Node {
 ///
 /// # Safety
 /// Host memory at `from` and `to` holds so many bytes.
-unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream: u64) -> DriverResult<bool> {
+unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream: u64) -> CuResult<bool> {
     if bytes == 0 {
         return Ok(false);
     }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, 
     unsafe { copy_async(to, from, bytes, stream) }
 }
 
-fn set(state: &mut DriverState, to: u64, value: u8, bytes: usize, stream: u64) -> DriverResult {
+fn set(state: &mut DriverState, to: u64, value: u8, bytes: usize, stream: u64) -> CuResult {
     if bytes == 0 {
         return Ok(());
     }

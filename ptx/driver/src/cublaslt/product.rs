@@ -1,7 +1,7 @@
 //! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, by columns, summed in f32 and rounded once to D's type: as a stream does it, in two
 //! steps with the sums in the workspace between them where there is one.
 use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
-use crate::{DriverMemory, DriverResult, NodeProgress};
+use crate::{CuResult, DriverMemory, NodeProgress};
 use half::{bf16, f16};
 
 /// A call, its numbers read.
@@ -38,7 +38,7 @@ fn tf32(x: f32) -> f32 {
 }
 
 /// A matrix by columns without gaps; nothing between its columns is read.
-fn load(memory: &mut DriverMemory, at: u64, layout: MatrixLayout) -> DriverResult<Vec<f32>> {
+fn load(memory: &mut DriverMemory, at: u64, layout: MatrixLayout) -> CuResult<Vec<f32>> {
     let size = width(layout.dtype).unwrap_or(1);
     let mut values = Vec::with_capacity((layout.rows * layout.columns) as usize);
     for column in 0..layout.columns {
@@ -48,7 +48,7 @@ fn load(memory: &mut DriverMemory, at: u64, layout: MatrixLayout) -> DriverResul
     }
     Ok(values)
 }
-fn store(memory: &mut DriverMemory, at: u64, layout: MatrixLayout, values: &[f32]) -> DriverResult {
+fn store(memory: &mut DriverMemory, at: u64, layout: MatrixLayout, values: &[f32]) -> CuResult {
     let (size, rows) = (width(layout.dtype).unwrap_or(1), layout.rows as usize);
     for (column, values) in values.chunks_exact(rows).enumerate() {
         let to = at + column as u64 * layout.ld as u64 * size as u64;
@@ -78,7 +78,7 @@ fn gelu_slope(z: f32) -> f32 {
 
 impl LtProduct {
     /// CapturedCall by step: the state of one launch.
-    pub fn run(self) -> impl FnMut(&mut DriverMemory) -> DriverResult<NodeProgress> + Send {
+    pub fn run(self) -> impl FnMut(&mut DriverMemory) -> CuResult<NodeProgress> + Send {
         let mut summed = false;
         move |memory| {
             let (at, bytes) = self.workspace;
@@ -100,7 +100,7 @@ impl LtProduct {
     }
 
     /// alpha op(A) op(B), f32 (m, n) by columns.
-    fn sums(&self, memory: &mut DriverMemory) -> DriverResult<Vec<f32>> {
+    fn sums(&self, memory: &mut DriverMemory) -> CuResult<Vec<f32>> {
         let Problem { transposed, layouts: [a, b, ..], compute, .. } = self.problem;
         let (m, n, k) = self.problem.shape();
         // Each element is a sum over two columns of k.
@@ -122,7 +122,7 @@ impl LtProduct {
     }
 
     /// What follows the sums.
-    fn follow(&self, memory: &mut DriverMemory, mut values: Vec<f32>) -> DriverResult {
+    fn follow(&self, memory: &mut DriverMemory, mut values: Vec<f32>) -> CuResult {
         let Problem { epilogue, layouts: [_, _, c, d], aux_ld, .. } = self.problem;
         let rows = d.rows as usize;
         // C is not read where nothing of it is added.

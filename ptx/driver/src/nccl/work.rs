@@ -4,7 +4,7 @@ use super::code::INVALID_USAGE;
 use super::comm::NcclComm;
 use super::sums::{self, NcclOperation};
 use super::wire::{Frame, FrameKind};
-use crate::{DriverMemory, DriverResult, NodeProgress};
+use crate::{CuResult, DriverMemory, NodeProgress};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -55,7 +55,7 @@ impl CallGroup {
         &self.running[0].call.comm
     }
     /// One step of a stream.
-    pub fn step(&mut self, memory: &mut DriverMemory) -> DriverResult<NodeProgress> {
+    pub fn step(&mut self, memory: &mut DriverMemory) -> CuResult<NodeProgress> {
         if self.comm().aborted() {
             self.comm().running.store(false, SeqCst);
             return Ok(NodeProgress::Done);
@@ -91,7 +91,7 @@ impl Drop for CallGroup {
 }
 
 impl Running {
-    fn step(&mut self, memory: &mut DriverMemory) -> DriverResult {
+    fn step(&mut self, memory: &mut DriverMemory) -> CuResult {
         let NcclCall { comm, what, source, target, count, dtype } = self.call.clone();
         let width = sums::size(dtype).unwrap_or(0);
         match (what, self.stage) {
