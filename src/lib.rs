@@ -1,5 +1,37 @@
 //! flatshard: a manual sharding engine for training transformers.
 //!
+//! Two ranks, threads of this process, train a Llama of 4 blocks with FSDP; no flags, no files:
+//!
+//! ```
+//! use flatshard::comm::{MeshSizes, run_ranks};
+//! use flatshard::data::MicroBatch;
+//! use flatshard::device::cpu::CpuDevice;
+//! use flatshard::engine::{Engine, EngineOptions, Step};
+//! use flatshard::nn::Spec;
+//! use std::sync::Arc;
+//!
+//! fn main() -> flatshard::base::Result<()> {
+//!     let sizes = Spec { vocab: 64, dim: 32, layers: 4, heads: 2, kv_heads: 2, head_dim: 16, ff: 64, max_len: 16, ..Spec::default() };
+//!     let options = EngineOptions { spec: sizes, tokens: 16, ..EngineOptions::default() };
+//!     let losses = run_ranks(MeshSizes::sharded(2), |mesh, meter| {
+//!         let mut engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, &options)?;
+//!         (1..=20)
+//!             .map(|number| {
+//!                 let row: Vec<u32> = (0..16).map(|at| (at + mesh.rank() as u32) % 64).collect();
+//!                 let batch = MicroBatch::from_rows([&row[..]]);
+//!                 let tokens = engine.global_count(batch.loss_tokens())?; // over all ranks: the one divisor of the step
+//!                 Ok(engine.train_step(&[batch], &Step { number, lr: 1e-2, tokens })?.loss)
+//!             })
+//!             .collect::<flatshard::base::Result<Vec<f64>>>()
+//!     })?;
+//!     assert_eq!(losses[0], losses[1]); // the same bits on every rank
+//!     assert!(losses[0][19] < 0.5 * losses[0][0]);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! `examples/` has a training loop, a parameter store of one's own, a collective and a kernel. The binaries are [`run::main`].
+//!
 //! A module names its own floor and lower ones only (`tests/tidy.rs` reads the `use` lines):
 //! - 0 [`base`]: errors, dtypes, random numbers
 //! - 1 [`device`]: buffers and the operations on them

@@ -2,8 +2,9 @@
 use half::{bf16, f16};
 use std::fmt;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, PartialOrd, Ord)]
 pub enum DType {
+    #[default]
     F32,
     Bf16,
     /// IEEE binary16: finite up to 65504, normal down to 2^-14.

@@ -86,7 +86,7 @@ pub struct Checksums {
     /// this program.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// [`super::checksum::checksum`] of each tensor of the model and of the optimizer.
+    /// `checksum` of each tensor of the model and of the optimizer.
     pub tensors: BTreeMap<String, String>,
 }
 

@@ -5,12 +5,12 @@
 //!
 //! | from | what |
 //! | --- | --- |
-//! | listener | [`MAGIC`], a nonce |
-//! | caller | [`MAGIC`], its rank, a nonce, a record, a code ([`Hello`]) |
+//! | listener | `MAGIC`, a nonce |
+//! | caller | `MAGIC`, its rank, a nonce, a record, a code ([`Hello`]) |
 //! | listener | a reply, a code |
 //!
 //! A code is the HMAC-SHA-256, under the secret, of all that both sides know by then: what the connection is for, the
-//! job, both ranks, both nonces, the record; the listener's also of its reply, and it is never a caller's ([`Codes`]).
+//! job, both ranks, both nonces, the record; the listener's also of its reply, and it is never a caller's (`Codes`).
 //! So nothing that was heard on one connection is worth anything on another, and nothing that a side said can be said
 //! back to it. Without a secret the key is empty: greetings keep jobs apart then, not strangers out.
 //!
@@ -119,7 +119,7 @@ impl Codes {
 pub struct By<'a> {
     pub stream: &'a TcpStream,
     pub until: Instant,
-    /// Asked every [`LOOK`] or more often.
+    /// Asked every `LOOK` or more often.
     pub go_on: &'a dyn Fn() -> bool,
 }
 impl By<'_> {

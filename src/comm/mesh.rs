@@ -12,6 +12,13 @@ pub struct MeshSizes {
     pub tp: usize,
 }
 
+/// One rank: every size 1.
+impl Default for MeshSizes {
+    fn default() -> MeshSizes {
+        MeshSizes::sharded(1)
+    }
+}
+
 /// A rank's position along each axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Coords {

@@ -25,6 +25,7 @@ pub mod rendezvous; // how ranks find rank 0
 pub mod shm; // groups on one host
 pub mod hosts; // groups over several hosts
 pub mod nccl; // groups of GPUs
+mod threads; // ranks as threads of one process
 
 pub mod exchange; // small messages of all ranks to all
 pub mod seam; // calls as values, and hooks around them
@@ -36,4 +37,5 @@ pub mod timed; // operations on a timeline
 
 pub use collective::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
 pub use mesh::{Mesh, MeshSizes};
+pub use threads::run_ranks;
 use patience::{Patience, Waiting};

@@ -17,6 +17,18 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// Rows of token ids one after the other, each a document: a token predicts the next one, and the last of a row nothing.
+    pub fn from_rows<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> MicroBatch {
+        let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        for row in rows {
+            batch.tokens.extend(row);
+            batch.targets.extend(row.iter().skip(1).map(|&token| token as i32));
+            batch.targets.resize(batch.tokens.len(), IGNORE);
+            batch.positions.extend(0..row.len() as u32);
+            batch.cu_seqlens.push(batch.tokens.len() as u32);
+        }
+        batch
+    }
     /// Positions that carry loss.
     pub fn loss_tokens(&self) -> u64 {
         self.targets.iter().filter(|&&t| t != IGNORE).count() as u64

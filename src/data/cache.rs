@@ -4,7 +4,7 @@
 //! order), then for rows their ends (u64, in words). A row is its ids, then as many labels. The file is written as
 //! `KEY.partial`, synced and renamed, so it is complete or absent. Who builds it has that file locked, so that ranks
 //! and jobs that want the same one build it once; the lock goes with its holder. Who reads a token file has it locked
-//! for sharing, so [`super::sweep`] sees which ones are in use. Without a directory that can be written, a token file
+//! for sharing, so `sweep` sees which ones are in use. Without a directory that can be written, a token file
 //! has no name, and goes with its process.
 use super::sweep;
 use super::words::TokenWords;

@@ -138,7 +138,7 @@ impl Corpus {
     /// licences and documentation.
     ///
     /// Files come in the order of a hash of their name: then the cap keeps a fair sample, neighbours come from
-    /// different crates, and the held-out end is of the same kind as the rest. No crate gives more than [`PER_CRATE`],
+    /// different crates, and the held-out end is of the same kind as the rest. No crate gives more than `PER_CRATE`,
     /// or the bindings of every Linux target would be a quarter of it all and the held-out text a near copy of the
     /// rest.
     pub fn default(cargo_home: Option<&Path>) -> Result<Corpus> {

@@ -54,11 +54,11 @@ impl StepData {
 /// every row once, in order or permuted by (seed, epoch). An optimizer step consumes the next G = batch_size *
 /// grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a
 /// step's rows are the same set however G is split; a step that crosses the end of an epoch goes on in the next. With
-/// `by_length` (and shuffle, and rows that differ in length) the samples of a step are dealt by [`packing::deal`]: the
+/// `by_length` (and shuffle, and rows that differ in length) the samples of a step are dealt by `packing::deal`: the
 /// same set, in other places.
 ///
-/// [Note: packing] Samples are packed in windows of [`WINDOW`] (or of an epoch, where that is less): window w is
-/// samples `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as [`Window::pack`] makes and
+/// [Note: packing] Samples are packed in windows of `WINDOW` (or of an epoch, where that is less): window w is
+/// samples `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as `Window::pack` makes and
 /// orders them from (seed, w). A step takes the next G sequences, and places them as it places rows without packing. So
 /// which samples share a sequence, and which are in a step, do not depend on how G is split, and the samples consumed
 /// still say where the run stands: those of whole windows, then of whole sequences in the window's order.

@@ -2,10 +2,10 @@
 //!
 //! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp and
 //! tp are given the same micro-batch and take their parts of it.
-use super::Strategy;
 use super::staging::Staging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
+use super::{Fsdp, Strategy};
 use crate::base::CATEGORIES;
 use crate::base::history::{History, InUse};
 use crate::base::rng::{Rng, philox};
@@ -48,6 +48,27 @@ pub struct EngineOptions {
     pub ring: RingImpl,
     /// Of this host, for the update of what is offloaded.
     pub update_threads: usize,
+}
+
+/// Everything but the model: FSDP in f32, AdamW, norms clipped to 1, micro-batches of up to 2048 tokens.
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            spec: Spec::default(),
+            tuning: Tuning::default(),
+            strategy: Arc::new(Fsdp::default()),
+            rule: Rule::default(),
+            grad_clip: 1.0,
+            scaler: None,
+            tokens: 2048,
+            checkpoint: Checkpointing::Off,
+            seed: 0,
+            sequence_parallel: false,
+            cuts: Cuts::ALL,
+            ring: RingImpl::Ring,
+            update_threads: 1,
+        }
+    }
 }
 
 impl EngineOptions {

@@ -41,7 +41,7 @@ pub trait Strategy: Send + Sync {
 }
 
 /// Sharded: FULL_SHARD or SHARD_GRAD_OP.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Fsdp(pub ShardedOptions);
 
 impl Strategy for Fsdp {
@@ -69,7 +69,7 @@ impl Strategy for Fsdp {
 }
 
 /// Replicated: DDP and NO_SHARD.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Ddp(pub ReplicatedOptions);
 
 impl Strategy for Ddp {

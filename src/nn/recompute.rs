@@ -20,9 +20,10 @@ use super::tensor::{Tensor, table};
 use crate::base::Result;
 
 /// Activation checkpointing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checkpointing {
     /// Every block keeps all that its backward pass reads.
+    #[default]
     Off,
     /// Its input and what attention made; backward computes the products again.
     Selective,

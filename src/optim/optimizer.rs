@@ -16,6 +16,13 @@ pub enum Rule {
     Sgd { momentum: f32, weight_decay: f32 },
 }
 
+/// AdamW as the binaries run it.
+impl Default for Rule {
+    fn default() -> Rule {
+        Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+    }
+}
+
 impl Rule {
     /// As flags and checkpoints spell it.
     pub fn name(&self) -> &'static str {

@@ -1,7 +1,7 @@
 //! Floor 8: from flags to a finished run.
 //!
 //! [`args`] (flags) and [`config`] (files) give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong;
-//! [`launch`] starts the ranks, each of which does [`run`].
+//! [`launch`] starts the ranks, each of which does the loop.
 pub mod launch;
 pub mod r#loop;
 pub mod generate;

@@ -20,9 +20,10 @@ use crate::nn::{Layout, Pass, ROOT, Segment};
 use std::ops::Range;
 
 /// How layers are grouped in units.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wrap {
     /// Every layer its own unit.
+    #[default]
     Transformer,
     /// The root alone; consecutive blocks together until a unit has at least so many parameters.
     Size(usize),

@@ -44,6 +44,20 @@ pub struct ReferenceOptions {
     pub offload: Offload,
 }
 
+/// FULL_SHARD in f32, one micro-batch in a step.
+impl Default for ReferenceOptions {
+    fn default() -> ReferenceOptions {
+        ReferenceOptions {
+            dtype: DType::F32,
+            reduce_dtype: DType::F32,
+            reshard: true,
+            grad_accum: 1,
+            sync_each_batch: false,
+            offload: Offload::Nothing,
+        }
+    }
+}
+
 impl ReferenceOptions {
     /// What a tensor's gradient is reduced in.
     fn wire(&self, ranks: usize) -> DType {

@@ -4,9 +4,8 @@
 //! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
 //!
-//! Bytes of a rank for P parameters (bf16; f32 in brackets): params 6P [4P], grads 4P, AdamW's moments 8P; no slots, but 2P
-//! where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters
-//! 2P [4P].
+//! Bytes of a rank for P parameters in bf16, and in f32 in parentheses: params 6P (4P), grads 4P, AdamW's moments 8P; no slots, but
+//! 2P where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters 2P (4P).
 use super::flat::{Flat, Part, Unit, Wrap};
 use super::kept::{self, Kept, narrow};
 use super::{Offload, Piece, Store};
@@ -26,6 +25,18 @@ pub struct ReplicatedOptions {
     pub bucket_bytes: usize,
     /// [`Offload::Optimizer`] at most: layers compute with these weights, and peers reduce these gradients.
     pub offload: Offload,
+}
+
+/// f32, in buckets as large as PyTorch's.
+impl Default for ReplicatedOptions {
+    fn default() -> ReplicatedOptions {
+        ReplicatedOptions {
+            dtype: DType::F32,
+            reduce_dtype: DType::F32,
+            bucket_bytes: ReplicatedOptions::BUCKET,
+            offload: Offload::Nothing,
+        }
+    }
 }
 
 impl ReplicatedOptions {

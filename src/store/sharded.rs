@@ -36,9 +36,10 @@ use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
 
 /// When the gather of the next unit starts in the backward pass.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BackwardPrefetch {
     /// Before the current unit's gradient is computed.
+    #[default]
     Pre,
     /// After it.
     Post,
@@ -59,7 +60,7 @@ pub struct ShardedOptions {
     pub reshard: bool,
     pub forward_prefetch: bool,
     pub backward_prefetch: BackwardPrefetch,
-    /// Micro-batches in a step.
+    /// Micro-batches in a step: as many as every step is then given.
     pub grad_accum: usize,
     /// Reduce-scatter every micro-batch through two slots, rather than accumulate full gradients and reduce once:
     /// `grad_accum` times the traffic for 4 (P - R - 2U) bytes less.
@@ -67,6 +68,24 @@ pub struct ShardedOptions {
     /// Gathers run one unit ahead, two in flight at most. Otherwise [`AHEAD`] units, with a weight slot for each and one more.
     pub limit_all_gathers: bool,
     pub offload: Offload,
+}
+
+/// FULL_SHARD in f32, a unit for each block, all prefetches on, one micro-batch in a step.
+impl Default for ShardedOptions {
+    fn default() -> ShardedOptions {
+        ShardedOptions {
+            dtype: DType::F32,
+            reduce_dtype: DType::F32,
+            wrap: Wrap::Transformer,
+            reshard: true,
+            forward_prefetch: true,
+            backward_prefetch: BackwardPrefetch::Pre,
+            grad_accum: 1,
+            sync_each_batch: false,
+            limit_all_gathers: true,
+            offload: Offload::Nothing,
+        }
+    }
 }
 
 /// Units that gathers run ahead without a limit: that hides one which takes longer than a unit computes, for twice the slots.

@@ -27,7 +27,7 @@ impl GpuDevice {
         let scratch = LaunchScratch { limbs: limbs?, words: words?, faults: IndexFaults::new(faults?) };
         Ok(GpuDevice { driver, meter, scratch: Mutex::new(scratch) })
     }
-    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own ([`cuda::WORKSPACE`]).
+    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own (`cuda::WORKSPACE`).
     pub fn planned(multiprocessors: u32) -> usize {
         scratch::buffers(multiprocessors).iter().map(|(dtype, len)| len * dtype.size()).sum()
     }

@@ -1,5 +1,5 @@
 //! What is wrong with settings one by one: numbers out of range, places that cannot be written. Relations between settings
-//! follow in [`super::plan`]. Never changes anything, but that [`opened`] makes what it opens.
+//! follow in `run/plan`. Never changes anything, but that [`opened`] makes what it opens.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::run::plan::limits;

@@ -1,5 +1,5 @@
 //! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
-//! unknown key or a wrong type is named with its file and path. Never validates values against each other ([`super::plan`]).
+//! unknown key or a wrong type is named with its file and path. Never validates values against each other (`run/plan`).
 use crate::base::{Error, Result, open, quote};
 use crate::run::settings::Settings;
 use crate::run::settings::args::Cli;

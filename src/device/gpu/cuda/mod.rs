@@ -1,4 +1,4 @@
-//! A real GPU: the [`Driver`] over cudarc, whose libraries are loaded when a device is made. Never waits but in `download` and
+//! A real GPU: the `Driver` over cudarc, whose libraries are loaded when a device is made. Never waits but in `download` and
 //! `synchronize` (and in `upload` where 12 MiB are on their way), and takes no memory after it is made but in `alloc`
 //! (cuBLASLt's descriptors of a new shape and graphs aside).
 //!
