@@ -9,7 +9,7 @@ use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::device::{Device, cpu::CpuDevice};
-use flatshard::engine::{Fsdp, Strategy};
+use flatshard::engine::Strategy;
 use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::{Optimizer, Rule};
 use flatshard::store::{BackwardPrefetch, Offload, ShardedOptions, Wrap, initialize};
@@ -76,7 +76,7 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
         offload: Offload::Nothing,
     };
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-    let mut store = Fsdp(options).store(dev.clone(), &mesh, decoder.layouts())?;
+    let mut store = options.store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;
     let mut optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
     // Memory that is touched for the first time is the system's cost, not ours.

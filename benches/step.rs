@@ -7,7 +7,7 @@ mod worlds;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
-use flatshard::engine::{Ddp, Engine, EngineOptions, Step, Strategy};
+use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::Spec;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::sync::Arc;
@@ -45,12 +45,12 @@ fn step(c: &mut Criterion) {
     group.throughput(Throughput::Elements((WORLD * SHAPE.0 * SHAPE.1) as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
     for dtype in [DType::F32, DType::Bf16] {
-        let ddp: Arc<dyn Strategy> = Arc::new(Ddp(ReplicatedOptions {
+        let ddp: Arc<dyn Strategy> = Arc::new(ReplicatedOptions {
             dtype,
             reduce_dtype: DType::F32,
             bucket_bytes: ReplicatedOptions::BUCKET,
             offload: Offload::Nothing,
-        }));
+        });
         let full = ShardedOptions { dtype, ..sharded() };
         let whole = ShardedOptions { reshard: false, ..full.clone() };
         for (name, strategy) in [("ddp", ddp), ("full_shard", fsdp(full)), ("shard_grad_op", fsdp(whole))] {

@@ -9,9 +9,9 @@ use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, Ticket,
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
-use flatshard::engine::{Ddp, Engine, EngineOptions, Step, Strategy};
+use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Spec, Weights};
-use flatshard::store::{Offload, Piece, Store};
+use flatshard::store::{Offload, Piece, ReplicatedOptions, Store};
 use std::sync::Arc;
 
 struct Layer {
@@ -114,13 +114,6 @@ impl Strategy for ByLayer {
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(LayerByLayer::new(dev, mesh.loss.clone(), layouts)?))
     }
-    fn planned(&self, layouts: &[Layout], _: &MeshSizes) -> Vec<(Category, usize)> {
-        let bytes: usize = layouts.iter().map(|layout| layout.len * DType::F32.size()).sum();
-        vec![(Category::Params, bytes), (Category::Grads, bytes)]
-    }
-    fn owned(&self, layouts: &[Layout], _: &MeshSizes) -> usize {
-        layouts.iter().map(|layout| layout.len).sum()
-    }
 }
 
 /// Ten steps of two micro-batches on three ranks.
@@ -152,7 +145,7 @@ fn train(strategy: Arc<dyn Strategy>) -> Result<Vec<f64>> {
 }
 
 fn main() -> Result<()> {
-    let (own, ddp) = (train(Arc::new(ByLayer))?, train(Arc::new(Ddp::default()))?);
+    let (own, ddp) = (train(Arc::new(ByLayer))?, train(Arc::new(ReplicatedOptions::default()))?);
     for (step, (own, ddp)) in (1..).zip(own.iter().zip(&ddp)) {
         println!("step {step:2}  loss {own:.9}  of ddp {ddp:.9}");
     }

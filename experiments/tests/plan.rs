@@ -14,7 +14,7 @@ use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
-use flatshard::engine::{Engine, EngineOptions, Step, Strategy, ZeroDp};
+use flatshard::engine::{Engine, EngineOptions, PlannedRank, Step, Strategy};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
@@ -128,7 +128,7 @@ fn of_every_store_and_every_axis() {
     let mesh = |dp_replicate, dp_shard, tp| MeshSizes { dp_replicate, dp_shard, sp: 1, tp };
     assert_same_calls(ddp(DType::F32), mesh(RANKS, 1, 1), 2);
     for stage in [Stage::One, Stage::Two, Stage::Three] {
-        assert_same_calls(Arc::new(ZeroDp(ZeroOptions::new(stage, DType::Bf16))), mesh(1, RANKS, 1), 1);
+        assert_same_calls(Arc::new(ZeroOptions::new(stage, DType::Bf16)), mesh(1, RANKS, 1), 1);
     }
     assert_same_calls(fsdp(sharded()), mesh(2, 2, 1), 1);
     assert_same_calls(fsdp(sharded()), mesh(1, 2, 3), 1);
@@ -138,7 +138,7 @@ fn of_every_store_and_every_axis() {
 #[test]
 fn planned_bytes_are_allocated() {
     let spec = gpt();
-    let zero = |stage| -> Arc<dyn Strategy> { Arc::new(ZeroDp(ZeroOptions::new(stage, DType::Bf16))) };
+    let zero = |stage| -> Arc<dyn Strategy> { Arc::new(ZeroOptions::new(stage, DType::Bf16)) };
     let strategies: [Arc<dyn Strategy>; 6] = [
         fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }),
         fsdp(sharded()),
@@ -157,12 +157,9 @@ fn planned_bytes_are_allocated() {
             let machine: Arc<dyn MachineModel> = Arc::new(Even { op: 1.0, collective: 1.0, inline });
             let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
             let step = simulate::step(&options, sizes, &work, &machine, 8, false).unwrap();
-            let mut planned = Engine::planned(&options, &sizes).unwrap();
-            if !inline {
-                let decoder = options.decoder(&sizes, &sizes.coords(0)).unwrap();
-                let apart = options.strategy.gathered_apart(decoder.layouts(), &sizes);
-                planned.iter_mut().filter(|p| p.0 == Category::Slots).for_each(|p| p.1 += apart);
-            }
+            let sharing = if inline { RANKS } else { 1 };
+            let planned = PlannedRank { mesh: sizes, rank: 0, sharing, gpu: false };
+            let planned = planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, &options)).unwrap();
             assert_eq!(step.allocated, planned, "{} inline {inline}", strategy.name());
         }
     }

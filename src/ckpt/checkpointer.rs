@@ -6,7 +6,7 @@ use super::disk::Disk;
 use super::layout::{FilePlan, MAX_FILE_BYTES, Share};
 use super::state::hex;
 use crate::base::timeline::Timeline;
-use crate::base::{Category, DType, Result};
+use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
@@ -104,15 +104,8 @@ impl Checkpointer {
         self.companions = companions;
     }
 
-    /// Bytes that [`Checkpointer::new`] allocates on a rank: a message, and its part of the host's buffer for all of
-    /// them.
-    pub fn planned(layouts: &[Layout], moments: &[&str]) -> (Category, usize) {
-        let tensors = FilePlan::of_masters(layouts, moments, MAX_FILE_BYTES).tensors.list.len();
-        (Category::Other, 2 * Exchange::bytes(1 + tensors))
-    }
-
     /// Bytes of a rank's copy for an async save, but for what an uneven cut adds to one rank.
-    pub fn planned_copy(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
+    pub fn copy_bytes(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
         let adapters = has_adapters(layouts);
         let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
         let values = segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 }));

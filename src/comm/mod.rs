@@ -12,6 +12,7 @@ mod collective; // the traits and values of groups
 mod patience; // timeouts that others may change
 pub mod operands; // checks of a call's operands
 pub mod solo; // the group of one rank
+pub mod unbacked; // groups of a rank that is planned
 pub mod mesh; // ranks along axes, and their groups
 
 mod nodelist; // Slurm's short form of host names

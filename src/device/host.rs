@@ -46,12 +46,6 @@ impl Staged {
     fn chunk(&self) -> usize {
         self.owned.div_ceil(CHUNKS).next_multiple_of(ALIGN).clamp(ALIGN, CHUNK)
     }
-    /// Bytes of host memory that [`HostUpdate::new`] allocates.
-    pub fn planned(&self) -> usize {
-        let grads = if self.grads { DType::F32.size() } else { 0 };
-        2 * self.chunk() * (grads + self.weights.map_or(0, DType::size))
-            + (1 + 2 * AdamWScalars::LEN) * DType::F32.size()
-    }
 }
 
 /// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in use.

@@ -45,6 +45,10 @@ pub trait Device: Send + Sync {
     /// buffers are. Counted as [`Category::Host`]. Before the host reads what the device wrote there, or writes what it may
     /// still read: [`Device::synchronize`].
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf>;
+    /// Whether buffers are addresses without memory, for a plan: nothing is worth uploading.
+    fn is_unbacked(&self) -> bool {
+        false
+    }
     /// Waits until the device has done all that it was given.
     fn synchronize(&self) -> Result<()>;
     /// Before each step whose marks are wanted, with nothing under way.

@@ -25,18 +25,23 @@ impl Drop for Addresses {
 
 /// `len` elements that take no memory, counted by `lease`. An error where addresses run out (128 TiB on x86-64).
 pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+    alloc_at(Place::Device, dtype, len, lease)
+}
+/// The same, for offloaded buffers say: what the host may follow takes memory once it is written.
+pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let failed = |what: String| Error::op("alloc", format!("addresses for {len} elements of {dtype}: {what}"));
     let bytes = len.checked_mul(dtype.size()).ok_or_else(|| failed("more than there are".into()))?.max(1);
-    // SAFETY: a fresh mapping at an address of the kernel's choice, without access.
+    let access = if place == Place::Device { ProtFlags::empty() } else { ProtFlags::READ | ProtFlags::WRITE };
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
     let at = unsafe {
-        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+        mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE | MapFlags::NORESERVE)
             .map_err(|e| failed(e.to_string()))?
     };
     let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| failed("address 0".into()))?;
     let owner = Arc::new(Addresses { at, bytes, _lease: lease });
-    // SAFETY: page-aligned and reserved as long as `owner` lives; `Place::Device` keeps the host from following it, and no
-    // device that launches kernels allocates here.
-    Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Device, owner) })
+    // SAFETY: page-aligned and reserved as long as `owner` lives; the host may read and write unless `Place::Device` keeps it
+    // from that, and no device that launches kernels allocates here.
+    Ok(unsafe { Buf::from_raw(at, dtype, len, place, owner) })
 }
 
 #[cfg(test)]

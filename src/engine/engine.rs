@@ -1,12 +1,11 @@
 //! One rank's engine: decoder, activations, store, optimizer, norm. Never loops over a data set and never writes files.
 //!
-//! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp and
-//! tp are given the same micro-batch and take their parts of it.
+//! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp
+//! and tp are given the same micro-batch and take their parts of it.
+use super::bytes::PlannedRank;
 use super::staging::Staging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
-use super::{Fsdp, Strategy};
-use crate::base::CATEGORIES;
 use crate::base::history::{History, InUse};
 use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
@@ -20,7 +19,7 @@ use crate::nn::{
     WorkspaceOptions,
 };
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
-use crate::store::{Offload, Store, initialize};
+use crate::store::{ShardedOptions, Store, Strategy, initialize};
 use std::sync::Arc;
 
 #[derive(Clone)]
@@ -56,7 +55,7 @@ impl Default for EngineOptions {
         EngineOptions {
             spec: Spec::default(),
             tuning: Tuning::default(),
-            strategy: Arc::new(Fsdp::default()),
+            strategy: Arc::new(ShardedOptions::default()),
             rule: Rule::default(),
             grad_clip: 1.0,
             scaler: None,
@@ -76,16 +75,6 @@ impl EngineOptions {
         let (tokens, dtype) = (self.tokens.div_ceil(split.sp.of), self.strategy.dtype());
         WorkspaceOptions { tokens, dtype, checkpoint: self.checkpoint, train: true }
     }
-    /// Bytes of activations that a rank holds beyond [`Engine::planned`] where ranks do not share what is gathered: on GPUs.
-    pub fn gathered_apart(&self, mesh: &MeshSizes) -> Result<usize> {
-        let (at, decoder) = (mesh.coords(0), self.decoder(mesh, &mesh.coords(0))?);
-        Ok(decoder.gathered_apart(&self.workspace(&self.split(mesh, &at))))
-    }
-    /// Bytes of scratch beyond [`Engine::planned`] that attention takes on a GPU, at most: what architectures ask for differs.
-    pub fn summed(&self, mesh: &MeshSizes) -> Result<usize> {
-        let (at, decoder) = (mesh.coords(0), self.decoder(mesh, &mesh.coords(0))?);
-        Ok(decoder.summed(&self.workspace(&self.split(mesh, &at))))
-    }
     fn split(&self, mesh: &MeshSizes, at: &Coords) -> Split {
         Split {
             tp: Slice { index: at.tp, of: mesh.tp },
@@ -94,6 +83,12 @@ impl EngineOptions {
             cuts: self.cuts,
             ring: self.ring,
         }
+    }
+    /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], where all ranks are
+    /// on one host.
+    pub fn bytes(&self, mesh: &MeshSizes, rank: usize) -> Result<Vec<(Category, usize)>> {
+        let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), gpu: false };
+        planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, self))
     }
     /// The part of the model that the rank at `at` computes.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
@@ -151,8 +146,9 @@ pub struct Engine {
     watchers: Watchers,
 }
 
-/// What changes from step to step, written by the host once, before the step, and read by kernels where it lies: so a step's calls
-/// are those of the step before. f32: the loss scale, what undoes its power of two, then the optimizer's constants.
+/// What changes from step to step, written by the host once, before the step, and read by kernels where it lies: so a
+/// step's calls are those of the step before. f32: the loss scale, what undoes its power of two, then the optimizer's
+/// constants.
 struct Numbers {
     host: Vec<f32>,
     buf: Buf,
@@ -213,31 +209,6 @@ impl Engine {
             decoder,
             store,
         })
-    }
-
-    /// Bytes that `new` allocates on rank 0, in the order of [`CATEGORIES`]. No rank allocates more: where words or columns do not
-    /// divide by tp, its first ranks have one more.
-    pub fn planned(options: &EngineOptions, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
-        Engine::planned_at(options, mesh, &mesh.coords(0))
-    }
-    /// Bytes that `new` allocates on the rank at `at`.
-    pub fn planned_at(options: &EngineOptions, mesh: &MeshSizes, at: &Coords) -> Result<Vec<(Category, usize)>> {
-        let (split, decoder) = (options.split(mesh, at), options.decoder(mesh, at)?);
-        let (strategy, layouts) = (&options.strategy, decoder.layouts());
-        let mut parts = strategy.planned(layouts, mesh);
-        parts.extend(decoder.planned(&options.workspace(&split)));
-        let owned = strategy.owned(layouts, mesh);
-        parts.push(match strategy.offload() {
-            Offload::Nothing => options.rule.planned(owned),
-            offload => options.rule.planned_host(owned, offload, strategy.dtype()),
-        });
-        parts.push(Summed::planned(layouts, mesh));
-        parts.extend(GradNorm::planned(strategy.offload()));
-        parts.push(Staging::planned(options.tokens, split.sp, decoder.dropout_words()));
-        parts.push((Category::Other, Numbers::len(&options.rule, layouts) * DType::F32.size()));
-        parts.push((Category::Other, 2 * DType::F64.size()));
-        let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
-        Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
     }
 
     /// One optimizer step over this rank's micro-batches.
@@ -376,8 +347,8 @@ impl Engine {
     }
 }
 
-/// Its own for each step, micro-batch and rank of `loss`: no two see the same mask, but for ranks of tp, which compute the
-/// same tokens.
+/// Its own for each step, micro-batch and rank of `loss`: no two see the same mask, but for ranks of tp, which compute
+/// the same tokens.
 fn dropout_key(rng: Rng, step: u64, micro: usize, rank: usize) -> u64 {
     let [a, b, ..] = philox(rng.key(), [step as u32, (step >> 32) as u32, micro as u32, rank as u32]);
     a as u64 | (b as u64) << 32

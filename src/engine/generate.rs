@@ -1,8 +1,7 @@
-//! Text from a model. A context goes through the decoder once, and then each new token by itself, attending to the keys and
-//! values of those before it; rank 0 picks it. Never trains.
+//! Text from a model. A context goes through the decoder once, and then each new token by itself, attending to the keys
+//! and values of those before it; rank 0 picks it. Never trains.
+use super::Engine;
 use super::staging::Staging;
-use super::{Engine, Strategy};
-use crate::base::CATEGORIES;
 use crate::base::rng::Rng;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::mesh::{Coords, MeshSizes};
@@ -12,7 +11,7 @@ use crate::device::{Buf, Device};
 use crate::nn::{
     Checkpointing, Cuts, Decoder, Groups, Layout, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
 };
-use crate::store::Store;
+use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
 /// How the next token is picked: of the `top_k` likeliest, the fewest whose shares add up to `top_p`, by their shares.
@@ -67,20 +66,6 @@ impl GeneratorOptions {
         layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
         layouts
     }
-    /// Bytes that [`Generator::new`] allocates on a rank, in the order of [`CATEGORIES`].
-    pub fn planned(&self, mesh: &MeshSizes) -> Result<Vec<(Category, usize)>> {
-        let (decoder, workspace) = (self.decoder(mesh, &mesh.coords(0))?, self.workspace());
-        let mut parts = self.strategy.planned(&GeneratorOptions::frozen(&decoder), mesh);
-        parts.extend(decoder.planned(&workspace));
-        parts.extend(decoder.planned_memory(&workspace, self.window()));
-        parts.push(Staging::planned(self.prompt, Slice::WHOLE, 0));
-        let total = |category| parts.iter().filter(|p| p.0 == category).map(|p| p.1).sum();
-        Ok(CATEGORIES.iter().map(|&(category, _)| (category, total(category))).collect())
-    }
-    /// Bytes of activations beyond these where ranks do not share what is gathered: on GPUs.
-    pub fn gathered_apart(&self, mesh: &MeshSizes) -> Result<usize> {
-        Ok(self.decoder(mesh, &mesh.coords(0))?.gathered_apart(&self.workspace()))
-    }
 }
 
 /// A model that writes and does not learn: weights alone, without gradients, optimizer or room for a backward pass.
@@ -118,8 +103,8 @@ impl Generator {
         &mut *self.store
     }
 
-    /// Up to `count` tokens after `prompt`; `next` sees each and says whether to go on. All ranks call it together with the
-    /// same arguments and get the same tokens.
+    /// Up to `count` tokens after `prompt`; `next` sees each and says whether to go on. All ranks call it together with
+    /// the same arguments and get the same tokens.
     pub fn generate(
         &mut self,
         prompt: &[u32],

@@ -1,5 +1,5 @@
-//! The device's copy of the micro-batch at hand, or of this rank's part of it, with the keys of its masks; allocated once. Never
-//! holds more than one.
+//! The device's copy of the micro-batch at hand, or of this rank's part of it, with the keys of its masks; allocated
+//! once. Never holds more than one.
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
@@ -22,19 +22,14 @@ pub(super) struct Staging {
     cut: Option<ZigzagCut>,
 }
 
-/// Elements of a rank's part, of the borders of documents, and of the rows of all ranks.
-fn lengths(tokens: usize, sp: Slice) -> [usize; 3] {
-    let (part, cut) = (tokens.div_ceil(sp.of), sp.of > 1);
-    // Padding is one more document.
-    [part, tokens + 1 + usize::from(cut), if cut { part * sp.of } else { 0 }]
-}
-
 impl Staging {
     /// Room for one rank's part of `tokens` tokens in as many documents, and for `keys` words of keys.
     pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<Staging> {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-        let [part, borders, rows] = lengths(tokens, sp);
+        let (part, cut) = (tokens.div_ceil(sp.of), sp.of > 1);
+        let borders = tokens + 1 + usize::from(cut); // padding is one more document
+        let rows = if cut { part * sp.of } else { 0 };
         Ok(Staging {
             capacity: tokens,
             tokens: alloc(DType::U32, part)?,
@@ -44,13 +39,8 @@ impl Staging {
             rows: alloc(DType::U32, rows)?,
             keys: alloc(DType::U32, keys)?,
             host_keys: vec![0; keys],
-            cut: (sp.of > 1).then(|| ZigzagCut::new(sp.index, sp.of, tokens)),
+            cut: cut.then(|| ZigzagCut::new(sp.index, sp.of, tokens)),
         })
-    }
-    /// Bytes that `new` allocates.
-    pub fn planned(tokens: usize, sp: Slice, keys: usize) -> (Category, usize) {
-        let [part, borders, rows] = lengths(tokens, sp);
-        (Category::Other, (3 * part + borders + rows + keys) * DType::U32.size())
     }
     /// Tokens of a micro-batch that there is room for.
     pub fn capacity(&self) -> usize {
@@ -66,7 +56,8 @@ impl Staging {
         dev.upload(bytemuck::cast_slice(&self.host_keys), self.keys.view_mut())
     }
 
-    /// Copies this rank's part of the micro-batch over; with it come the keys. Without targets (all of them, or none) it serves prediction only.
+    /// Copies this rank's part of the micro-batch over; with it come the keys. Without targets (all of them, or none)
+    /// it serves prediction only.
     pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<(Batch<'_>, View<'_>)> {
         let (n, documents) = (batch.tokens.len(), batch.cu_seqlens.len());
         if n > self.capacity || documents > self.capacity + 1 {

@@ -1,9 +1,9 @@
-//! Gradients that tp ranks compute a part of each, of tensors that every one of them has whole ([`Tp::Summed`]): the norms of
-//! heads, with sequence parallelism all norms, key and value heads that ranks share. Most are small, so they travel together:
-//! one all-reduce a step for as many as the buffer holds, before the gradient's norm is taken. Never touches any other
-//! gradient.
+//! Gradients that tp ranks compute a part of each, of tensors that every one of them has whole ([`Tp::Summed`]): the
+//! norms of heads, with sequence parallelism all norms, key and value heads that ranks share. Most are small, so they
+//! travel together: one all-reduce a step for as many as the buffer holds, before the gradient's norm is taken. Never
+//! touches any other gradient.
 use crate::base::{Category, DType, Result};
-use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::Mesh;
 use crate::comm::{Collective, CommUse, Reduce, Tag};
 use crate::device::{Buf, Device, ViewMut};
 use crate::nn::{Layout, Segment, Tp};
@@ -38,10 +38,6 @@ impl Summed {
         let alloc = || mesh.tp.alloc(DType::F32, len, CommUse::Reduced, Category::Grads);
         Ok(Summed { tp: mesh.tp.clone(), buf: (len > 0).then(alloc).transpose()? })
     }
-    /// Bytes that `new` allocates.
-    pub fn planned(layouts: &[Layout], mesh: &MeshSizes) -> (Category, usize) {
-        (Category::Grads, len(layouts, mesh.tp) * DType::F32.size())
-    }
 
     /// After the store's own reductions: each such gradient becomes the sum over tp. Ranks of tp own the same parts.
     pub fn reduce(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<()> {
@@ -66,8 +62,8 @@ impl Summed {
     }
 }
 
-/// Of all such gradients that this rank owns, one behind the other, what lies in `window`: in stretches, each with its place in
-/// the window. Returns how much that is.
+/// Of all such gradients that this rank owns, one behind the other, what lies in `window`: in stretches, each with its
+/// place in the window. Returns how much that is.
 fn each(store: &mut dyn Store, window: Range<usize>, f: &mut dyn FnMut(ViewMut, usize) -> Result<()>) -> Result<usize> {
     let mut place = 0;
     store.for_each_piece(&mut |mut piece| {
@@ -90,12 +86,12 @@ fn each(store: &mut dyn Store, window: Range<usize>, f: &mut dyn FnMut(ViewMut, 
 mod tests {
     use super::*;
     use crate::base::Meter;
+    use crate::comm::MeshSizes;
     use crate::comm::shm;
     use crate::device::cpu::CpuDevice;
-    use crate::engine::{Ddp, Fsdp, Strategy};
     use crate::nn::{Init, Slice};
     use crate::optim::GradNorm;
-    use crate::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
+    use crate::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Strategy, Wrap};
 
     /// Two layers with a tensor of each kind; shards of two ranks begin inside tensors, parts are uneven.
     fn layouts(index: usize, of: usize) -> Vec<Layout> {
@@ -120,7 +116,7 @@ mod tests {
 
     #[test]
     fn parts_are_added_up_and_the_norm_counts_every_element_once() {
-        let sharded = Fsdp(ShardedOptions {
+        let sharded = ShardedOptions {
             reduce_dtype: DType::F32,
             dtype: DType::F32,
             wrap: Wrap::None,
@@ -131,13 +127,13 @@ mod tests {
             sync_each_batch: false,
             limit_all_gathers: true,
             offload: Offload::Nothing,
-        });
-        let replicated = Ddp(ReplicatedOptions {
+        };
+        let replicated = ReplicatedOptions {
             dtype: DType::F32,
             reduce_dtype: DType::F32,
             bucket_bytes: 1,
             offload: Offload::Nothing,
-        });
+        };
         let mut squares = 0.0;
         let segments = |tp| layouts(tp, 2).into_iter().flat_map(|l| l.segments).map(move |s| (tp, s));
         for (tp, segment) in [0, 1].into_iter().flat_map(segments) {
@@ -164,7 +160,6 @@ mod tests {
                     let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
                     let mut one = dev.alloc(DType::F32, 1, Category::Other)?;
                     one.view_mut().host::<f32>("test")?.fill(1.0);
-                    assert_eq!(Summed::planned(&layouts, &sizes), (Category::Grads, 4 * 2 * (130 + 200)));
                     assert_eq!(summed.buf.as_ref().map(Buf::len), Some(if sp == 1 { 2 * (130 + 200) } else { 77 }));
                     // Every segment's part of each piece: what is to be there before, or what is there after.
                     let visit = |store: &mut dyn Store, f: &mut dyn FnMut(&Segment, usize, &mut f32)| {

@@ -1,6 +1,6 @@
-//! A store whose verbs are written on a timeline, and what they hand out into a history of memory. The layer loop calls them in
-//! a fixed order ([`ParamStore`]), so what lies between two of them is known: forward of a layer, its backward, the loss. Never
-//! changes what a call does.
+//! A store whose verbs are written on a timeline, and what they hand out into a history of memory. The layer loop calls
+//! them in a fixed order ([`ParamStore`]), so what lies between two of them is known: forward of a layer, its backward,
+//! the loss. Never changes what a call does.
 use crate::base::Result;
 use crate::base::history::{History, InUse};
 use crate::base::timeline::{Lane, Mark, Span, Timeline};
@@ -66,7 +66,8 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// A verb has returned: it goes on the timeline, and `next` begins. (Not a method: what the verb returned borrows the store.)
+/// A verb has returned: it goes on the timeline, and `next` begins. (Not a method: what the verb returned borrows the
+/// store.)
 macro_rules! leave {
     ($self:ident, $verb:literal, $layer:ident, $start:ident, $next:expr) => {
         let now = $self.dev.mark()?;

@@ -13,7 +13,7 @@ use super::tensor::Tensor;
 use super::tuning::Tuning;
 use super::workspace::{Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
-use crate::base::{Category, Error, Result};
+use crate::base::{Error, Result};
 use crate::device::{Device, View};
 
 /// A model as a plan: immutable and without memory of its own.
@@ -80,18 +80,6 @@ impl Decoder {
         &self.layouts
     }
 
-    /// Bytes that [`Decoder::workspace`] allocates, by category.
-    pub fn planned(&self, options: &WorkspaceOptions) -> Vec<(Category, usize)> {
-        Workspace::plan(&self.spec, &self.split, self.rank, options).planned()
-    }
-    /// Bytes beyond those of [`Decoder::planned`] where ranks do not share what is gathered: on GPUs.
-    pub fn gathered_apart(&self, options: &WorkspaceOptions) -> usize {
-        Workspace::plan(&self.spec, &self.split, self.rank, options).gathered_apart()
-    }
-    /// Bytes beyond those of [`Decoder::planned`] that a GPU's kernels take, at most.
-    pub fn summed(&self, options: &WorkspaceOptions) -> usize {
-        Workspace::plan(&self.spec, &self.split, self.rank, options).summed()
-    }
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;
@@ -99,6 +87,9 @@ impl Decoder {
         Ok(ws)
     }
     fn fill_tables(&self, dev: &dyn Device, fixed: &mut Fixed) -> Result<()> {
+        if dev.is_unbacked() {
+            return Ok(());
+        }
         let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, fixed);
         for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
@@ -114,11 +105,6 @@ impl Decoder {
     pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
         ws.remember(&self.split.local(&self.spec), dev, tokens)?;
         self.fill_tables(dev, &mut ws.fixed)
-    }
-    /// Bytes that [`Decoder::remember`] adds to a workspace of `options`.
-    pub fn planned_memory(&self, options: &WorkspaceOptions, tokens: usize) -> Vec<(Category, usize)> {
-        let plan = Workspace::plan(&self.spec, &self.split, self.rank, options);
-        plan.planned_memory(&self.split.local(&self.spec), options.dtype, tokens)
     }
 
     /// Words of the keys of a micro-batch's masks; 0 without dropout.

@@ -71,7 +71,7 @@ impl Ring<TensorShape> {
         let (hops, at_once) = (ring == RingImpl::Ring, ring == RingImpl::AllGather);
         let rows = |there: bool, n: usize| if there { n } else { 0 };
         let own = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
-        let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage, ranks);
+        let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage);
         let [far, near] = sights.map(|sight| own(DType::U32, rows(sight, ranks * tokens), 2));
         let travels = |dtype, there| sent(dtype, rows(there, tokens), CommUse::Reduced);
         Ring {

@@ -3,7 +3,7 @@
 use super::split::Groups;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::{Attention, Buf, Device, View, ViewMut, gpu};
+use crate::device::{Attention, Buf, Device, View, ViewMut};
 use std::ops::Range;
 
 /// `rows` of `width` elements.
@@ -13,8 +13,8 @@ pub struct TensorShape {
     pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) width: usize,
-    /// Of what a group communicates: which group, how, and how many ranks it has.
-    pub(super) through: Option<(Axis, CommUse, usize)>,
+    /// Of what a group communicates: which group, and how.
+    pub(super) through: Option<(Axis, CommUse)>,
     /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers
     /// it takes.
     pub(super) sums: Option<Attention>,
@@ -29,21 +29,9 @@ impl TensorShape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
         TensorShape { category, dtype, rows, width, through: None, sums: None }
     }
-    /// The group of `axis`, which has so many ranks, communicates it.
-    pub(super) fn through(self, axis: Axis, usage: CommUse, ranks: usize) -> TensorShape {
-        TensorShape { through: Some((axis, usage, ranks)), ..self }
-    }
-    pub(super) fn bytes(&self) -> usize {
-        let bytes = self.rows * self.width * self.dtype.size();
-        self.through.map_or(bytes, |(_, usage, ranks)| usage.counted(bytes, ranks))
-    }
-    /// Bytes that a GPU adds for its kernels, at most.
-    pub(super) fn summed(&self) -> usize {
-        self.sums.map_or(0, |heads| DType::F32.size() * gpu::attention_sums(&heads, self.dtype, self.rows))
-    }
-    /// Bytes that are there beyond [`TensorShape::bytes`] where each rank has its own.
-    pub(super) fn apart(&self) -> usize {
-        TensorShape { through: None, ..*self }.bytes() - self.bytes()
+    /// The group of `axis` communicates it.
+    pub(super) fn through(self, axis: Axis, usage: CommUse) -> TensorShape {
+        TensorShape { through: Some((axis, usage)), ..self }
     }
     pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let _for = dev.meter().purpose(name);
@@ -53,7 +41,7 @@ impl TensorShape {
         }
         let (len, width) = (self.rows * self.width, self.width);
         let buf = match self.through {
-            Some((axis, usage, _)) if len > 0 => {
+            Some((axis, usage)) if len > 0 => {
                 let group = if axis == Axis::Tp { &groups.tp } else { &groups.sp };
                 group.alloc(self.dtype, len, usage, self.category)?
             }

@@ -121,7 +121,7 @@ impl Workspace<TensorShape, ()> {
         let chunk = chunk_rows(tokens, most_words, dtype);
         // What ranks of tp communicate, if it is there.
         let shared = |there: bool, usage, dtype, rows, width| TensorShape {
-            through: there.then_some((Axis::Tp, usage, tp)),
+            through: there.then_some((Axis::Tp, usage)),
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
         };
         let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
@@ -177,47 +177,6 @@ impl Workspace<TensorShape, ()> {
             dx: back_stays(spec.dim),
             groups: (),
         }
-    }
-
-    /// Bytes by category.
-    pub(super) fn planned(&self) -> Vec<(Category, usize)> {
-        let mut bytes = [Category::Saved, Category::Scratch, Category::Other].map(|category| (category, 0));
-        let mut count = |_, shape: &TensorShape| {
-            bytes.iter_mut().filter(|b| b.0 == shape.category).for_each(|b| b.1 += shape.bytes());
-            Ok(())
-        };
-        self.map((), &mut count).ok(); // counting cannot fail
-        bytes.to_vec()
-    }
-
-    /// Bytes that [`Workspace::remember`] adds to this.
-    pub(super) fn planned_memory(&self, spec: &Spec, dtype: DType, tokens: usize) -> Vec<(Category, usize)> {
-        let mut bytes = vec![];
-        let mut count = |_, shape: &TensorShape| {
-            bytes.push((shape.category, shape.bytes()));
-            Ok(())
-        };
-        Cache::plan(spec, dtype, tokens).map(&mut count).ok(); // counting cannot fail
-        let Fixed { table, local_table, .. } = &self.fixed;
-        bytes
-            .extend([table, local_table].map(|t| (t.category, rotary_shape(spec, t.rows, tokens).bytes() - t.bytes())));
-        bytes
-    }
-
-    pub(super) fn gathered_apart(&self) -> usize {
-        self.total(TensorShape::apart)
-    }
-    pub(super) fn summed(&self) -> usize {
-        self.total(TensorShape::summed)
-    }
-    fn total(&self, of: impl Fn(&TensorShape) -> usize) -> usize {
-        let mut bytes = 0;
-        let mut count = |_, shape: &TensorShape| {
-            bytes += of(shape);
-            Ok(())
-        };
-        self.map((), &mut count).ok(); // counting cannot fail
-        bytes
     }
 
     pub(super) fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Workspace> {

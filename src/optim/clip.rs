@@ -38,12 +38,6 @@ impl GradNorm {
         let host = host.map(|own| (CpuDevice::new(Meter::default()), own));
         Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)?, host })
     }
-    /// Bytes that `new` allocates.
-    pub fn planned(offload: Offload) -> [(Category, usize); 2] {
-        let acc = LIMBS * DType::F64.size();
-        let host = if offload >= Offload::Gradients { acc } else { 0 };
-        [(Category::Other, acc + 2 * DType::F32.size()), (Category::Host, host)]
-    }
 
     /// Has the device find the norm of `unscale` f32 (1) times the whole reduced gradient, before clipping: the same
     /// bits on every rank. Not finite where any element of the gradient is not.

@@ -4,8 +4,8 @@ use crate::base::{Category, DType, Error, Result};
 use crate::device::host::Staged;
 use crate::device::{AdamW, AdamWScalars, Buf, Device, HostUpdate, Place, Sgd, View, ViewMut};
 use crate::nn::Layout;
+use crate::store::Store;
 use crate::store::flat::{self, Run};
-use crate::store::{Offload, Store};
 
 /// The update and its constants.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -51,16 +51,6 @@ impl Rule {
         let mut kinds = Vec::new();
         layouts.iter().for_each(|layout| collect(layout, &mut kinds));
         self.constants() * kinds.len()
-    }
-    /// Bytes of state for `owned` elements, padding included.
-    pub fn planned(&self, owned: usize) -> (Category, usize) {
-        (Category::Optimizer, self.state().len() * owned * DType::F32.size())
-    }
-    /// The same where that is offloaded, and what the update takes there.
-    pub fn planned_host(&self, owned: usize, offload: Offload, dtype: DType) -> (Category, usize) {
-        let weights = (offload < Offload::Parameters).then_some(dtype);
-        let staged = Staged { owned, grads: offload < Offload::Gradients, weights };
-        (Category::Host, self.planned(owned).1 + staged.planned())
     }
 }
 

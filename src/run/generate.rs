@@ -115,7 +115,7 @@ impl Request {
             tensor::settle(s, &mesh, &mut engine)?;
             let EngineOptions { spec, strategy, cuts, .. } = engine;
             let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
-            let planned = bytes::planned_writing(&options, &mesh, device, nproc)?;
+            let planned = bytes::of_writing(&options, &mesh, device, nproc)?;
             let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
             Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
         };

@@ -3,9 +3,9 @@
 use super::flat::Flat;
 use super::replicas::Replicas;
 use super::shards::Shards;
-use super::slots::{self, Cycles, GradSlots, WeightSlots};
+use super::slots::{Cycles, GradSlots, WeightSlots};
 use super::{Offload, Piece};
-use crate::base::{Category, DType, Result};
+use crate::base::{DType, Result};
 use crate::comm::{Collective, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Weights};
@@ -17,18 +17,6 @@ pub(super) struct Plan {
     pub cycles: Cycles,
     pub dtype: DType,
     pub offload: Offload,
-}
-
-impl Plan {
-    /// Bytes that [`Cut::new`] allocates on one of `ranks` ranks.
-    pub fn bytes(&self, ranks: usize) -> Vec<(Category, usize)> {
-        let shards = Shards::planned(&self.flat, self.dtype, self.offload);
-        [shards, slots::planned(&self.flat, &self.cycles, self.dtype, ranks)].concat()
-    }
-    /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.
-    pub fn gathered_apart(&self, ranks: usize) -> usize {
-        slots::gathered_apart(&self.flat, &self.cycles, self.dtype, ranks)
-    }
 }
 
 pub(super) struct Cut {

@@ -12,8 +12,8 @@
 //! every byte of a [`Part`] is treated alike, and only the first has gradients.
 //!
 //! Cuts ignore the segments' borders: a shard may begin inside one tensor and end inside another, or hold padding only.
-//! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs to
-//! step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
+//! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs
+//! to step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
 use super::kept::Keep;
 use crate::device::ALIGN;
 use crate::nn::{Layout, Pass, ROOT, Segment};
@@ -27,7 +27,8 @@ pub enum Wrap {
     Transformer,
     /// The root alone; consecutive blocks together until a unit has at least so many parameters.
     Size(usize),
-    /// The root alone; consecutive blocks together while a unit has at most so many parameters that learn, one at least.
+    /// The root alone; consecutive blocks together while a unit has at most so many parameters that learn, one at
+    /// least.
     AtMost(usize),
     /// Everything one unit.
     None,
@@ -147,8 +148,8 @@ impl Flat {
     pub fn trained_shard(&self) -> usize {
         self.units.iter().flat_map(|u| &u.parts).filter(|p| p.trainable).map(|p| p.shard).sum()
     }
-    /// Lengths of the staging slots when the units other than the root take turns in `cycle` of them: each slot holds the
-    /// largest of its units, by `len`. See [`slot`].
+    /// Lengths of the staging slots when the units other than the root take turns in `cycle` of them: each slot holds
+    /// the largest of its units, by `len`. See [`slot`].
     pub fn slots(&self, cycle: usize, len: impl Fn(&Unit) -> usize) -> Vec<usize> {
         let mut lens = vec![0; self.units.len().min(cycle + 1)];
         for (unit, u) in self.units.iter().enumerate() {
@@ -162,7 +163,8 @@ impl Flat {
 /// The layers of each unit.
 fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
     let mut units: Vec<Range<usize>> = Vec::new();
-    // Ranks of tp have parts of a tensor that differ in length, and must come to the same units: each counts the longest.
+    // Ranks of tp have parts of a tensor that differ in length, and must come to the same units: each counts the
+    // longest.
     let count = |layers: Range<usize>, of: &dyn Fn(&Segment) -> bool| -> usize {
         layouts[layers].iter().flat_map(|l| &l.segments).filter(|s| of(s)).map(Segment::extent).sum()
     };

@@ -1,5 +1,5 @@
-//! How weights start. Never communicates: every number is a function of the seed, the tensor's name and the index in the
-//! whole tensor, so each rank fills what it owns, and any cut of any unit or tensor gives the same model.
+//! How weights start. Never communicates: every number is a function of the seed, the tensor's name and the index in
+//! the whole tensor, so each rank fills what it owns, and any cut of any unit or tensor gives the same model.
 use super::{Store, assign};
 use crate::base::Result;
 use crate::base::rng::Rng;

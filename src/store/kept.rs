@@ -1,8 +1,8 @@
-//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in, or that alone. And how a layer sees
-//! its unit's two parts. Never communicates.
+//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in, or that alone. And how a
+//! layer sees its unit's two parts. Never communicates.
 //!
-//! A master is there to be updated, and to be saved without having been rounded. What stays as it is beside adapters needs
-//! neither: checkpoints hold the adapters, and the model comes from its own directory each time.
+//! A master is there to be updated, and to be saved without having been rounded. What stays as it is beside adapters
+//! needs neither: checkpoints hold the adapters, and the model comes from its own directory each time.
 use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
@@ -50,30 +50,14 @@ impl Kept {
         let _for = dev.meter().purpose("masters");
         Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?, param })
     }
-    /// Bytes that [`Kept::new`] allocates for each part's length: masters, and what is computed with beside or instead of them.
-    pub fn planned(
-        parts: impl Iterator<Item = (usize, Keep)>,
-        dtype: DType,
-        offload: Offload,
-    ) -> [(Category, usize); 2] {
-        let copy = if offload.copies(dtype) { dtype.size() } else { 0 };
-        let of = |(masters, computed): (usize, usize), (len, keep)| match keep {
-            Keep::Masters => (masters + len * DType::F32.size(), computed + len * copy),
-            Keep::Computed => (masters, computed + len * dtype.size()),
-        };
-        let (masters, computed) = parts.fold((0, 0), of);
-        [
-            (offload.category(Offload::Optimizer, Category::Params), masters),
-            (offload.category(Offload::Parameters, Category::Params), computed),
-        ]
-    }
     /// What is computed with, or gathered to be.
     pub fn compute(&self) -> View<'_> {
         self.param.as_ref().unwrap_or(&self.master).view()
     }
 }
 
-/// Assigns `to`, masters or what there is in their place, from `values`: to nearest where it is narrower. `rounded` is scratch.
+/// Assigns `to`, masters or what there is in their place, from `values`: to nearest where it is narrower. `rounded` is
+/// scratch.
 pub fn assign(dev: &dyn Device, values: &[f32], rounded: &mut Vec<u16>, to: ViewMut) -> Result<()> {
     rounded.clear();
     match to.dtype() {

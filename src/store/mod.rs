@@ -22,13 +22,15 @@ pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
 pub use zero::{Stage, Zero, ZeroOptions};
 
-use crate::base::Result;
-use crate::device::ViewMut;
+use crate::base::{DType, Result};
+use crate::comm::Mesh;
+use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, ParamStore};
 use std::ops::Range;
+use std::sync::Arc;
 
-/// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer. Its end
-/// may reach into padding.
+/// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer.
+/// Its end may reach into padding.
 pub struct Piece<'a> {
     pub unit: usize,
     /// The segments of the whole buffer.
@@ -51,13 +53,27 @@ impl Piece<'_> {
     }
 }
 
+/// How parameters, gradients and optimizer state are spread over the ranks of a mesh: the options of a store.
+pub trait Strategy: Send + Sync {
+    fn name(&self) -> &'static str;
+    /// The compute dtype.
+    fn dtype(&self) -> DType;
+    /// What is in host memory.
+    fn offload(&self) -> Offload;
+    /// Allocates everything that holds parameters and gradients. Every rank of the mesh calls it alike. `layouts`: this
+    /// rank's part of the tensors.
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>>;
+}
+
 /// What owns parameters. The same piece order on every call.
 pub trait Store: ParamStore {
     fn name(&self) -> &'static str;
     fn units(&self) -> usize;
-    /// Whether every rank of the group owns everything (DDP): then a norm is not summed over ranks, and one rank writes.
+    /// Whether every rank of the group owns everything (DDP): then a norm is not summed over ranks, and one rank
+    /// writes.
     fn replicated(&self) -> bool;
-    /// Before each micro-batch of a training step; `last` marks the accumulation boundary, `first` the step's beginning.
+    /// Before each micro-batch of a training step; `last` marks the accumulation boundary, `first` the step's
+    /// beginning.
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()>;
     /// After the last backward: every reduction has landed in the pieces.
     fn finish_grads(&mut self) -> Result<()>;

@@ -1,6 +1,6 @@
-//! What a rank owns, on the device or in host memory. Never moves anything: host memory here is memory that the device reaches
-//! as it does its own ([`Device::alloc_host`]), so a store gathers from it and reduces into it by the collectives that it uses
-//! anyway, on the group's own stream, and knows nothing more of where a buffer is.
+//! What a rank owns, on the device or in host memory. Never moves anything: host memory here is memory that the device
+//! reaches as it does its own ([`Device::alloc_host`]), so a store gathers from it and reduces into it by the
+//! collectives that it uses anyway, on the group's own stream, and knows nothing more of where a buffer is.
 //!
 //! Bytes of a rank, for P parameters over N ranks in bf16 [f32]; the slots stay on the device:
 //!
@@ -41,10 +41,6 @@ impl Offload {
             true => dev.alloc_host(dtype, len),
             false => dev.alloc(dtype, len, category),
         }
-    }
-    /// How its bytes count.
-    pub(super) fn category(self, from: Offload, category: Category) -> Category {
-        if self >= from { Category::Host } else { category }
     }
     /// Whether weights are gathered from a copy of the masters, which are f32, when they are gathered in `dtype`.
     pub(super) fn copies(self, dtype: DType) -> bool {

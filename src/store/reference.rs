@@ -1,27 +1,28 @@
-//! Reference FSDP, after PyTorch's FSDP2: every tensor is cut by itself along its first dimension, gathered when its layer is
-//! asked for, dropped when the layer is released, and reduced when its gradient is complete. One collective after the other,
-//! each waited for at once: no flat units, no prefetch, no slots that take turns. The shortest code that is obviously right, and
-//! what the manual store is held to.
+//! Reference FSDP, after PyTorch's FSDP2: every tensor is cut by itself along its first dimension, gathered when its
+//! layer is asked for, dropped when the layer is released, and reduced when its gradient is complete. One collective
+//! after the other, each waited for at once: no flat units, no prefetch, no slots that take turns. The shortest code
+//! that is obviously right, and what the manual store is held to.
 //!
 //! ```text
 //! tensor (5, 3)  | row 0 | row 1 | row 2 | row 3 | row 4 | ----- |     3 ranks own ceil(5 / 3) = 2 rows each
 //! ```
 //!
-//! Shares are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the cut: FSDP2's
-//! shares where a share of rows is a multiple of 128 elements, as in every model of common size; in tiny ones later ranks
-//! own less.
+//! Shares are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the cut:
+//! FSDP2's shares where a share of rows is a multiple of 128 elements, as in every model of common size; in tiny ones
+//! later ranks own less.
 //!
-//! What that costs, beside the waiting: a collective a tensor; and since a gathered tensor ends in padding, it is gathered
-//! elsewhere and copied to its place in the layer's buffer, as each gradient is copied out of it.
+//! What that costs, beside the waiting: a collective a tensor; and since a gathered tensor ends in padding, it is
+//! gathered elsewhere and copied to its place in the layer's buffer, as each gradient is copied out of it.
 //!
 //! Replicas of the shards (HYBRID_SHARD) sum their gradients at the end of the step.
 //!
-//! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets): params,
-//! grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with SHARD_GRAD_OP;
-//! 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to reduce from.
+//! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets):
+//! params, grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with
+//! SHARD_GRAD_OP; 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to
+//! reduce from.
 use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
-use super::{Offload, Piece, Store};
+use super::{Offload, Piece, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
@@ -32,8 +33,8 @@ use std::sync::Arc;
 pub struct ReferenceOptions {
     /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
-    /// whatever it is, and so is what replicas exchange.
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
+    /// f32 whatever it is, and so is what replicas exchange.
     pub reduce_dtype: DType,
     /// FULL_SHARD: a layer is gathered for forward and again for backward. Otherwise SHARD_GRAD_OP: once a step.
     pub reshard: bool,
@@ -95,6 +96,21 @@ struct Tensor {
     kept: Kept,
     /// None where it is frozen.
     grad: Option<Buf>,
+}
+
+impl Strategy for ReferenceOptions {
+    fn name(&self) -> &'static str {
+        "fsdp_reference"
+    }
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.offload
+    }
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Reference::new(dev, mesh, layouts, self)?))
+    }
 }
 
 pub struct Reference {
@@ -180,36 +196,6 @@ impl Reference {
             group,
             replicas,
         })
-    }
-
-    /// Bytes that `new` will allocate on a rank.
-    pub fn planned(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Vec<(Category, usize)> {
-        let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, ranks);
-        let (keep, offload) = (Keep::of(layouts), options.offload);
-        let all = layouts.iter().flat_map(|l| &l.segments).map(|s| (share(s, ranks), keep(s)));
-        let [masters, copies] = Kept::planned(all, options.dtype, offload);
-        let grads_in = offload.category(Offload::Gradients, Category::Grads);
-        vec![
-            masters,
-            copies,
-            (grads_in, Reference::owned(layouts, ranks) * DType::F32.size()),
-            (Category::Slots, weights.iter().sum::<usize>() * options.dtype.size()),
-            (Category::Slots, grads.iter().sum::<usize>() * DType::F32.size()),
-            (Category::Slots, reduced * options.wire(ranks).size()),
-            (Category::Slots, CommUse::Gathered.counted(gathered * options.dtype.size(), ranks)),
-        ]
-    }
-
-    /// Bytes of what is gathered into that a rank holds alone, beyond its share of what ranks of a host hold together.
-    pub fn gathered_apart(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> usize {
-        let bytes = Lengths::new(layouts, options, ranks).gathered * options.dtype.size();
-        bytes - CommUse::Gathered.counted(bytes, ranks)
-    }
-
-    /// Elements that a rank owns and trains, padding included.
-    pub fn owned(layouts: &[Layout], ranks: usize) -> usize {
-        let trained = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.trainable);
-        trained.map(|s| share(s, ranks)).sum()
     }
 
     /// Zeroes the layer's gradient when it starts to collect a sum.

@@ -1,9 +1,10 @@
-//! HYBRID_SHARD: ranks of dp_replicate own the same shards, and sum their gradients when those have been reduced over the
-//! ranks of one replica. Never decides when, and never cuts anything.
+//! HYBRID_SHARD: ranks of dp_replicate own the same shards, and sum their gradients when those have been reduced over
+//! the ranks of one replica. Never decides when, and never cuts anything.
 //!
-//! They exchange f32, whatever gradients travel in inside a replica of N ranks (PyTorch's HSDP takes `reduce_dtype` for both). A rank
-//! receives at most 8/N bytes a parameter, once a step, where a reduction in bf16 receives 2 (N - 1)/N: for N = 8, 1 beside 1.75. In
-//! bf16 it would be 4/N, for 2/N more of memory and two more roundings: of each replica's sum, and of the sum of those.
+//! They exchange f32, whatever gradients travel in inside a replica of N ranks (PyTorch's HSDP takes `reduce_dtype` for
+//! both). A rank receives at most 8/N bytes a parameter, once a step, where a reduction in bf16 receives 2 (N - 1)/N:
+//! for N = 8, 1 beside 1.75. In bf16 it would be 4/N, for 2/N more of memory and two more roundings: of each replica's
+//! sum, and of the sum of those.
 use super::Offload;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};

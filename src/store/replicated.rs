@@ -1,5 +1,5 @@
-//! DDP, which is also NO_SHARD: every rank keeps all weights; gradients are all-reduced in buckets while backward goes on.
-//! Never gathers, never knows which layer a bucket holds.
+//! DDP, which is also NO_SHARD: every rank keeps all weights; gradients are all-reduced in buckets while backward goes
+//! on. Never gathers, never knows which layer a bucket holds.
 //!
 //! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
@@ -8,9 +8,9 @@
 //! 2P where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters 2P (4P).
 use super::flat::{Flat, Part, Unit, Wrap};
 use super::kept::{self, Kept, narrow};
-use super::{Offload, Piece, Store};
+use super::{Offload, Piece, Store, Strategy};
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, CommUse, Reduce, Tag, Ticket};
+use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
@@ -44,6 +44,21 @@ impl ReplicatedOptions {
 
     fn flat(&self, layouts: &[Layout]) -> Flat {
         Flat::new(layouts, Wrap::Size(self.bucket_bytes.div_ceil(DType::F32.size())), 1)
+    }
+}
+
+impl Strategy for ReplicatedOptions {
+    fn name(&self) -> &'static str {
+        "ddp"
+    }
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.offload
+    }
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, self)?))
     }
 }
 
@@ -97,20 +112,6 @@ impl Replicated {
         };
         let buckets = flat.units.iter().map(bucket).collect::<Result<_>>()?;
         Ok(Replicated { dev, group, flat, buckets, last: true })
-    }
-
-    /// Bytes that `new` will allocate on a rank.
-    pub fn planned(layouts: &[Layout], options: &ReplicatedOptions, ranks: usize) -> Vec<(Category, usize)> {
-        let flat = options.flat(layouts);
-        let grads = (Category::Grads, flat.trained_shard() * DType::F32.size());
-        let [masters, copies] = Kept::planned(flat.kept(), options.dtype, options.offload);
-        let narrow = narrow(options.reduce_dtype, ranks).map_or(0, DType::size);
-        vec![masters, copies, grads, (Category::Slots, flat.trained_shard() * narrow)]
-    }
-
-    /// Elements that a rank owns and trains: all that are not frozen, padding included.
-    pub fn owned(layouts: &[Layout], options: &ReplicatedOptions) -> usize {
-        options.flat(layouts).trained_shard()
     }
 
     /// Zeroes the bucket's gradient at its first use in a step.

@@ -1,5 +1,5 @@
-//! Manual FSDP: every rank owns 1/N of each unit's weights, gradient and optimizer state; full weights and full gradients
-//! exist only in staging slots (see [Note: slots] in `slots`). Never knows which layer a unit holds.
+//! Manual FSDP: every rank owns 1/N of each unit's weights, gradient and optimizer state; full weights and full
+//! gradients exist only in staging slots (see [Note: slots] in `slots`). Never knows which layer a unit holds.
 //!
 //! Bytes of a rank, for P padded parameters over N ranks, root R, largest other unit U (bf16; f32 in brackets):
 //!
@@ -11,25 +11,26 @@
 //!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
 //! ```
 //!
-//! Gradients that travel in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U): the f32 ones are free at
-//! once, so that one is enough beside the root's, 4 (R + U).
+//! Gradients that travel in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U): the f32 ones are
+//! free at once, so that one is enough beside the root's, 4 (R + U).
 //!
 //! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them. Frozen parameters cost
 //! their params and weight slots only; beside adapters, which are all that is saved, 2 P/N [4 P/N] and weight slots.
 //!
 //! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
-//! then waits for u: so communication of the next unit runs under the computation of the current one. At most two gathers
-//! are ever in flight (`limit_all_gathers`); without that limit three units are gathered ahead, in four slots. Backward of u
-//! ends with the start of its reduce-scatter, which runs under the backward of u - 1.
+//! then waits for u: so communication of the next unit runs under the computation of the current one. At most two
+//! gathers are ever in flight (`limit_all_gathers`); without that limit three units are gathered ahead, in four slots.
+//! Backward of u ends with the start of its reduce-scatter, which runs under the backward of u - 1.
 //!
-//! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas (dp_replicate)
-//! once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the backward of u - 2.
+//! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas
+//! (dp_replicate) once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the
+//! backward of u - 2.
 use super::cut::{self, Cut};
 use super::flat::{Flat, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
-use super::{Offload, Piece, Store};
-use crate::base::{Category, DType, Result};
+use super::{Offload, Piece, Store, Strategy};
+use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -51,8 +52,8 @@ pub enum BackwardPrefetch {
 pub struct ShardedOptions {
     /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
-    /// whatever it is, and so is what replicas exchange.
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
+    /// f32 whatever it is, and so is what replicas exchange.
     pub reduce_dtype: DType,
     pub wrap: Wrap,
     /// FULL_SHARD: two weight slots take turns, so a unit is gathered for forward and again for backward. Otherwise
@@ -65,7 +66,8 @@ pub struct ShardedOptions {
     /// Reduce-scatter every micro-batch through two slots, rather than accumulate full gradients and reduce once:
     /// `grad_accum` times the traffic for 4 (P - R - 2U) bytes less.
     pub sync_each_batch: bool,
-    /// Gathers run one unit ahead, two in flight at most. Otherwise [`AHEAD`] units, with a weight slot for each and one more.
+    /// Gathers run one unit ahead, two in flight at most. Otherwise [`AHEAD`] units, with a weight slot for each and
+    /// one more.
     pub limit_all_gathers: bool,
     pub offload: Offload,
 }
@@ -118,6 +120,21 @@ impl ShardedOptions {
     }
 }
 
+impl Strategy for ShardedOptions {
+    fn name(&self) -> &'static str {
+        "fsdp"
+    }
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.offload
+    }
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Sharded::new(dev, mesh, layouts, self)?))
+    }
+}
+
 pub struct Sharded {
     options: ShardedOptions,
     cut: Cut,
@@ -131,21 +148,6 @@ impl Sharded {
         Ok(Sharded { options: options.clone(), cut, landing: None })
     }
 
-    /// Bytes that `new` will allocate on a rank.
-    pub fn planned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> Vec<(Category, usize)> {
-        options.cut(layouts, ranks).bytes(ranks)
-    }
-
-    /// Bytes of the gathered slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
-    pub fn gathered_apart(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
-        options.cut(layouts, ranks).gathered_apart(ranks)
-    }
-
-    /// Elements that a rank owns and trains, padding included.
-    pub fn owned(layouts: &[Layout], options: &ShardedOptions, ranks: usize) -> usize {
-        options.cut(layouts, ranks).flat.trained_shard()
-    }
-
     /// Starts to gather what this pass uses next.
     fn gather_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
         for _ in 0..self.options.ahead() {
@@ -156,8 +158,8 @@ impl Sharded {
         Ok(())
     }
 
-    /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's gradient
-    /// is complete, so that nothing waits for the reduce-scatter in between.
+    /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's
+    /// gradient is complete, so that nothing waits for the reduce-scatter in between.
     fn replicate(&mut self) -> Result<()> {
         self.landing.take().map_or(Ok(()), |unit| self.cut.replicate(unit))
     }

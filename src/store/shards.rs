@@ -1,10 +1,10 @@
-//! What a rank owns of each unit where units are cut over the ranks: masters, their copy, and the reduced gradient, a shard a
-//! part. Never communicates.
+//! What a rank owns of each unit where units are cut over the ranks: masters, their copy, and the reduced gradient, a
+//! shard a part. Never communicates.
 use super::flat::{Flat, Part, Unit};
 use super::kept::Kept;
 use super::replicas::Replicas;
 use super::{Offload, Piece};
-use crate::base::{Category, DType, Result};
+use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
 /// Of one unit.
@@ -38,12 +38,6 @@ impl Shards {
         let of =
             |unit: &Unit| Ok(Shards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false });
         flat.units.iter().map(of).collect()
-    }
-    /// Bytes that [`Shards::new`] allocates.
-    pub fn planned(flat: &Flat, dtype: DType, offload: Offload) -> Vec<(Category, usize)> {
-        let grads = offload.category(Offload::Gradients, Category::Grads);
-        [Kept::planned(flat.kept(), dtype, offload).to_vec(), vec![(grads, flat.trained_shard() * DType::F32.size())]]
-            .concat()
     }
     /// What is gathered: of the trainable part, of the frozen one.
     pub fn gathered(&self) -> [Option<View<'_>>; 2] {

@@ -1,12 +1,13 @@
 //! Staging slots of the sharded store: where full weights are gathered, and where full gradients wait to be reduced.
 //! Never decides when: that is the store.
 //!
-//! [Note: slots] Slots are allocated once and live as long as the store; nothing that a collective touches is ever freed.
-//! Which unit uses which slot is fixed ([`flat::slot`]), so only time has to be kept apart, and two rules do that:
+//! [Note: slots] Slots are allocated once and live as long as the store; nothing that a collective touches is ever
+//! freed. Which unit uses which slot is fixed ([`flat::slot`]), so only time has to be kept apart, and two rules do
+//! that:
 //! - a weight slot is given to another unit only when this rank has released its present one, and the group writes into
 //!   it only when every rank has;
-//! - a gradient slot is written again only when the reduction that reads it is over (`wait_sent`); where gradients travel
-//!   in a narrower dtype, that holds for the slots of their copies.
+//! - a gradient slot is written again only when the reduction that reads it is over (`wait_sent`); where gradients
+//!   travel in a narrower dtype, that holds for the slots of their copies.
 //!
 //! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
 //! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
@@ -28,29 +29,6 @@ pub(super) struct Cycles {
 
 /// One travels while the next one is filled.
 const WIRES: usize = 2;
-
-/// Bytes of all slots on one of so many ranks.
-pub(super) fn planned(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) -> Vec<(Category, usize)> {
-    let slots = |lens: Vec<usize>, dtype: DType, usage: CommUse| {
-        (Category::Slots, lens.into_iter().map(|len| usage.counted(len * dtype.size(), ranks)).sum())
-    };
-    vec![
-        slots(flat.slots(cycles.weights, Unit::trained), dtype, CommUse::Gathered),
-        slots(flat.slots(cycles.weights, Unit::frozen), dtype, CommUse::Gathered),
-        slots(flat.slots(cycles.grads, Unit::trained), DType::F32, CommUse::Reduced),
-        match cycles.wire {
-            Some(dtype) => slots(flat.slots(WIRES, Unit::trained), dtype, CommUse::Reduced),
-            None => (Category::Slots, 0),
-        },
-    ]
-}
-
-/// Bytes of the weight slots that a rank holds alone, beyond its share of those that ranks of a host hold together.
-pub(super) fn gathered_apart(flat: &Flat, cycles: &Cycles, dtype: DType, ranks: usize) -> usize {
-    let slots = [flat.slots(cycles.weights, Unit::trained), flat.slots(cycles.weights, Unit::frozen)].concat();
-    let bytes = slots.into_iter().map(|len| len * dtype.size());
-    bytes.map(|bytes| bytes - CommUse::Gathered.counted(bytes, ranks)).sum()
-}
 
 /// A gathered unit.
 struct Held {
@@ -103,8 +81,8 @@ impl WeightSlots {
         let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], held: None });
         Ok(WeightSlots { slots: lens.map(slot).collect::<Result<_>>()?, cycle })
     }
-    /// Starts to gather `unit` unless its slot holds it already. `shards`: this rank's, of its trainable tensors and of its
-    /// frozen ones.
+    /// Starts to gather `unit` unless its slot holds it already. `shards`: this rank's, of its trainable tensors and of
+    /// its frozen ones.
     pub fn start(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.held {
@@ -220,8 +198,8 @@ impl GradSlots {
         slot.finish(group)?;
         Ok(slot.buf.as_mut().map(|buf| buf.view_mut().slice(0..len)))
     }
-    /// Zeroes the unit's full gradient when it starts to collect a sum, of one micro-batch or of several; `collecting` says
-    /// that it has begun.
+    /// Zeroes the unit's full gradient when it starts to collect a sum, of one micro-batch or of several; `collecting`
+    /// says that it has begun.
     pub fn collect(
         &mut self,
         dev: &dyn Device,

@@ -8,14 +8,15 @@
 //! received        2 P + 4 P         2 P + 4 aP        2 (R + (2n - k) U) + 4 aP
 //! ```
 //!
-//! Bytes of a rank, and what it receives in a step times N / (N - 1), for P padded parameters over N ranks, a micro-batches,
-//! root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's); bf16, in f32 weights are 4 and
-//! the copy in P/N is the master. Stage 3 receives 4 (n - k) U for each micro-batch after the first. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
+//! Bytes of a rank, and what it receives in a step times N / (N - 1), for P padded parameters over N ranks, a
+//! micro-batches, root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's); bf16, in
+//! f32 weights are 4 and the copy in P/N is the master. Stage 3 receives 4 (n - k) U for each micro-batch after the
+//! first. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
 //!
-//! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *2* reduces each micro-batch, bucket by bucket
-//!   while backward goes on. Both gather all weights when the optimizer has changed them.
-//! - *Stage 3* gathers a layer when it is asked for, as `sharded` does, and by DeepSpeed's rules: so many elements ahead, so many
-//!   live, and none kept that is not used again soon.
+//! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *2* reduces each micro-batch, bucket by
+//!   bucket while backward goes on. Both gather all weights when the optimizer has changed them.
+//! - *Stage 3* gathers a layer when it is asked for, as `sharded` does, and by DeepSpeed's rules: so many elements
+//!   ahead, so many live, and none kept that is not used again soon.
 //!
 //! Replicas of all this (`--dp-replicate-size`) sum their shards' gradients at the end of the step.
 //!
@@ -25,8 +26,8 @@ use super::cut::{self, Cut};
 use super::flat::{Flat, Unit, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
-use super::{Offload, Piece, Store};
-use crate::base::{Category, DType, Result};
+use super::{Offload, Piece, Store, Strategy};
+use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -49,8 +50,8 @@ pub struct ZeroOptions {
     pub stage: Stage,
     /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are f32
-    /// whatever it is, and so is what replicas exchange.
+    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
+    /// f32 whatever it is, and so is what replicas exchange.
     pub reduce_dtype: DType,
     /// Gradients reduced together, at most (`reduce_bucket_size`).
     pub reduce_bucket: usize,
@@ -62,7 +63,8 @@ pub struct ZeroOptions {
     pub prefetch: usize,
     /// Stage 3: full weights at once, at most; the root and a layer at least (`stage3_max_live_parameters`).
     pub max_live: usize,
-    /// Stage 3: weights stay for the backward pass where no more than so many are used before (`stage3_max_reuse_distance`).
+    /// Stage 3: weights stay for the backward pass where no more than so many are used before
+    /// (`stage3_max_reuse_distance`).
     pub max_reuse: usize,
     pub offload: Offload,
 }
@@ -112,8 +114,8 @@ impl ZeroOptions {
         }
         buckets
     }
-    /// Stage 3: how many layers beside the root may be there at once. Those that are kept for backward, or one and those
-    /// ahead of it; and as many as may live.
+    /// Stage 3: how many layers beside the root may be there at once. Those that are kept for backward, or one and
+    /// those ahead of it; and as many as may live.
     fn live(&self, flat: &Flat) -> usize {
         let (root, layers) = (elements(&flat.units[0]), &flat.units[1..]);
         let (smallest, largest) = (layers.iter().map(elements).min(), layers.iter().map(elements).max());
@@ -134,6 +136,25 @@ fn learning(unit: &Unit) -> usize {
     unit.part(true).map_or(0, |p| p.layout.extent())
 }
 
+impl Strategy for ZeroOptions {
+    fn name(&self) -> &'static str {
+        match self.stage {
+            Stage::One => "zero_1",
+            Stage::Two => "zero_2",
+            Stage::Three => "zero_3",
+        }
+    }
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+    fn offload(&self) -> Offload {
+        self.offload
+    }
+    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        Ok(Box::new(Zero::new(dev, mesh, layouts, self)?))
+    }
+}
+
 pub struct Zero {
     options: ZeroOptions,
     buckets: Vec<Range<usize>>,
@@ -151,21 +172,6 @@ impl Zero {
             cut: Cut::new(dev, mesh, plan)?,
             options: options.clone(),
         })
-    }
-
-    /// Bytes that `new` will allocate on a rank.
-    pub fn planned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> Vec<(Category, usize)> {
-        options.cut(layouts, ranks).bytes(ranks)
-    }
-
-    /// Bytes of the full weights that a rank holds alone, beyond its share of those that ranks of a host hold together.
-    pub fn gathered_apart(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
-        options.cut(layouts, ranks).gathered_apart(ranks)
-    }
-
-    /// Elements that a rank owns and trains, padding included.
-    pub fn owned(layouts: &[Layout], options: &ZeroOptions, ranks: usize) -> usize {
-        options.cut(layouts, ranks).flat.trained_shard()
     }
 
     fn partitions_weights(&self) -> bool {

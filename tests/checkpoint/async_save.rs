@@ -69,7 +69,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             change(&mut held)?;
             assert_eq!(rank.meter.live(Category::Other) - before, copy);
             let layouts = Decoder::new(spec.clone())?.layouts().to_vec();
-            let planned = Checkpointer::planned_copy(&layouts, rule.state(), 3);
+            let planned = Checkpointer::copy_bytes(&layouts, rule.state(), 3);
             assert!(copy > 0 && copy < planned * 3 / 2, "{copy} bytes for a copy, {planned} planned");
 
             // The third waits for the second.

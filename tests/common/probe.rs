@@ -1,8 +1,8 @@
 //! A store that notes what the model does with it, beside what a recording group notes.
-use flatshard::base::{Category, DType, Result};
+use flatshard::base::{DType, Result};
 use flatshard::comm::recorder::{Entry, Log};
 use flatshard::comm::seam::Seam;
-use flatshard::comm::{Mesh, MeshSizes, Tag};
+use flatshard::comm::{Mesh, Tag};
 use flatshard::device::Device;
 use flatshard::engine::Strategy;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -51,12 +51,6 @@ impl Strategy for Watched {
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
         Ok(Box::new(WatchedStore { inner: self.inner.store(dev, mesh, layouts)?, told: (self.told)(mesh) }))
-    }
-    fn planned(&self, layouts: &[Layout], mesh: &MeshSizes) -> Vec<(Category, usize)> {
-        self.inner.planned(layouts, mesh)
-    }
-    fn owned(&self, layouts: &[Layout], mesh: &MeshSizes) -> usize {
-        self.inner.owned(layouts, mesh)
     }
 }
 

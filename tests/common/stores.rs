@@ -1,12 +1,12 @@
 //! Every store, in options that make the tiny models take several of everything.
 use super::worlds::{ddp, fsdp, sharded};
 use flatshard::base::DType;
-use flatshard::engine::{ReferenceFsdp, Strategy, ZeroDp};
+use flatshard::engine::Strategy;
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
 use std::sync::Arc;
 
 pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {
-    Arc::new(ReferenceFsdp(options))
+    Arc::new(options)
 }
 pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
     ReferenceOptions {
@@ -19,7 +19,7 @@ pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
     }
 }
 pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
-    Arc::new(ZeroDp(options))
+    Arc::new(options)
 }
 
 /// Elements of a block of `llama()` over three ranks, padding and all.

@@ -7,7 +7,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
-use flatshard::engine::{Ddp, Engine, EngineOptions, Fsdp, Step, StepReport, Strategy};
+use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
@@ -114,7 +114,7 @@ pub fn sharded() -> ShardedOptions {
     }
 }
 pub fn fsdp(options: ShardedOptions) -> Arc<dyn Strategy> {
-    Arc::new(Fsdp(options))
+    Arc::new(options)
 }
 /// Buckets of so few bytes that there are several.
 pub fn ddp(dtype: DType) -> Arc<dyn Strategy> {
@@ -126,7 +126,7 @@ pub fn travelling(reduce_dtype: DType) -> Arc<dyn Strategy> {
 }
 fn replicas(dtype: DType, reduce_dtype: DType) -> Arc<dyn Strategy> {
     let options = ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: 30_000, offload: Offload::Nothing };
-    Arc::new(Ddp(options))
+    Arc::new(options)
 }
 
 /// Rows of 12 tokens.

@@ -9,7 +9,7 @@ use flatshard::base::DType;
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::engine::{Engine, Generator, GeneratorOptions, Sampling, Strategy};
+use flatshard::engine::{Engine, Generator, GeneratorOptions, PlannedRank, Sampling, Strategy};
 use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, Spec, WorkspaceOptions};
 use flatshard::store::{ShardedOptions, Stage, initialize};
 use std::sync::Arc;
@@ -98,7 +98,9 @@ fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: boo
     let rank = |rank: Rank| {
         let mut generator = Generator::new(rank.device.clone(), &rank.mesh, &options)?;
         // The simulated GPU has something of its own.
-        for (category, bytes) in options.planned(&sizes)?.into_iter().filter(|_| !sim) {
+        let planned = PlannedRank { mesh: sizes, rank: rank.mesh.rank(), sharing: sizes.world(), gpu: false };
+        let planned = planned.bytes(|dev, mesh| Generator::new(dev, mesh, &options))?;
+        for (category, bytes) in planned.into_iter().filter(|_| !sim) {
             let name = CATEGORIES.iter().find(|c| c.0 == category).unwrap().1;
             assert_eq!(rank.meter.live(category), bytes, "{name} of {} on {sizes:?}", strategy.name());
         }

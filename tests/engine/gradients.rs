@@ -4,11 +4,14 @@ mod differences;
 
 use crate::common::plain_store::{Call, Docs, Plain, Told, device, distance, groups};
 use flatshard::base::{Category, DType, Error};
+use flatshard::comm::{Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
+use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, Pass, ROOT, Rotary, Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, Groups, Pass, ROOT, Rotary, Spec, Tuning, Workspace, WorkspaceOptions,
 };
+use std::sync::Arc;
 
 /// Odd sizes, grouped queries, documents of several lengths, one of them a single token.
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
@@ -317,8 +320,10 @@ fn memory_is_as_planned() {
             let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
             let options = WorkspaceOptions { tokens: TOKENS, dtype, checkpoint, train };
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
-            let planned = decoder.planned(&options);
-            assert!(planned.iter().all(|(_, bytes)| *bytes > 0), "{planned:?}");
+            let alone = PlannedRank { mesh: MeshSizes::sharded(1), rank: 0, sharing: 1, gpu: false };
+            let build = |dev: Arc<dyn Device>, mesh: &Mesh| decoder.workspace(&*dev, &Groups::of(mesh), &options);
+            let planned = alone.bytes(build).unwrap();
+            assert_eq!(planned.iter().filter(|(_, bytes)| *bytes > 0).count(), 3, "{planned:?}");
             for (category, bytes) in &planned {
                 assert_eq!(dev.meter().live(*category), *bytes, "{category:?}");
             }

@@ -65,7 +65,7 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
         for (strategy, accum) in strategies() {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
             for sizes in [MeshSizes::sharded(1), MeshSizes::sharded(3), HYBRID] {
-                let planned = Engine::planned(&options, &sizes).unwrap();
+                let planned = options.bytes(&sizes, 0).unwrap();
                 mesh_ranks(sizes, |rank| {
                     let meter = rank.meter.clone();
                     let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
@@ -103,9 +103,9 @@ fn layers_that_ranks_share_are_planned_and_a_step_allocates_nothing() {
     ];
     for (kernel, (sequence_parallel, checkpoint, strategy)) in kernels().flat_map(|k| cases.clone().map(|c| (k, c))) {
         let options = EngineOptions { sequence_parallel, checkpoint, ..options(&spec, strategy, ADAMW) };
-        let most = Engine::planned(&options, &CUT).unwrap();
+        let most = options.bytes(&CUT, 0).unwrap();
         mesh_ranks(CUT, |rank| {
-            let planned = Engine::planned_at(&options, &CUT, &rank.mesh.coords)?;
+            let planned = options.bytes(&CUT, rank.mesh.rank())?;
             assert!(planned.iter().zip(&most).all(|(planned, most)| planned.1 <= most.1), "{planned:?}, {most:?}");
             let device = Arc::new(CpuDevice::with_kernel(rank.meter.clone(), kernel)?);
             let mut engine = Engine::new(device, &rank.mesh, &options)?;
@@ -130,7 +130,7 @@ fn the_formula_of_the_design() {
     let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
     let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
     let bytes = |strategy: Arc<dyn Strategy>, ranks: usize, category: Category| {
-        let planned = Engine::planned(&options(&spec, strategy, ADAMW), &MeshSizes::sharded(ranks)).unwrap();
+        let planned = options(&spec, strategy, ADAMW).bytes(&MeshSizes::sharded(ranks), 0).unwrap();
         planned.into_iter().find(|p| p.0 == category).unwrap().1
     };
     let n = 2;

@@ -84,7 +84,7 @@ fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
     let spec = &options.spec;
     let results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
-        for (category, bytes) in Engine::planned_at(options, &sizes, &rank.mesh.coords)? {
+        for (category, bytes) in options.bytes(&sizes, rank.mesh.rank())? {
             assert_eq!(rank.meter.live(category), bytes, "{category:?} on {sizes:?}, {}", options.strategy.name());
         }
         let layouts = engine.decoder().layouts().to_vec();

@@ -21,9 +21,8 @@ use flatshard::comm::mesh::MeshSizes;
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::device::gpu::GpuDevice;
-use flatshard::device::host::Staged;
-use flatshard::device::{Device, LIMBS};
-use flatshard::engine::{Ddp, Engine, EngineOptions, Strategy};
+use flatshard::device::{ALIGN, AdamWScalars, Device, LIMBS};
+use flatshard::engine::{Engine, EngineOptions, Strategy};
 use flatshard::nn::{Checkpointing, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReferenceOptions, ReplicatedOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
@@ -34,7 +33,7 @@ use std::sync::Arc;
 const MODES: [Offload; 3] = [Offload::Optimizer, Offload::Gradients, Offload::Parameters];
 
 fn bytes(options: &EngineOptions, world: usize, category: Category) -> usize {
-    let planned = Engine::planned(options, &MeshSizes::sharded(world)).unwrap();
+    let planned = options.bytes(&MeshSizes::sharded(world), 0).unwrap();
     planned.into_iter().find(|p| p.0 == category).unwrap().1
 }
 
@@ -160,7 +159,7 @@ fn stores(dtype: DType, offload: Offload) -> Vec<Arc<dyn Strategy>> {
         all.push(zero(ZeroOptions { offload, ..staged(stage, dtype) }));
     }
     if offload <= Offload::Optimizer {
-        all.push(Arc::new(Ddp(ReplicatedOptions { dtype, reduce_dtype: DType::F32, bucket_bytes: 30_000, offload })));
+        all.push(Arc::new(ReplicatedOptions { dtype, reduce_dtype: DType::F32, bucket_bytes: 30_000, offload }));
     }
     all
 }
@@ -214,12 +213,12 @@ fn offloaded_bytes_are_in_host_memory() {
             assert_eq!(names, [params, grads, optimizer], "{dtype} {offload:?}");
             let staged = match offload {
                 Offload::Nothing => 0,
-                _ => Staged {
-                    owned,
-                    grads: offload < Offload::Gradients,
-                    weights: (offload < Offload::Parameters).then_some(dtype),
+                _ => {
+                    let chunk = owned.div_ceil(8).next_multiple_of(ALIGN).clamp(ALIGN, 1 << 18);
+                    let grads = if offload < Offload::Gradients { 4 } else { 0 };
+                    let weights = if offload < Offload::Parameters { size } else { 0 };
+                    2 * chunk * (grads + weights) + 4 * (1 + 2 * AdamWScalars::LEN)
                 }
-                .planned(),
             };
             let norm = if offload >= Offload::Gradients { 8 * LIMBS } else { 0 };
             assert_eq!(held(&options, Category::Host), host * owned + staged + norm, "{dtype} {offload:?}");

@@ -12,6 +12,7 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
+use flatshard::engine::PlannedRank;
 use flatshard::nn::{
     Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split, Tp,
     Tuning, WorkspaceOptions,
@@ -162,11 +163,11 @@ fn made(run: &Run) -> Made {
                     let before = held(meter);
                     let mut ws = decoder.workspace(dev, &Groups::of(&mesh), &options).unwrap();
                     let there = held(meter).iter().zip(before).map(|(now, before)| now - before).collect();
-                    let parts = decoder.planned(&options);
-                    let planned = CATEGORIES
-                        .iter()
-                        .map(|(category, _)| parts.iter().filter(|p| p.0 == *category).map(|p| p.1).sum())
-                        .collect();
+                    let (sizes, rank) = (mesh.sizes, mesh.rank());
+                    let planned = PlannedRank { mesh: sizes, rank, sharing: sizes.world(), gpu: false }
+                        .bytes(|dev, mesh| decoder.workspace(&*dev, &Groups::of(mesh), &options))
+                        .unwrap();
+                    let planned = planned.into_iter().map(|(_, bytes)| bytes).collect();
                     let places: BTreeMap<String, Vec<usize>> = decoder
                         .layouts()
                         .iter()

@@ -89,7 +89,7 @@ fn sharded_equals_replicated_with_frozen_tensors() {
 
 /// Bytes of a rank in each category, as planned; and that the engine holds just them.
 fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
-    let planned = Engine::planned(options, &MeshSizes::sharded(world)).unwrap();
+    let planned = options.bytes(&MeshSizes::sharded(world), 0).unwrap();
     ranks(world, |rank| {
         let meter = rank.meter.clone();
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;

@@ -21,7 +21,8 @@ pub mod simd;
 mod tile;
 
 use self::simd::Level;
-use crate::base::{Error, Meter, Result};
+use super::ops::Attention;
+use crate::base::{DType, Error, Meter, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub struct CpuDevice {
@@ -29,12 +30,17 @@ pub struct CpuDevice {
     level: Level,
     gemm: Mutex<gemm::Scratch>,
     attention: Mutex<attention::Scratch>,
+    /// Buffers are addresses alone. How much scratch attention's backward pass takes where the plan is for.
+    unbacked: Option<AttentionSums>,
 }
+
+/// As [`crate::device::Device::attention_sums`].
+pub type AttentionSums = fn(&Attention, DType, usize) -> usize;
 
 impl CpuDevice {
     /// With the widest vectors that this CPU has.
     pub fn new(meter: Meter) -> CpuDevice {
-        CpuDevice { meter, level: Level::best(), gemm: Mutex::default(), attention: Mutex::default() }
+        CpuDevice { meter, level: Level::best(), gemm: Mutex::default(), attention: Mutex::default(), unbacked: None }
     }
     /// With narrower ones, for tests and comparisons (the matrix product chooses for itself). An error where this CPU lacks
     /// them.
@@ -43,6 +49,10 @@ impl CpuDevice {
             return Err(Error::op("cpu device", format!("this CPU has no {level}, at most {}", Level::best())));
         }
         Ok(CpuDevice { level, ..CpuDevice::new(meter) })
+    }
+    /// A device to plan with: it allocates addresses without memory, drops what is uploaded, and computes nothing.
+    pub fn unbacked(meter: Meter, sums: AttentionSums) -> CpuDevice {
+        CpuDevice { unbacked: Some(sums), ..CpuDevice::new(meter) }
     }
     /// With another kernel for matrix products, for tests and comparisons. An error where this machine lacks it.
     pub fn with_kernel(meter: Meter, kernel: gemm::Kernel) -> Result<CpuDevice> {

@@ -7,11 +7,11 @@ use super::{
 };
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
-use crate::device::epilogue;
 use crate::device::{
     AdamWScalars, Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, LIMBS, QkNormRope, RmsNorm,
     Rope, Sgd, View, ViewMut, VocabPart,
 };
+use crate::device::{epilogue, unbacked};
 use half::{bf16, f16};
 
 /// Runs `$body` at the device's level with the type `$T` that `$dtype` names; `?` inside leaves the closure.
@@ -44,17 +44,30 @@ impl Device for CpuDevice {
         &self.meter
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        memory::alloc(dtype, len, self.meter.lease_of(category, dtype, len, len * dtype.size()))
+        let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
+        if self.is_unbacked() { unbacked::alloc(dtype, len, lease) } else { memory::alloc(dtype, len, lease) }
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
         let lease = self.meter.lease_of(Category::Host, dtype, len, len * dtype.size());
-        memory::alloc_at(Place::Mapped, dtype, len, lease)
+        match self.is_unbacked() {
+            true => unbacked::alloc_at(Place::Mapped, dtype, len, lease),
+            false => memory::alloc_at(Place::Mapped, dtype, len, lease),
+        }
+    }
+    fn is_unbacked(&self) -> bool {
+        self.unbacked.is_some()
+    }
+    fn attention_sums(&self, shape: &Attention, dtype: DType, queries: usize) -> usize {
+        self.unbacked.map_or(0, |sums| sums(shape, dtype, queries))
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
     fn upload(&self, src: &[u8], mut dst: ViewMut) -> Result<()> {
         lengths("upload", &[("source (bytes)", src.len(), dst.bytes())])?;
+        if self.is_unbacked() {
+            return Ok(());
+        }
         // SAFETY: `dst` is exclusive and holds as many bytes; every dtype takes any bits.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
         Ok(())

@@ -1,85 +1,46 @@
-//! Bytes that a rank will hold, by category: the engine's formula, and what the ranks' places change of it. Never allocates.
+//! Bytes that a rank will hold, by category: what it will build, built on a device without memory. Never allocates.
 use crate::base::{Category, Result};
 use crate::ckpt::Checkpointer;
-use crate::comm::Axis;
 use crate::comm::mesh::MeshSizes;
-use crate::engine::{Engine, EngineOptions, GeneratorOptions};
+use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank};
 use crate::run::settings::DeviceName;
 
-/// Bytes of a rank, in the order of [`crate::base::CATEGORIES`]: the engine's, and what it takes to save; `behind`
-/// training, that is a copy of what the rank saves.
-pub fn planned(
+/// Rank 0, which no rank holds more than.
+fn rank(mesh: &MeshSizes, device: DeviceName, per_host: usize) -> PlannedRank {
+    let gpu = device == DeviceName::Cuda;
+    PlannedRank { mesh: *mesh, rank: 0, sharing: if gpu { 1 } else { per_host }, gpu }
+}
+
+/// Bytes of a rank that trains and saves, in the order of [`crate::base::CATEGORIES`]; with async checkpoints, and a
+/// copy of what it saves.
+pub fn of_training(
     engine: &EngineOptions,
     mesh: &MeshSizes,
-    behind: bool,
+    copies: bool,
     device: DeviceName,
     per_host: usize,
 ) -> Result<Vec<(Category, usize)>> {
-    let mut planned = Engine::planned(engine, mesh)?;
-    let part = engine.decoder(mesh, &mesh.coords(0))?;
-    let (layouts, moments) = (part.layouts(), engine.rule.state());
-    let (category, mut bytes) = Checkpointer::planned(layouts, moments);
-    if behind {
-        bytes += Checkpointer::planned_copy(layouts, moments, mesh.world() / mesh.tp);
-    }
-    planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += bytes);
-    if device == DeviceName::Cuda {
-        let sums = engine.summed(mesh)?;
-        planned.iter_mut().filter(|p| p.0 == Category::Scratch).for_each(|p| p.1 += sums);
-    }
-    let apart = [engine.strategy.gathered_apart(layouts, mesh), engine.gathered_apart(mesh)?];
-    add_apart(&mut planned, mesh, device, per_host, apart);
-    Ok(planned)
+    let options = EngineOptions { update_threads: 1, ..engine.clone() };
+    let (moments, mut copy) = (options.rule.state(), 0);
+    let mut bytes = rank(mesh, device, per_host).bytes(|dev, mesh| {
+        let engine = Engine::unfilled(dev.clone(), mesh, &options)?;
+        let layouts = engine.decoder().layouts();
+        if copies {
+            copy = Checkpointer::copy_bytes(layouts, moments, mesh.sizes.world() / mesh.sizes.tp);
+        }
+        let checkpointer = Checkpointer::new(dev, mesh, &options.spec, layouts, moments)?;
+        Ok((engine, checkpointer))
+    })?;
+    bytes.iter_mut().filter(|b| b.0 == Category::Other).for_each(|b| b.1 += copy);
+    Ok(bytes)
 }
 
 /// The same of a rank that only writes.
-pub fn planned_writing(
+pub fn of_writing(
     options: &GeneratorOptions,
     mesh: &MeshSizes,
     device: DeviceName,
     per_host: usize,
 ) -> Result<Vec<(Category, usize)>> {
-    let mut planned = options.planned(mesh)?;
-    let layouts = GeneratorOptions::frozen(&options.decoder(mesh, &mesh.coords(0))?);
-    let apart = [options.strategy.gathered_apart(&layouts, mesh), options.gathered_apart(mesh)?];
-    add_apart(&mut planned, mesh, device, per_host, apart);
-    Ok(planned)
-}
-
-/// One gathered buffer a group is planned. There is one a GPU, or one a host: what there is more, of slots and of scratch.
-fn add_apart(
-    planned: &mut [(Category, usize)],
-    mesh: &MeshSizes,
-    device: DeviceName,
-    per_host: usize,
-    [slots, scratch]: [usize; 2],
-) {
-    let per_holder = if device == DeviceName::Cuda { 1 } else { per_host };
-    let across = if holders(mesh, Axis::Sp, per_holder).0 > 1 { Axis::Sp } else { Axis::Tp };
-    for (category, apart, axis) in [(Category::Slots, slots, Axis::Fsdp), (Category::Scratch, scratch, across)] {
-        let (holders, ranks) = holders(mesh, axis, per_holder);
-        // `apart` is all of it but a share: what there is more where each rank has its own.
-        let more = (apart * (holders - 1)).div_ceil((ranks - 1).max(1));
-        planned.iter_mut().filter(|p| p.0 == category).for_each(|p| p.1 += more);
-    }
-}
-
-/// Of the first group along an axis: how many parts it lies in, each of `per_holder` neighbouring ranks, and its size.
-fn holders(mesh: &MeshSizes, axis: Axis, per_holder: usize) -> (usize, usize) {
-    let ranks = mesh.group(axis, 0);
-    (ranks.chunk_by(|a, b| a / per_holder == b / per_holder).count(), ranks.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_lies_in_as_many_parts_as_hosts_hold_it() {
-        let mesh = MeshSizes { dp_replicate: 2, dp_shard: 4, sp: 1, tp: 2 };
-        assert_eq!(holders(&mesh, Axis::Fsdp, 16), (1, 4)); // ranks 0, 2, 4, 6 of 16 on a host
-        assert_eq!(holders(&mesh, Axis::Fsdp, 4), (2, 4));
-        assert_eq!(holders(&mesh, Axis::Fsdp, 1), (4, 4));
-        assert_eq!(holders(&mesh, Axis::Tp, 4), (1, 2));
-    }
+    rank(mesh, device, per_host).bytes(|dev, mesh| Generator::new(dev, mesh, options))
 }

@@ -5,18 +5,18 @@ use crate::ckpt;
 use crate::comm::env;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, Loader, LoaderOptions, Tokenizer, tokenizer};
-use crate::engine::{Ddp, EngineOptions, Fsdp, ReferenceFsdp, Strategy, ZeroDp};
+use crate::engine::EngineOptions;
 use crate::nn::{Activation, Arch, Cuts, Lora, RingImpl, Rotary, Scaling, Spec, Tuning};
 use crate::optim::{DecayShape, Rule, Schedule, Warmup};
 use crate::run::plan::knobs;
 use crate::run::plan::recompute;
 use crate::run::settings::zero;
 use crate::run::settings::*;
-use crate::store::ZeroOptions;
 use crate::store::flat::Wrap;
 use crate::store::reference::ReferenceOptions;
 use crate::store::replicated::ReplicatedOptions;
 use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
+use crate::store::{Strategy, ZeroOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -118,20 +118,18 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
     let offload = knobs::offload(f, device);
     let strategy: Arc<dyn Strategy> = match (strategy, f.backend, f.fsdp_impl) {
         (StrategyName::Ddp, ..) => {
-            Arc::new(Ddp(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload }))
+            Arc::new(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload })
         }
-        (_, Some(BackendName::Zero), _) => {
-            Arc::new(ZeroDp(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }))
-        }
-        (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceFsdp(ReferenceOptions {
+        (_, Some(BackendName::Zero), _) => Arc::new(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }),
+        (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceOptions {
             dtype,
             reduce_dtype,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
             offload,
-        })),
-        _ => Arc::new(Fsdp(ShardedOptions {
+        }),
+        _ => Arc::new(ShardedOptions {
             dtype,
             reduce_dtype,
             wrap: wrap(f)?,
@@ -146,7 +144,7 @@ pub fn engine(s: &Settings, strategy: StrategyName, device: DeviceName, spec: Sp
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
             limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
             offload,
-        })),
+        }),
     };
     let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
     let rule = match set(&o.optimizer, "optim.optimizer")? {

@@ -111,7 +111,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let params = segments().map(Segment::len).sum();
         let trainable = segments().filter(|s| s.trainable).map(Segment::len).sum();
-        let planned = bytes::planned(&engine, &mesh, save.behind, device, nproc)?;
+        let planned = bytes::of_training(&engine, &mesh, save.behind, device, nproc)?;
         let restarts = Restarts::new(&s, nproc, launched)?;
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
         // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
@@ -183,7 +183,7 @@ impl Plan {
         s.fsdp.sync_each_batch = Some(true);
         let strategy = derive::engine(&s, StrategyName::Fsdp, self.device, self.engine.spec.clone())?.strategy;
         let engine = EngineOptions { strategy, ..self.engine.clone() };
-        let planned = bytes::planned(&engine, &self.mesh, self.save.behind, self.device, self.nproc)?;
+        let planned = bytes::of_training(&engine, &self.mesh, self.save.behind, self.device, self.nproc)?;
         Ok(Some(planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()))
     }
 

@@ -62,7 +62,7 @@ impl Outline {
         let mut engine = derive::engine(&s, strategy, device, spec)?;
         tensor::settle(&s, &mesh, &mut engine)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
-        let planned = bytes::planned(&engine, &mesh, save.behind, device, per_node)?;
+        let planned = bytes::of_training(&engine, &mesh, save.behind, device, per_node)?;
         let work = [
             derive::set(&s.data.max_len, "data.max_len")?,
             derive::set(&s.batch.batch_size, "batch.batch_size")?,

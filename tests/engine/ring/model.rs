@@ -216,7 +216,7 @@ fn the_plan_is_what_is_allocated() {
         for ring in [RingImpl::Ring, RingImpl::AllGather] {
             for sizes in [sizes(1, 2), sizes(2, 3)] {
                 let options = around(&spec, DType::Bf16, ring, Checkpointing::Off);
-                let planned = Engine::planned(&options, &sizes).unwrap();
+                let planned = options.bytes(&sizes, 0).unwrap();
                 mesh_ranks(sizes, |rank| {
                     let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                     let buffers = rank.meter.allocations();

@@ -1,0 +1,32 @@
+//! Bytes that a rank will hold: what a run builds is built on a device without memory, and its meter is read. Never
+//! allocates memory of the model's size, and never computes.
+use crate::base::{CATEGORIES, Category, Meter, Result};
+use crate::comm::unbacked::UnbackedMember;
+use crate::comm::{Mesh, MeshSizes};
+use crate::device::cpu::CpuDevice;
+use crate::device::{Device, gpu};
+use std::sync::Arc;
+
+/// A rank that is not there.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannedRank {
+    pub mesh: MeshSizes,
+    pub rank: usize,
+    /// Neighbouring ranks that share what they gather: those of a host. 1 on GPUs.
+    pub sharing: usize,
+    /// Attention takes the scratch of a GPU's kernels, the most that any architecture's take.
+    pub gpu: bool,
+}
+
+impl PlannedRank {
+    /// In the order of [`CATEGORIES`]: what `build` returns holds. Of an even mesh no rank holds more than rank 0:
+    /// where words or columns do not divide by tp, its first ranks have one more.
+    pub fn bytes<T>(&self, build: impl FnOnce(Arc<dyn Device>, &Mesh) -> Result<T>) -> Result<Vec<(Category, usize)>> {
+        let PlannedRank { mesh, rank, sharing, gpu } = *self;
+        let meter = Meter::default();
+        let device = CpuDevice::unbacked(meter.clone(), if gpu { gpu::attention_sums } else { |_, _, _| 0 });
+        let member = UnbackedMember { meter: meter.clone(), rank, ranks: mesh.world(), sharing };
+        let _built = build(Arc::new(device), &Mesh::new(member, mesh)?)?;
+        Ok(CATEGORIES.iter().map(|&(category, _)| (category, meter.live(category))).collect())
+    }
+}
