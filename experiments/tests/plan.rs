@@ -1,5 +1,5 @@
-//! The planner against what it plans: simulated calls are a real engine's, simulated bytes are the real ones, and schedules whose
-//! length one can say take that long.
+//! The planner against what it plans: simulated calls are a real engine's, simulated bytes are the real ones, and
+//! schedules whose length one can say take that long.
 use crate::probe::{Watched, words};
 use crate::worlds::*;
 use cpu_time::ThreadTime;
@@ -58,7 +58,8 @@ fn world(machine: Arc<dyn MachineModel>, ranks: usize) -> PlannedWorld {
     PlannedWorld { machine, clock: Arc::new(Clock::new(false)), meter: Meter::default(), ranks, per_node: 8 }
 }
 
-/// What a second step calls on rank 0: every call of every group and every use by the model, with bytes; and its traffic.
+/// What a second step calls on rank 0: every call of every group and every use by the model, with bytes; and its
+/// traffic.
 fn recorded(
     device: Arc<dyn Device>,
     mesh: Mesh,
@@ -172,15 +173,16 @@ fn simulated(options: ShardedOptions, machine: Arc<dyn MachineModel>) -> simulat
     simulate::step(&options, MeshSizes::sharded(8), &work, &machine, 8, false).unwrap()
 }
 
-/// Collectives shorter than any computation of a unit: what shows is the first gather and the last reduction. Four blocks.
+/// Collectives shorter than any computation of a unit: what shows is the first gather and the last reduction. Four
+/// blocks.
 #[test]
 fn a_step_bound_by_compute_shows_its_first_gather_and_its_last_reduction() {
     let c = 0.25;
     let t = simulated(sharded(), even(1.0, c)).totals;
     assert_eq!((t.exposed, t.seconds), (2.0 * c, t.compute + 2.0 * c));
     assert_eq!(t.communication, (7 + 5) as f64 * c);
-    // Asked for when needed: five gathers forward, and in backward those of units 2 and 1, each behind the reduction before it
-    // in the same queue; then the last reduction.
+    // Asked for when needed: five gathers forward, and in backward those of units 2 and 1, each behind the reduction
+    // before it in the same queue; then the last reduction.
     let late = ShardedOptions { forward_prefetch: false, backward_prefetch: BackwardPrefetch::None, ..sharded() };
     assert_eq!(simulated(late, even(1.0, c)).totals.exposed, (5 + 2 + 2 + 1) as f64 * c);
     // Where every unit keeps its slot nothing is gathered in backward.
@@ -198,7 +200,8 @@ fn a_step_bound_by_communication_takes_the_sum_of_it() {
     }
 }
 
-/// Zigzag chunks give each rank of a ring as many pairs of a query and a key, so half of the work of the whole: every pass is seen.
+/// Zigzag chunks give each rank of a ring as many pairs of a query and a key, so half of the work of the whole: every
+/// pass is seen.
 #[test]
 fn a_ring_of_two_halves_the_work() {
     let spec = Spec { max_len: 512, ..llama() };

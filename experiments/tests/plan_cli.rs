@@ -1,4 +1,5 @@
-//! `experiments plan` from outside: what it prints, what it refuses, and that what it recommends is a run_fsdp command line.
+//! `experiments plan` from outside: what it prints, what it refuses, and that what it recommends is a run_fsdp command
+//! line.
 use flatshard::run::settings::args;
 use flatshard::run::settings::args::Cli;
 use flatshard::run::settings::args::Parsed;

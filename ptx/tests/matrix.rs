@@ -1,5 +1,5 @@
-//! ldmatrix and mma.sync against a naive product, and the faults around them. The tile kernel is written in the expander's
-//! syntax: A (16, k) and B (8, k) by rows through shared memory in two stages, D = A Bᵀ.
+//! ldmatrix and mma.sync against a naive product, and the faults around them. The tile kernel is written in the
+//! expander's syntax: A (16, k) and B (8, k) by rows through shared memory in two stages, D = A Bᵀ.
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::expand::expand;
 use half::{bf16, f16};
@@ -197,7 +197,8 @@ fn copies(stride: u64) -> u64 {
 
 #[test]
 fn tf32_ignores_the_lower_bits() {
-    // Fragments straight from memory: lane l of A holds (l / 4 + 8 (i % 2), l % 4 + 4 (i / 2)), of B (l / 4, l % 4 + 4 i).
+    // Fragments straight from memory: lane l of A holds (l / 4 + 8 (i % 2), l % 4 + 4 (i / 2)), of B (l / 4, l % 4 + 4
+    // i).
     let source = ".visible .entry k(.param .u64 p_a, .param .u64 p_b, .param .u64 p_d) { .reg .b64 %a, %b, %d;
         .reg .b32 %lane, %row, %col, %t, %fa<4>, %fb<2>; .reg .f32 %acc<4>;
         ld.param.u64 %a, [p_a]; ld.param.u64 %b, [p_b]; ld.param.u64 %d, [p_d]; mov.u32 %lane, %laneid;

@@ -38,5 +38,5 @@ pub mod timed; // operations on a timeline
 
 pub use collective::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
 pub use mesh::{Mesh, MeshSizes};
-pub use threads::run_ranks;
 use patience::{Patience, Waiting};
+pub use threads::run_ranks;

@@ -1,6 +1,6 @@
-//! Saving behind training: what is written is what stood when the save was asked for, it is a checkpoint only when every rank
-//! has written its part, and a failure there fails the run. One test runs in a process of its own: it lowers a limit
-//! of the whole process.
+//! Saving behind training: what is written is what stood when the save was asked for, it is a checkpoint only when
+//! every rank has written its part, and a failure there fails the run. One test runs in a process of its own: it lowers
+//! a limit of the whole process.
 
 use crate::common::alone::alone;
 use crate::common::hooked_store::HookedStore;

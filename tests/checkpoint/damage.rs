@@ -194,8 +194,8 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
     }
 }
 
-/// Weights, and moments, that are no numbers: whoever holds them, all ranks say the same; in files of 16 bits too. What was
-/// damaged besides is damaged first, so that an older checkpoint is taken.
+/// Weights, and moments, that are no numbers: whoever holds them, all ranks say the same; in files of 16 bits too. What
+/// was damaged besides is damaged first, so that an older checkpoint is taken.
 #[test]
 fn values_that_are_not_finite_are_counted_over_all_ranks() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());

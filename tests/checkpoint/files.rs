@@ -60,8 +60,8 @@ fn any_world_strategy_and_precision_writes_the_same_bytes_and_reads_any() {
     }
 }
 
-/// Replicas, shards, parts of sequences and of tensors: whoever holds an element, one rank writes it, and all that hold it
-/// read it. Models for others and saves behind training likewise.
+/// Replicas, shards, parts of sequences and of tensors: whoever holds an element, one rank writes it, and all that hold
+/// it read it. Models for others and saves behind training likewise.
 #[test]
 fn any_mesh_writes_the_same_bytes_and_reads_any() {
     let (spec, dir) = (llama(), tempfile::tempdir().unwrap());
@@ -189,7 +189,8 @@ fn the_plan_is_what_is_allocated() {
 /// What a crash of the machine may take away, by the operations of all ranks in their order.
 #[derive(Default)]
 struct Unsynced {
-    /// Written by a rank that has not synced them since: another's fsync does not reach what a host has in its own cache.
+    /// Written by a rank that has not synced them since: another's fsync does not reach what a host has in its own
+    /// cache.
     content: BTreeSet<(usize, PathBuf)>,
     /// New names, whose directories have not been synced since.
     names: BTreeSet<PathBuf>,
@@ -227,8 +228,8 @@ impl Unsynced {
     }
 }
 
-/// Content first, then the names in the new directory, then its own name, then the one that points to it; each is on disk before
-/// the next begins.
+/// Content first, then the names in the new directory, then its own name, then the one that points to it; each is on
+/// disk before the next begins.
 #[test]
 fn a_save_is_durable_before_it_has_its_name() {
     let spec = llama();

@@ -1,5 +1,5 @@
-//! Loading a model holds this rank's weights and little more: less than one of its tensors. In a process of its own, so that
-//! the peak of the process is the peak of this.
+//! Loading a model holds this rank's weights and little more: less than one of its tensors. In a process of its own, so
+//! that the peak of the process is the peak of this.
 
 use crate::common::alone::alone;
 use crate::common::*;

@@ -1,5 +1,5 @@
-//! What is left when something breaks: damaged checkpoints are passed over, aloud, where an older one is whole; what dead saves
-//! left is cleared away; a refused write says which file it was.
+//! What is left when something breaks: damaged checkpoints are passed over, aloud, where an older one is whole; what
+//! dead saves left is cleared away; a refused write says which file it was.
 
 use crate::common::runs::*;
 use flatshard::ckpt::state;
@@ -20,7 +20,8 @@ fn flip(path: &Path, from_end: usize) {
     fs::write(path, bytes).unwrap();
 }
 
-/// In tensors, which are read by the ranks; in a small file and in a header, which are read before; half of a checkpoint.
+/// In tensors, which are read by the ranks; in a small file and in a header, which are read before; half of a
+/// checkpoint.
 #[test]
 fn a_damaged_checkpoint_is_passed_over_aloud_and_the_run_ends_with_the_same_bits() {
     let dir = Dir::new();
@@ -119,8 +120,8 @@ fn a_limit_on_file_sizes_is_an_error_with_a_remedy() {
     assert!(ended.stderr.contains("error: ulimit -f is in the way") && ended.stderr.contains("ulimit -f unlimited"));
 }
 
-/// A limit that comes while a run is under way, as a quota does: the rank says which file it could not write, and where there
-/// are restarts the run goes on when there is room again.
+/// A limit that comes while a run is under way, as a quota does: the rank says which file it could not write, and where
+/// there are restarts the run goes on when there is room again.
 #[test]
 fn a_write_that_is_refused_names_the_file_and_is_tried_again() {
     let dir = Dir::new();

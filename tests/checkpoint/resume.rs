@@ -18,8 +18,8 @@ use std::sync::Arc;
 const ROWS: usize = 4;
 const ACCUM: usize = 2;
 
-/// Steps `from + 1..=to` of a run whose checkpoint of step `from` is in `dir`, unless `from` is 0. Saves at `save_at` and
-/// at the end. What every step reported: (loss, norm) as bits.
+/// Steps `from + 1..=to` of a run whose checkpoint of step `from` is in `dir`, unless `from` is 0. Saves at `save_at`
+/// and at the end. What every step reported: (loss, norm) as bits.
 fn run(
     world: usize,
     options: &EngineOptions,
@@ -120,8 +120,8 @@ fn ten_steps_are_five_a_checkpoint_and_five() {
     }
 }
 
-/// Another world and strategy: the weights are equal at load (tests/checkpoint/files.rs), the data go on where they stood, and
-/// only the order of sums differs from then on.
+/// Another world and strategy: the weights are equal at load (tests/checkpoint/files.rs), the data go on where they
+/// stood, and only the order of sums differs from then on.
 #[test]
 fn another_world_goes_on_with_the_same_data() {
     let spec = Spec { dropout: 0.0, ..llama() };
@@ -138,9 +138,11 @@ fn another_world_goes_on_with_the_same_data() {
     }
 }
 
-// --- the binary -------------------------------------------------------------------------------------------------------
+// --- the binary
+// -------------------------------------------------------------------------------------------------------
 
-/// 100 rows, of which the last 8 are held out. Those have 9 tokens, the others 4, so that `tokens` of a step shows them.
+/// 100 rows, of which the last 8 are held out. Those have 9 tokens, the others 4, so that `tokens` of a step shows
+/// them.
 struct Job(tempfile::TempDir);
 impl Job {
     fn new() -> Job {

@@ -1,5 +1,5 @@
-//! Whole runs that save and models that are used again: behind training, in files of a size, in a directory of one run alone,
-//! and as text.
+//! Whole runs that save and models that are used again: behind training, in files of a size, in a directory of one run
+//! alone, and as text.
 
 use crate::common::time::wait_until;
 use flatshard::ckpt::state;
@@ -22,7 +22,8 @@ fn command(args: &[&str]) -> Command {
 }
 /// A model of some milliseconds a step, on a task without files.
 fn training<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --log-every 1 \
+    let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 \
+    --log-every 1 \
                 --lr 0.01 --no-eval --no-sample";
     tiny.split_whitespace().chain(more.iter().copied()).collect()
 }

@@ -1,5 +1,6 @@
-//! What people type who do not know the program: numbers that are none or larger than any machine, flags that contradict each
-//! other, files that are something else, streams that nobody reads. One message, status 2, no panic, before anything starts.
+//! What people type who do not know the program: numbers that are none or larger than any machine, flags that
+//! contradict each other, files that are something else, streams that nobody reads. One message, status 2, no panic,
+//! before anything starts.
 use crate::common::runs::*;
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -63,15 +63,22 @@ fn file(dir: &TempDir, name: &str, text: &str) -> String {
 }
 
 /// Every flag of CONTRACT's table.
-const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch embed-dim \
+const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch \
+embed-dim \
      num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset tokenizer input-key output-key \
-     [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle [no-]cache cache-dir cache-limit optimizer lr betas eps \
-     weight-decay warmup-steps warmup-type lr-scheduler grad-clip batch-size grad-accum train-batch-size backend fsdp-impl sharding auto-wrap \
-     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint activation-checkpoint-every \
+     [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows \
+     input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle [no-]cache cache-dir \
+     cache-limit optimizer lr betas eps \
+     weight-decay warmup-steps warmup-type lr-scheduler grad-clip batch-size grad-accum train-batch-size backend \
+     fsdp-impl sharding auto-wrap \
+     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
+     activation-checkpoint-every \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
-     allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
+     allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision \
+     reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
      [no-]consecutive-hysteresis min-loss-scale tp-size [no-]use-hf-tp-plan \
-     ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf [no-]overwrite [no-]async-save max-shard-size save-dtype \
+     ring-attn-size ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf \
+     [no-]overwrite [no-]async-save max-shard-size save-dtype \
      log-level log-file tensorboard max-new-tokens temperature top-k top-p generate config \
      model-config fsdp-config print-config";
 

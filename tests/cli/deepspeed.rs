@@ -1,5 +1,5 @@
-//! Engines by flags and by DeepSpeed's file, from outside: what each key becomes, what is refused and in which words, and that
-//! the same run by every engine reports the same numbers.
+//! Engines by flags and by DeepSpeed's file, from outside: what each key becomes, what is refused and in which words,
+//! and that the same run by every engine reports the same numbers.
 use flatshard::optim::ScalerOptions;
 use serde_json::{Value, json};
 use std::fs;
@@ -355,8 +355,8 @@ fn close(found: &[f64], want: &[f64]) {
     assert!(found.iter().zip(want).all(near), "{found:?} is not {want:?}");
 }
 
-/// DeepSpeed's scheduler counts from 0, where our steps count from 1. (Its engine stays at 0 for one more step: it takes the
-/// first before the scheduler has started.)
+/// DeepSpeed's scheduler counts from 0, where our steps count from 1. (Its engine stays at 0 for one more step: it
+/// takes the first before the scheduler has started.)
 #[test]
 fn schedules_have_deepspeeds_learning_rates() {
     for schedule in golden("0.19.2")["schedules"].as_array().unwrap() {
@@ -373,7 +373,8 @@ fn schedules_have_deepspeeds_learning_rates() {
     }
 }
 
-/// The file of Hugging Face's documentation for stage 2, whose schedule rises logarithmically since it does not say how.
+/// The file of Hugging Face's documentation for stage 2, whose schedule rises logarithmically since it does not say
+/// how.
 #[test]
 fn the_standard_file_of_hugging_face_works_with_either_schedule() {
     let body = |scheduler: Value| {

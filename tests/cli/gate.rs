@@ -1,5 +1,6 @@
-//! The gate (`.ci/run`) and its scripts on machines that lack things, with programs in the place of those that they call: every part
-//! runs, failures and skips stand in the last table, and nothing that is missing ends a script or is passed over in silence.
+//! The gate (`.ci/run`) and its scripts on machines that lack things, with programs in the place of those that they
+//! call: every part runs, failures and skips stand in the last table, and nothing that is missing ends a script or is
+//! passed over in silence.
 use crate::common::programs::write_program;
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Meshes by flags, end to end: HYBRID_SHARD with replicas, its checkpoints on other meshes, what is said and what is refused.
+//! Meshes by flags, end to end: HYBRID_SHARD with replicas, its checkpoints on other meshes, what is said and what is
+//! refused.
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Adapters as people use them: trained beside a model that they were given, saved alone, resumed, merged. The files stay in
-//! target/tmp/lora, where `tests/golden/lora.py check` gives them to PEFT.
+//! Adapters as people use them: trained beside a model that they were given, saved alone, resumed, merged. The files
+//! stay in target/tmp/lora, where `tests/golden/lora.py check` gives them to PEFT.
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

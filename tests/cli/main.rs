@@ -1,4 +1,5 @@
-//! The programs from outside, as users start them: flags and files, messages, logs, traces, fine-tuning, stages; and the scripts.
+//! The programs from outside, as users start them: flags and files, messages, logs, traces, fine-tuning, stages; and
+//! the scripts.
 #[path = "../common/mod.rs"]
 mod common;
 mod bad_input;

@@ -1,6 +1,6 @@
-//! Steps that are not finite, planted in a model of which one token's embedding overflows: they are left out by all ranks alike
-//! and counted, and more of them in a row than `--max-bad-steps` end the run. A model that holds no numbers is not trained, and
-//! one that learned nothing is not saved.
+//! Steps that are not finite, planted in a model of which one token's embedding overflows: they are left out by all
+//! ranks alike and counted, and more of them in a row than `--max-bad-steps` end the run. A model that holds no numbers
+//! is not trained, and one that learned nothing is not saved.
 
 use crate::common::runs::*;
 use flatshard::optim::{DecayShape, Schedule, Warmup};
@@ -83,7 +83,8 @@ fn a_run_that_diverges_ends_after_ten_bad_steps_unless_told_otherwise() {
     }
 }
 
-/// Found while weights are read, each by the rank that reads it: the same message whatever the ranks, and nothing starts.
+/// Found while weights are read, each by the rank that reads it: the same message whatever the ranks, and nothing
+/// starts.
 #[test]
 fn a_model_with_non_finite_weights_is_refused_by_tensor_and_count() {
     let dir = Dir::new();

@@ -1,5 +1,5 @@
-//! Fine-tuning end to end: packed samples do not see each other, the shipped example learns, and the flags of rows do what
-//! they say. Never tests single rows (tests/data).
+//! Fine-tuning end to end: packed samples do not see each other, the shipped example learns, and the flags of rows do
+//! what they say. Never tests single rows (tests/data).
 
 use crate::common::*;
 use flatshard::base::Result;
@@ -110,7 +110,8 @@ fn packed_samples_learn_what_each_alone_would() {
     assert!(weights > 1e-5 && loss > 1e-4, "weights differ by {weights}, losses by {loss}");
 }
 
-// --- the binary -------------------------------------------------------------------------------------------------------
+// --- the binary
+// -------------------------------------------------------------------------------------------------------
 
 fn run(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));

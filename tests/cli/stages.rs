@@ -1,5 +1,5 @@
-//! Training stages as processes: each goes on from the weights of the one before it, with what is its own, and a run that
-//! was interrupted anywhere ends as one that was not.
+//! Training stages as processes: each goes on from the weights of the one before it, with what is its own, and a run
+//! that was interrupted anywhere ends as one that was not.
 
 use crate::common::agent::Agent;
 use safetensors::SafeTensors;

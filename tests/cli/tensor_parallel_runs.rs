@@ -1,4 +1,5 @@
-//! Tensor parallelism from outside: runs that are cut over tp learn what others learn, and their checkpoints are anybody's.
+//! Tensor parallelism from outside: runs that are cut over tp learn what others learn, and their checkpoints are
+//! anybody's.
 
 use crate::common::runs::{Dir, FSDP, Run, events, good};
 use serde_json::{Value, json};
@@ -105,7 +106,8 @@ fn the_plan_of_a_model_directory_is_followed_or_refused() {
     let from = ["--pretrain", &model, "--max-steps", "3", "--precision", "fp32", "--metrics-path"];
     run(&[&from[..], &[&alone, "--nproc-per-node", "1"]].concat());
     let over = ["--nproc-per-node", "2", "--tp-size", "2", "--use-hf-tp-plan"];
-    // transformers' own, which leaves the embedding whole; one that leaves the feed-forward branches whole; one that is wrong.
+    // transformers' own, which leaves the embedding whole; one that leaves the feed-forward branches whole; one that is
+    // wrong.
     let attention = json!({
         "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",

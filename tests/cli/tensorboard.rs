@@ -1,5 +1,6 @@
-//! Event files of TensorBoard, read by a reader of our own (framing, checksums and protobuf written a second time, another way)
-//! and compared with the metrics file number by number. `scripts/watch_check.sh` has TensorBoard read them.
+//! Event files of TensorBoard, read by a reader of our own (framing, checksums and protobuf written a second time,
+//! another way) and compared with the metrics file number by number. `scripts/watch_check.sh` has TensorBoard read
+//! them.
 
 use crate::common::runs::*;
 use rustix::process::Signal;

@@ -1,5 +1,5 @@
-//! Traces of steps: what is on them, that they are whole, and that exposed communication is what it says: more of it without
-//! prefetching, and as much as the groups measured themselves.
+//! Traces of steps: what is on them, that they are whole, and that exposed communication is what it says: more of it
+//! without prefetching, and as much as the groups measured themselves.
 
 use crate::common;
 use crate::common::probe::{Told, Watched};
@@ -136,7 +136,8 @@ fn what_is_exposed_is_what_the_groups_measured() {
             for step in &ranks[0] {
                 let (of, stats) = (summary(step).comm, step.stats);
                 assert_eq!(of.ops as u64, stats.ops);
-                // Spans lie outside the groups' own calls: a rank that loses the processor in between makes them longer.
+                // Spans lie outside the groups' own calls: a rank that loses the processor in between makes them
+                // longer.
                 assert!(of.exposed_s >= stats.exposed_s - 1e-5, "{of:?}, the groups say {stats:?}");
                 assert!(of.exposed_s <= of.in_flight_s);
                 let most = |ours: f64, theirs: f64| ours <= theirs + 0.05 * stats.exposed_s + 0.002;
@@ -157,7 +158,8 @@ fn a_step_holds_every_layer_and_every_collective_once() {
     for step in ranks.iter().flatten() {
         let compute = step.spans.iter().filter(|s| s.lane == Lane::Compute);
         let names = compute.map(|s| format!("{} {}", s.what, s.number.unwrap())).collect::<Vec<_>>().join(", ");
-        let expected = "embed 0, forward 1, forward 2, forward 3, forward 4, loss 0, backward 4, backward 3, backward 2, \
+        let expected = "embed 0, forward 1, forward 2, forward 3, forward 4, loss 0, backward 4, backward 3, backward \
+        2, \
                         backward 1, embed backward 0";
         assert_eq!(names, expected);
         let of = |lane: Lane| -> Vec<&Done> { step.spans.iter().filter(|s| s.lane == lane && !s.is_call()).collect() };

@@ -1,5 +1,5 @@
-//! The page of troubleshooting says what the program says: under each heading with a message, that message is provoked here and
-//! compared with the page, in which `...` stands for anything.
+//! The page of troubleshooting says what the program says: under each heading with a message, that message is provoked
+//! here and compared with the page, in which `...` stands for anything.
 
 use crate::common;
 use crate::common::runs::*;

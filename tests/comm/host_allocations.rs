@@ -1,5 +1,5 @@
-//! What ranks of several hosts do together allocates nothing after the first time, the threads that do it included. In a process of
-//! its own: every allocation of the process counts.
+//! What ranks of several hosts do together allocates nothing after the first time, the threads that do it included. In
+//! a process of its own: every allocation of the process counts.
 use crate::common::alone::alone;
 use crate::common::round::Round;
 use crate::heap::allocations_of_all_threads;
@@ -31,8 +31,8 @@ fn operations_over_hosts_allocate_nothing() {
                 (3..STEPS).for_each(|i| round.run(i));
                 together.wait();
                 let allocated = allocations_of_all_threads() - before;
-                // A step is five operations on each of four ranks. The threads that watch for lost ranks allocate a list twenty
-                // times a second, which is much less than once a step.
+                // A step is five operations on each of four ranks. The threads that watch for lost ranks allocate a
+                // list twenty times a second, which is much less than once a step.
                 assert!(allocated < STEPS, "{allocated} allocations in {STEPS} steps");
                 together.wait();
             });

@@ -1,5 +1,5 @@
-//! Groups over several pretended hosts: what `values` does not ask of them. Ranks are threads, hosts are arenas of their own, and
-//! what goes between them goes over TCP.
+//! Groups over several pretended hosts: what `values` does not ask of them. Ranks are threads, hosts are arenas of
+//! their own, and what goes between them goes over TCP.
 use super::stress::program;
 use super::*;
 use flatshard::comm::delayed::Delayed;
@@ -23,8 +23,8 @@ fn random_programs_over_hosts_under_delays() {
     }
 }
 
-/// Groups of one host and groups of several, in flight at once and waited for in opposite orders: a rank that waits for its worker
-/// still moves its host's groups on.
+/// Groups of one host and groups of several, in flight at once and waited for in opposite orders: a rank that waits for
+/// its worker still moves its host's groups on.
 #[test]
 fn groups_of_a_host_and_of_several_do_not_wait_for_each_other() {
     let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };

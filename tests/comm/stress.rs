@@ -166,7 +166,8 @@ fn random_programs_under_delays_at_each_seam_then_all() {
     }
 }
 
-/// A rank that is more operations ahead than the ring holds waits, and does not overwrite what its peer has yet to read.
+/// A rank that is more operations ahead than the ring holds waits, and does not overwrite what its peer has yet to
+/// read.
 #[test]
 fn a_rank_far_ahead_waits_for_the_others() {
     const AHEAD: usize = 1500;

@@ -365,7 +365,8 @@ fn bytes_are_counted_by_the_algorithm() {
     });
 }
 
-/// Rank 1 starts `LATE` after rank 0, which computes meanwhile, or waits. All of that is in flight; exposed is what passes in calls.
+/// Rank 1 starts `LATE` after rank 0, which computes meanwhile, or waits. All of that is in flight; exposed is what
+/// passes in calls.
 #[test]
 fn time_in_flight_is_not_time_exposed() {
     const LATE: f64 = 0.1;

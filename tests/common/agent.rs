@@ -1,4 +1,5 @@
-//! MASTER_PORT for ranks that a test starts: held, as torchrun's agent holds it. Never guessed, so no two jobs share one.
+//! MASTER_PORT for ranks that a test starts: held, as torchrun's agent holds it. Never guessed, so no two jobs share
+//! one.
 use std::net::TcpListener;
 
 pub struct Agent {

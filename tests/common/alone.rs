@@ -1,11 +1,11 @@
-//! Tests that need a process of their own: those that change a limit of the whole process, or measure its memory or its allocations.
-//! They run in the same program as others; the program starts itself again for each of them.
+//! Tests that need a process of their own: those that change a limit of the whole process, or measure its memory or its
+//! allocations. They run in the same program as others; the program starts itself again for each of them.
 use std::process::Command;
 
 const ALONE: &str = "FLATSHARD_TEST_ALONE";
 
-/// Whether this process runs that test alone. Otherwise one that does is run to its end, and has to pass; then there is nothing left
-/// to do for the caller, whose [`module_path!`] and name these are.
+/// Whether this process runs that test alone. Otherwise one that does is run to its end, and has to pass; then there is
+/// nothing left to do for the caller, whose [`module_path!`] and name these are.
 #[track_caller]
 pub fn alone(module: &str, test: &str) -> bool {
     let module = module.split_once("::").map_or("", |(_program, module)| module);

@@ -1,4 +1,5 @@
-//! A simulated GPU that counts what it is asked for: FLOPs of products, launches by kernel, copies from and to host memory.
+//! A simulated GPU that counts what it is asked for: FLOPs of products, launches by kernel, copies from and to host
+//! memory.
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::calls::Calls;

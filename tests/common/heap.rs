@@ -1,5 +1,5 @@
-//! The heap with its allocations counted, by thread and in all: the allocator of the programs `engine` and `comm`. A count of the whole
-//! process takes a process of its own (alone.rs).
+//! The heap with its allocations counted, by thread and in all: the allocator of the programs `engine` and `comm`. A
+//! count of the whole process takes a process of its own (alone.rs).
 #![allow(dead_code)] // each program uses its part
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,8 +11,8 @@ thread_local! {
 }
 static OF_ALL_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Where our own kernels do not run, the `gemm` crate multiplies, which makes two allocations in each product and frees them at once:
-/// packing buffers of such an alignment, and zeroed flags of a byte each.
+/// Where our own kernels do not run, the `gemm` crate multiplies, which makes two allocations in each product and frees
+/// them at once: packing buffers of such an alignment, and zeroed flags of a byte each.
 const PACKING: usize = 64;
 
 fn count(layout: Layout, zeroed: bool) {

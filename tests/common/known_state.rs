@@ -1,5 +1,5 @@
-//! What a rank holds for checkpoints, filled with numbers that name, group and index decide: any reader can tell whether
-//! an element came back right, whoever wrote it.
+//! What a rank holds for checkpoints, filled with numbers that name, group and index decide: any reader can tell
+//! whether an element came back right, whoever wrote it.
 use super::worlds::{Rank, fsdp, mesh_ranks, ranks, sharded};
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Elem, Result};
@@ -120,7 +120,8 @@ impl KnownState {
         Ok(zero)
     }
 
-    /// Every (group, tensor, first element in the whole tensor, elements) that this rank holds; "" is the model's group.
+    /// Every (group, tensor, first element in the whole tensor, elements) that this rank holds; "" is the model's
+    /// group.
     pub fn each(&mut self, f: &mut dyn FnMut(&str, &str, usize, ViewMut) -> Result<()>) -> Result<()> {
         let optimizer = &mut self.optimizer;
         self.store.for_each_piece(&mut |mut piece| {
@@ -144,7 +145,8 @@ impl KnownState {
     }
 }
 
-/// Layouts as a rank of tp has them: matrices are cut in turn by rows and by columns, in parts that differ by one, the rest is whole.
+/// Layouts as a rank of tp has them: matrices are cut in turn by rows and by columns, in parts that differ by one, the
+/// rest is whole.
 pub fn parted(layouts: &[Layout], index: usize, of: usize) -> Vec<Layout> {
     let mut dims = [0, 1].into_iter().cycle();
     let mut part = |segment: &Segment| {

@@ -1,5 +1,5 @@
-//! Strangers on the network, for tests: where a process listens, who connects there and says what. Bounded, on the loopback. Never
-//! knows what a test is about.
+//! Strangers on the network, for tests: where a process listens, who connects there and says what. Bounded, on the
+//! loopback. Never knows what a test is about.
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -62,7 +62,8 @@ impl Attack {
         });
         Attack { ended, thread: Some(thread) }
     }
-    /// A connection every so often, to one of the addresses that take them, on which nothing is said; at most 500 at a time.
+    /// A connection every so often, to one of the addresses that take them, on which nothing is said; at most 500 at a
+    /// time.
     pub fn silent(at: Vec<SocketAddr>, every: Duration) -> Attack {
         let mut open: Vec<TcpStream> = Vec::new();
         Attack::start(every, move || {
@@ -70,8 +71,8 @@ impl Attack {
             open.extend(at.iter().filter_map(|at| TcpStream::connect_timeout(at, every).ok()));
         })
     }
-    /// `n` connections to each address, on each of which a byte is said every so often; opened before this returns, and again when
-    /// they are closed.
+    /// `n` connections to each address, on each of which a byte is said every so often; opened before this returns, and
+    /// again when they are closed.
     pub fn slow(at: Vec<SocketAddr>, n: usize, every: Duration) -> Attack {
         let connect = |at: &SocketAddr| Some((*at, TcpStream::connect_timeout(at, Duration::from_secs(2)).ok()?));
         let mut open: Vec<(SocketAddr, TcpStream)> =

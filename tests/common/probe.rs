@@ -18,7 +18,8 @@ pub fn words(log: &Log) -> String {
     words.join(" ")
 }
 
-/// Told of `use` when a layer's weights were handed out, of `grads` when its gradient buffer is about to be: which, and the layer.
+/// Told of `use` when a layer's weights were handed out, of `grads` when its gradient buffer is about to be: which, and
+/// the layer.
 pub type Told = Arc<dyn Fn(&'static str, usize) + Send + Sync>;
 
 /// A strategy whose store tells what the model does with it; `told` makes the listener of a rank's store.

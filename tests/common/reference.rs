@@ -1,5 +1,5 @@
-//! What the operations mean, as plainly as it can be said: loops over scalars, every sum from left to right, no thought of
-//! speed. In f64 it is the truth; in f32 it is the naive code whose error sets the bar.
+//! What the operations mean, as plainly as it can be said: loops over scalars, every sum from left to right, no thought
+//! of speed. In f64 it is the truth; in f32 it is the naive code whose error sets the bar.
 use std::iter::Sum;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -179,7 +179,8 @@ pub fn rope<R: Real>(
     vec![f64s(&qkv)]
 }
 
-/// [out, rstd]: the first `heads` heads normalised with `wq`, the next `kv` with `wk`, all of them rotated; values kept.
+/// [out, rstd]: the first `heads` heads normalised with `wq`, the next `kv` with `wk`, all of them rotated; values
+/// kept.
 pub fn qk_norm_rope<R: Real>(
     (heads, kv, d): (usize, usize, usize),
     norm: (f64, f64),

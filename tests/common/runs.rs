@@ -1,5 +1,5 @@
-//! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a test is
-//! about.
+//! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a
+//! test is about.
 pub use super::agent::Agent;
 pub use super::time::{self, wait_until};
 use rustix::process::{Pid, Signal, kill_process};

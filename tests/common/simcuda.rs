@@ -1,4 +1,5 @@
-//! The driver that pretends a GPU (`ptx/driver`), for programs that load CUDA by name. Cargo has built it beside the test binaries.
+//! The driver that pretends a GPU (`ptx/driver`), for programs that load CUDA by name. Cargo has built it beside the
+//! test binaries.
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -9,8 +9,8 @@ fn factor() -> f64 {
 pub fn scaled(ms: u64) -> Duration {
     Duration::from_millis(ms).mul_f64(factor())
 }
-/// Longer than anything in a test takes, and less than the timeouts of a run that sets none (300 s and more): what ends within
-/// it did not end by them.
+/// Longer than anything in a test takes, and less than the timeouts of a run that sets none (300 s and more): what ends
+/// within it did not end by them.
 pub fn limit() -> Duration {
     scaled(120_000)
 }
@@ -44,8 +44,8 @@ pub fn seconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64()
 }
 
-/// Measures until one measurement passes. A busy machine only adds time: what holds passes in some of many measurements, and
-/// what does not hold in none of them.
+/// Measures until one measurement passes. A busy machine only adds time: what holds passes in some of many
+/// measurements, and what does not hold in none of them.
 #[track_caller]
 pub fn passes_once(measure: impl Fn() -> Result<(), String>) {
     let failed = |_| measure().err();

@@ -280,7 +280,8 @@ pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
     let mut fragments = Vec::new();
     engine.state().0.for_each_piece(&mut |piece| {
         let mut values = vec![0f32; piece.master.len()];
-        let mut wide = dev.alloc(DType::F32, values.len(), Category::Other)?; // frozen weights may be kept in fewer bits
+        // Frozen weights may be kept in fewer bits.
+        let mut wide = dev.alloc(DType::F32, values.len(), Category::Other)?;
         dev.copy(piece.master.as_view(), wide.view_mut())?;
         dev.download(wide.view(), bytemuck::cast_slice_mut(&mut values))?;
         let mut padding = vec![true; values.len()];

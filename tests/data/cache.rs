@@ -1,7 +1,8 @@
 //! The token file: built once, built again, shared by threads and processes. Never checks what a row means.
 use super::*;
 
-// --- the cache --------------------------------------------------------------------------------------------------------
+// --- the cache
+// --------------------------------------------------------------------------------------------------------
 
 #[test]
 fn a_token_file_is_built_once_and_again_when_its_source_changes() {

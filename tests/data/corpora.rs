@@ -1,7 +1,8 @@
 //! Corpora that need no file of the user's: the synthetic task and the default one.
 use super::*;
 
-// --- the synthetic task -----------------------------------------------------------------------------------------------
+// --- the synthetic task
+// -----------------------------------------------------------------------------------------------
 
 #[test]
 fn the_synthetic_task_has_the_loss_floor_that_it_says() {
@@ -16,7 +17,8 @@ fn the_synthetic_task_has_the_loss_floor_that_it_says() {
         assert!(tokens[1..].iter().zip(targets).all(|(&next, &target)| next as i32 == target));
     }
     let n: f64 = ones.iter().sum();
-    // Tokens are uniform over 64 ids (each 4000 of 256000 times, sd 63 were they independent), which a model must learn first,
+    // Tokens are uniform over 64 ids (each 4000 of 256000 times, sd 63 were they independent), which a model must learn
+    // first,
     assert!(ones.iter().all(|&c| (c / n * 64.0 - 1.0).abs() < 0.15), "{ones:?}");
     // each has 4 successors, and what is left is their entropy (measured on the counts, which underestimates by 1e-3).
     assert_eq!(pairs.len(), 64 * 4);
@@ -39,7 +41,8 @@ fn the_synthetic_task_has_the_loss_floor_that_it_says() {
     }
 }
 
-// --- the default corpus -----------------------------------------------------------------------------------------------
+// --- the default corpus
+// -----------------------------------------------------------------------------------------------
 
 /// A cargo home that holds `half` with a small and a large file, and a crate that this build does not use.
 fn cargo_home(root: &Path) {

@@ -1,5 +1,5 @@
-//! The data floor from outside: what is found, how rows are cut, who gets which, what is kept, and every message for bad
-//! input.
+//! The data floor from outside: what is found, how rows are cut, who gets which, what is kept, and every message for
+//! bad input.
 use flatshard::base::Error;
 use flatshard::base::rng::Rng;
 use flatshard::data::corpus::Corpus;

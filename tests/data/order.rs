@@ -1,7 +1,8 @@
 //! Who gets which rows, in which order, and where a loader goes on. Never looks at what is in them.
 use super::*;
 
-// --- who gets which rows ----------------------------------------------------------------------------------------------
+// --- who gets which rows
+// ----------------------------------------------------------------------------------------------
 
 #[test]
 fn permutations_are_bijections() {
@@ -133,8 +134,8 @@ fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
             assert!(rest.held_out().is_none());
         }
     }
-    // The evaluation of all ranks together sees each held-out row once, whether their batches divide it or not: what fills up
-    // the last one has no loss, and each rank has as many micro-batches as the others.
+    // The evaluation of all ranks together sees each held-out row once, whether their batches divide it or not: what
+    // fills up the last one has no loss, and each rank has as many micro-batches as the others.
     let (_files, data) = numbered(1000);
     for (batch, accum, dp, steps) in [(2, 2, 2, 2), (5, 1, 2, 1), (3, 1, 1, 4), (4, 1, 7, 1)] {
         let (mut seen, mut samples) = (BTreeMap::<u32, u32>::new(), 0);

@@ -1,5 +1,5 @@
-//! Packing, dealing by length and prefetching: who gets what, whatever the world. Never trains: that packed samples do not see
-//! each other is tests/cli/sft.rs.
+//! Packing, dealing by length and prefetching: who gets what, whatever the world. Never trains: that packed samples do
+//! not see each other is tests/cli/sft.rs.
 use super::*;
 use flatshard::data::{Prefetch, PrefetchOptions};
 

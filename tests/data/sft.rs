@@ -1,5 +1,5 @@
-//! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is dropped,
-//! what is skipped, and every message for a bad row.
+//! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is
+//! dropped, what is skipped, and every message for a bad row.
 use super::*;
 use flatshard::data::{ChatTemplate, Outcome, Recipe, TokenizedRow};
 use serde_json::{Value, json};
@@ -175,7 +175,8 @@ fn flags_that_do_not_go_together_are_refused() {
     assert!(keys("q", Some("a")).check().is_ok() && template("{}").check().is_ok());
 }
 
-// --- files ------------------------------------------------------------------------------------------------------------
+// --- files
+// ------------------------------------------------------------------------------------------------------------
 
 pub fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result<Dataset, Error> {
     Dataset::open(&DataOptions { format, ..files.options(name, max_len) })

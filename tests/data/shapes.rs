@@ -1,4 +1,5 @@
-//! JSON arrays, ShareGPT and Alpaca: the same rows give the same tokens whatever file they stand in, and what is wrong is named.
+//! JSON arrays, ShareGPT and Alpaca: the same rows give the same tokens whatever file they stand in, and what is wrong
+//! is named.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
 use flatshard::data::TokenizedRow;
@@ -76,13 +77,16 @@ fn alpaca_is_the_users_message_and_the_answer() {
     assert_eq!(text(chat(), long.clone()), as_messages(turns.to_vec()));
 
     // Without a chat template: PROMPT_DICT of Stanford Alpaca's train.py.
-    let prompt = "Below is an instruction that describes a task, paired with an input that provides further context. Write a \
-                  response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 1\n\n\
+    let prompt = "Below is an instruction that describes a task, paired with an input that provides further context. \
+    Write a \
+                  response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and \
+                  1\n\n\
                   ### Response:";
     let plain = Format::default;
     assert_eq!(text(plain(), row.clone()), format!("{prompt}2"));
     assert_eq!(learned(plain(), row), "2");
-    let prompt = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
+    let prompt = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+    request.\n\n\
                   ### Instruction:\nSay hi.\n\n### Response:";
     assert_eq!(text(plain(), bare), format!("{prompt}hi"));
     let says = |format: Format, row: Value, parts: &[&str]| {

@@ -1,7 +1,8 @@
 //! Token streams and rows: text, arrays of tokens, JSONL, and what cannot be trained on. Never asks for an order.
 use super::*;
 
-// --- rows of a stream -------------------------------------------------------------------------------------------------
+// --- rows of a stream
+// -------------------------------------------------------------------------------------------------
 
 #[test]
 fn text_files_are_joined_in_sorted_order_by_end_of_text_tokens() {
@@ -55,7 +56,8 @@ fn a_text_longer_than_the_chunks_it_is_read_in_is_whole() {
     assert_eq!(stream, whole[..stream.len()]);
 }
 
-// --- arrays of tokens -------------------------------------------------------------------------------------------------
+// --- arrays of tokens
+// -------------------------------------------------------------------------------------------------
 
 fn npy(descr: &str, shape: &str, elements: &[u8]) -> Vec<u8> {
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
@@ -99,7 +101,8 @@ fn npy_arrays_that_are_no_streams_are_refused() {
     refused(open(npy("<u8", "(1,)", &[0xff; 8]), 9), &["t.npy", "element 0"]);
 }
 
-// --- rows of JSONL ----------------------------------------------------------------------------------------------------
+// --- rows of JSONL
+// ----------------------------------------------------------------------------------------------------
 
 #[test]
 fn jsonl_rows_shift_and_are_cut() {
@@ -174,7 +177,8 @@ fn malformed_jsonl_rows_are_named() {
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 0);
 }
 
-// --- what cannot be trained on ----------------------------------------------------------------------------------------
+// --- what cannot be trained on
+// ----------------------------------------------------------------------------------------
 
 #[test]
 fn bad_datasets_are_refused_with_the_remedy() {

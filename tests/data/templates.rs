@@ -95,7 +95,8 @@ fn hostile_templates_end_soon_and_say_why() {
         ("{% set n = 90000000 %}{{ 'a' * n }}".into(), text),
         ("{{ 'a' * 99999999 * 9 }}".into(), "multiplies constants"),
         ("{{ ('a') * (99 * 99) }}".into(), "multiplies constants"),
-        ("a\n{{ a ; b }}".into(), "line 2 of the chat template"), // what is no word stays none, however often it is read
+        // What is no word stays none, however often it is read.
+        ("a\n{{ a ; b }}".into(), "line 2 of the chat template"),
         ("{{ 'aaa'.count('') }}".into(), "never ends"),
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "64 levels"),
         (
@@ -127,7 +128,8 @@ fn hostile_templates_end_soon_and_say_why() {
     assert_eq!(ChatTemplate::new(&sum, ("", "")).unwrap().render(&[message("")], false).unwrap(), "991");
     // Within the bounds nothing differs: a long conversation, its parts copied, joined and multiplied.
     let long: Vec<Message> = (0..2000).map(|i| message(&format!("{i} ").repeat(100))).collect();
-    let source = "{% set ns = namespace(n=0, all='') %}{% for m in messages[1:] %}{% set ns.n = ns.n + m.content|length %}\
+    let source = "{% set ns = namespace(n=0, all='') %}{% for m in messages[1:] %}{% set ns.n = ns.n + \
+    m.content|length %}\
                   {{ ' ' * loop.index0 }}{{ m['content'].strip() }}{% endfor %}{{ ns.n }}";
     let text = ChatTemplate::new(source, ("", "")).unwrap().render(&long, false).unwrap();
     let letters: usize = (1..2000).map(|i| format!("{i} ").len() * 100).sum();

@@ -1,5 +1,5 @@
-//! `--device cuda` over a driver that is pretended (`ptx/driver`): too old, unusable, without a GPU that serves, or with too
-//! little memory. Each is one message that names what is there and what to do, exit status 2, nothing started.
+//! `--device cuda` over a driver that is pretended (`ptx/driver`): too old, unusable, without a GPU that serves, or
+//! with too little memory. Each is one message that names what is there and what to do, exit status 2, nothing started.
 
 use crate::common::simcuda;
 use std::process::Output;

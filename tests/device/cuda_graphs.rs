@@ -1,12 +1,14 @@
-//! `--compile` on simulated GPUs (`ptx/driver`): micro-batches whose NCCL collectives are part of one CUDA graph train to the same
-//! bits as call by call, in any order of streams; what hangs in a graph is named and ended; packed rows and profiled steps too.
+//! `--compile` on simulated GPUs (`ptx/driver`): micro-batches whose NCCL collectives are part of one CUDA graph train
+//! to the same bits as call by call, in any order of streams; what hangs in a graph is named and ended; packed rows and
+//! profiled steps too.
 
 use crate::common::runs::{Agent, Dir, Ended, Run, losses, send, steps, wait_until};
 use crate::common::simcuda;
 use rustix::process::Signal;
 use std::process::{Command, Stdio};
 
-const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 --lr 0.02 --log-every 1 \
+const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 --lr \
+0.02 --log-every 1 \
                     --no-sample --no-eval --device cuda --nproc-per-node 2";
 
 fn command(machine: &str, args: &str) -> Command {
@@ -48,8 +50,8 @@ fn train(machine: &str, args: &str) -> (Losses, Ended) {
     (losses(&dir.path("metrics.jsonl")), ended)
 }
 
-/// Gathers and reduce-scatters under compute, with two micro-batches a step, masks that change, and products fused with what follows
-/// them; sums over tp inside layers; rings that send and receive.
+/// Gathers and reduce-scatters under compute, with two micro-batches a step, masks that change, and products fused with
+/// what follows them; sums over tp inside layers; rings that send and receive.
 #[test]
 fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
     let cases = [
@@ -63,7 +65,8 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
         for machine in machines {
             let (graphs, ended) = train(machine, &format!("{args} --compile"));
             assert_eq!((single.len(), &graphs), (4, &single), "{how} {machine}");
-            // The first step is given call by call. Of the others each micro-batch, the last with the update, is one launch.
+            // The first step is given call by call. Of the others each micro-batch, the last with the update, is one
+            // launch.
             let said = compiled(&ended.stderr).unwrap();
             let Compiled { percent, launches, graphs, .. } = said;
             assert_eq!((percent, launches, graphs), (75, 3 * pieces, pieces), "{how} {machine}: {said:?}");
@@ -71,11 +74,12 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
     }
 }
 
-/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/ring.rs), so the host waits for the oldest;
-/// a piece that fills half of that is cut there.
+/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/ring.rs), so the host
+/// waits for the oldest; a piece that fills half of that is cut there.
 #[test]
 fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {
-    let args = "--dataset synthetic --num-layers 100 --num-heads 1 --embed-dim 16 --ff-hidden-dim 16 --max-len 4 --batch-size 1 \
+    let args = "--dataset synthetic --num-layers 100 --num-heads 1 --embed-dim 16 --ff-hidden-dim 16 --max-len 4 \
+    --batch-size 1 \
                 --precision fp32 --max-steps 3";
     let (first, _) = train("seed=0", args);
     assert_eq!((first.len(), train("seed=5", args).0), (3, first.clone()), "call by call");
@@ -124,7 +128,8 @@ fn profiled_steps_are_given_call_by_call() {
     }
 }
 
-/// What waits for ever within a graph is named, with the launch that it is part of, here and in what the flight recorder leaves.
+/// What waits for ever within a graph is named, with the launch that it is part of, here and in what the flight
+/// recorder leaves.
 #[test]
 fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
     let dir = Dir::new();

@@ -1,5 +1,6 @@
-//! Bad input around GPUs, from outside: `--device cuda` where it cannot run, and settings that do not go together. Each is one
-//! message, exit status 2, nothing started. On a machine with a driver the first test asks for more GPUs than there are.
+//! Bad input around GPUs, from outside: `--device cuda` where it cannot run, and settings that do not go together. Each
+//! is one message, exit status 2, nothing started. On a machine with a driver the first test asks for more GPUs than
+//! there are.
 use flatshard::device::gpu::cuda::Machine;
 use serde_json::Value;
 use std::process::{Command, Output};

@@ -1,5 +1,6 @@
-//! Several ranks of `--device cuda` on simulated GPUs (`ptx/driver`), over its NCCL, cuBLASLt and NVML: strategies train as on the CPU and with
-//! the same bits whatever order streams take; a rank that dies, or whose kernel faults, ends the others with its name.
+//! Several ranks of `--device cuda` on simulated GPUs (`ptx/driver`), over its NCCL, cuBLASLt and NVML: strategies
+//! train as on the CPU and with the same bits whatever order streams take; a rank that dies, or whose kernel faults,
+//! ends the others with its name.
 
 use crate::common::runs::{Agent, DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
 use crate::common::simcuda;
@@ -7,7 +8,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
-const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 \
+const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 \
+--warmup-steps 1 \
                     --lr 0.02 --log-every 1 --no-sample";
 /// Two ranks on one GPU, who then talk over sockets; two GPUs, whose ranks read each other's memory.
 const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
@@ -36,9 +38,9 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap()
 }
 
-/// bf16 rounds activations in other places (2^-9 each): bounds as in tests/device/simulated_training.rs. AdamW moves a weight by the learning rate whichever sign
-/// a gradient of nearly nothing has, and both it and clipping hide the gradient's scale: so norms before clipping are compared, too, and
-/// each strategy also runs SGD without clipping.
+/// bf16 rounds activations in other places (2^-9 each): bounds as in tests/device/simulated_training.rs. AdamW moves a
+/// weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping hide the
+/// gradient's scale: so norms before clipping are compared, too, and each strategy also runs SGD without clipping.
 #[track_caller]
 fn trains_as_on_the_cpu(program: &str, machine: &str, shared: &str, args: &str) {
     for rule in ["", "--optimizer sgd --grad-clip 0 --lr 0.05"] {
@@ -78,7 +80,8 @@ fn tensor_parallel_and_ring_attention() {
     trains_as_on_the_cpu(FSDP, "seed=7", SHARED, "--precision fp32 --ring-attn-size 2");
 }
 
-/// What follows a product in it, or in passes of its own where cuBLASLt has no algorithm for it: in f32 no more than the order of sums differs.
+/// What follows a product in it, or in passes of its own where cuBLASLt has no algorithm for it: in f32 no more than
+/// the order of sums differs.
 #[test]
 fn fused_products_and_passes_agree() {
     let run = |blas: &str, args: &str| {
@@ -187,7 +190,8 @@ fn ranks_of_another_launcher_share_a_gpu_only_by_names() {
     assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
 }
 
-/// Where ranks read each other's memory, NCCL tells nothing: the timeout ends it. Over sockets it tells at once that somebody left, and not who.
+/// Where ranks read each other's memory, NCCL tells nothing: the timeout ends it. Over sockets it tells at once that
+/// somebody left, and not who.
 #[test]
 fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
     for (machine, sockets, says) in [

@@ -1,12 +1,13 @@
-//! Training with `--device cuda`, the real one, on a driver that pretends the GPU (`ptx/driver`): arguments, tensor maps, pinned and mapped
-//! memory, graphs, traces and every error's way to the user; several ranks are in cuda_ranks.rs. What a GPU computes, and how fast, is
-//! for scripts/gpu_check.sh.
+//! Training with `--device cuda`, the real one, on a driver that pretends the GPU (`ptx/driver`): arguments, tensor
+//! maps, pinned and mapped memory, graphs, traces and every error's way to the user; several ranks are in
+//! cuda_ranks.rs. What a GPU computes, and how fast, is for scripts/gpu_check.sh.
 
 use crate::common::simcuda;
 use serde_json::Value;
 use std::process::Output;
 
-const TINY: &str = "--dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
+const TINY: &str = "--dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim \
+64 --vocab-size 64 \
                     --max-len 32 --batch-size 1 --max-steps 2 --warmup-steps 1 --no-eval --no-sample";
 /// Of 64 values a head: what sm_90 has attention kernels of its own for.
 const WIDE: &str = "--embed-dim 128 --num-heads 2 --precision bf16";
@@ -59,7 +60,8 @@ fn a_gpu_trains_as_the_simulated_device_and_the_cpu_do() {
     near(&hopper, &on("cpu", WIDE), 4e-3);
 }
 
-/// One rank has a stream, and copies to and from pinned and mapped memory; the masks and the accumulation change with each step.
+/// One rank has a stream, and copies to and from pinned and mapped memory; the masks and the accumulation change with
+/// each step.
 #[test]
 fn a_rank_alone_computes_the_same_bits_in_any_order_in_graphs_and_not() {
     let args = "--nproc-per-node 1 --dropout 0.1 --grad-accum 2 --max-steps 3";

@@ -1,6 +1,6 @@
-//! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is skipped is
-//! told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own programs, on a driver that
-//! pretends a GPU: a rehearsal.
+//! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is
+//! skipped is told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own
+//! programs, on a driver that pretends a GPU: a rehearsal.
 
 use crate::common::programs::write_program;
 use crate::common::simcuda;
@@ -75,7 +75,8 @@ fn on_a_pretended_driver_it_is_a_rehearsal_and_says_so() {
         std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
     }
     let out = dir.path().join("out");
-    let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 --max-len 32 \
+    let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
+    --max-len 32 \
                  --batch-size 1 --max-steps 3 --warmup-steps 1";
     let mut command = Command::new("bash");
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);

@@ -1,5 +1,5 @@
-//! Steps as graphs, on the simulated GPU: what a driver is given in pieces comes to the bits of what it is given call by call, in far
-//! fewer calls; a piece of which anything changed is not replayed; and a step waits once.
+//! Steps as graphs, on the simulated GPU: what a driver is given in pieces comes to the bits of what it is given call
+//! by call, in far fewer calls; a piece of which anything changed is not replayed; and a step waits once.
 
 use crate::common::*;
 use flatshard::base::{Category, DType, Meter, Result};
@@ -25,7 +25,8 @@ struct Done {
     tally: [u64; 3],
 }
 
-/// Each step's report with what it took, and the weights at the end; of rank 0. `accum` says how many micro-batches a step has.
+/// Each step's report with what it took, and the weights at the end; of rank 0. `accum` says how many micro-batches a
+/// step has.
 fn trained(
     options: &EngineOptions,
     steps: u64,
@@ -79,8 +80,8 @@ fn dropping(spec: Spec) -> Spec {
     Spec { dropout: 0.2, ..spec }
 }
 
-/// The learning rate changes with each step, masks with each micro-batch, gradients add up over two of them, and in f16 the loss
-/// scale changes too: a number that a graph had kept from its capture would show.
+/// The learning rate changes with each step, masks with each micro-batch, gradients add up over two of them, and in f16
+/// the loss scale changes too: a number that a graph had kept from its capture would show.
 #[test]
 fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
     let sharded = |dtype| fsdp(ShardedOptions { dtype, grad_accum: 2, ..sharded() });
@@ -101,12 +102,14 @@ fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
         let bits = |weights: &[f32]| weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
         assert!(bits(&same) == bits(&weights), "{label}: other weights");
 
-        // From the third step on nothing is new: no capture, nothing but graphs and what stands alone between two collectives.
+        // From the third step on nothing is new: no capture, nothing but graphs and what stands alone between two
+        // collectives.
         let Given { asked, single, graphs, .. } = pieces[4].given;
         assert_eq!([pieces[2].given, pieces[3].given], [pieces[4].given; 2], "{label}: steps differ");
         assert_eq!(pieces[4].given.captured, 0, "{label}");
         assert!(asked >= 4 * (single + graphs), "{label}: {asked} calls asked for, {single} and {graphs} graphs given");
-        // One wait, at the end. Numbers go up once; of each micro-batch tokens, targets, positions, borders, rows and keys.
+        // One wait, at the end. Numbers go up once; of each micro-batch tokens, targets, positions, borders, rows and
+        // keys.
         for done in &pieces {
             assert_eq!(done.tally[..2], [1, 1 + 2 * 6], "{label}: waits, uploads");
         }
@@ -144,8 +147,8 @@ fn read(dev: &dyn Device, buf: &Buf) -> Vec<f32> {
     values
 }
 
-/// The fault that all this is about: a number that changes, given as an argument. Such a piece is never replayed, so its results are
-/// right, and the price shows.
+/// The fault that all this is about: a number that changes, given as an argument. Such a piece is never replayed, so
+/// its results are right, and the price shows.
 #[test]
 fn a_number_among_the_arguments_is_never_the_one_of_before() {
     for (changes, graphs) in [(true, 0), (false, 5)] {
@@ -186,8 +189,8 @@ fn a_graph_keeps_its_arguments_and_reads_its_memory() {
     assert_eq!((read(&dev, &y)[0], sim.tally().graphs), (18.0, 2));
 }
 
-/// Buffers that are gone when their call is done were there as long as it needed them; and those that came in their place are told
-/// apart, though the same calls are asked for.
+/// Buffers that are gone when their call is done were there as long as it needed them; and those that came in their
+/// place are told apart, though the same calls are asked for.
 #[test]
 fn operands_outlive_their_calls() {
     let front = Arc::new(Graphs::new(Arc::new(Sim::new())));
@@ -202,7 +205,8 @@ fn operands_outlive_their_calls() {
     assert_eq!(read(&dev, &y), [20.0; 8]);
 }
 
-/// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's before its timeout.
+/// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's before its
+/// timeout.
 #[test]
 fn a_kernel_fault_in_a_piece_ends_all_ranks() {
     let options = options(&llama(), fsdp(sharded()), ADAMW);

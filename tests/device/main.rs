@@ -1,4 +1,5 @@
-//! Devices: every operation against a reference, the simulated GPU, and `--device cuda` on a driver that pretends a GPU.
+//! Devices: every operation against a reference, the simulated GPU, and `--device cuda` on a driver that pretends a
+//! GPU.
 #[path = "../common/mod.rs"]
 mod common;
 mod conformance;

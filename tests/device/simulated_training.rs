@@ -1,5 +1,5 @@
-//! Training on the simulated GPU, every operation but the matrix products through the PTX kernels: the losses of the CPU, the
-//! same launches in each step, and a kernel's fault that ends all ranks.
+//! Training on the simulated GPU, every operation but the matrix products through the PTX kernels: the losses of the
+//! CPU, the same launches in each step, and a kernel's fault that ends all ranks.
 
 use crate::common::*;
 use flatshard::base::{DType, Result};
@@ -31,8 +31,8 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
     results.swap_remove(0)
 }
 
-/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each; f16: 2^-12. SGD: AdamW moves a weight by the
-/// learning rate whichever sign a gradient of nearly nothing has; it runs below.
+/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each; f16: 2^-12. SGD: AdamW
+/// moves a weight by the learning rate whichever sign a gradient of nearly nothing has; it runs below.
 #[test]
 fn losses_and_weights_are_those_of_the_cpu() {
     let bounds = [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3), (DType::F16, 5e-4, 2.5e-3, 1.25e-4)];
@@ -77,7 +77,8 @@ fn a_step_costs_what_the_last_one_did() {
     for each in &counts {
         assert_eq!(each[1..], [each[3]; 3], "steps 2, 3 and 4: [launches, products, copies], buffers");
     }
-    // Four blocks, backward with norms and activations computed again. A change here is a change of what a GPU is asked for.
+    // Four blocks, backward with norms and activations computed again. A change here is a change of what a GPU is asked
+    // for.
     assert_eq!(counts[0][3].0, [124, 87, 9], "[launches, products, copies] of a step");
 }
 
@@ -113,7 +114,8 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
         command.env_remove(variable);
     }
     let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --num-kv-heads 1 \
-                --max-len 16 --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 --activation-checkpoint \
+                --max-len 16 --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 \
+                --activation-checkpoint \
                 --no-eval";
     command.args(tiny.split_whitespace()).args(["--device", device, "--precision", precision]).args(more);
     let out = command.arg("--metrics-path").arg(&metrics).output().unwrap();
@@ -128,8 +130,8 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
         .collect()
 }
 
-/// AdamW moves a weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping hide the gradient's
-/// scale: norms before clipping are compared, too, and SGD without clipping.
+/// AdamW moves a weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping
+/// hide the gradient's scale: norms before clipping are compared, too, and SGD without clipping.
 #[test]
 fn run_fsdp_trains_on_it_end_to_end() {
     let sgd = ["--optimizer", "sgd", "--grad-clip", "0", "--lr", "0.05"];

@@ -1,5 +1,5 @@
-//! When collectives start: counted in a step, traced in order, and delayed at every seam. Bits alone do not show a missing
-//! prefetch or an extra gather.
+//! When collectives start: counted in a step, traced in order, and delayed at every seam. Bits alone do not show a
+//! missing prefetch or an extra gather.
 
 use crate::common::probe::{Watched, words};
 use crate::common::stores::*;
@@ -18,8 +18,9 @@ use std::time::Duration;
 /// Two replicas, each of two shards.
 const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
 
-/// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when a
-/// layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction starts.
+/// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when
+/// a layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction
+/// starts.
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
     trace_on(MeshSizes::sharded(3), strategy, accum)
 }
@@ -69,8 +70,8 @@ fn count(line: &str, what: &str) -> usize {
 
 #[test]
 fn the_next_gather_starts_before_the_current_unit_is_used() {
-    // Four blocks, two slots. Units 3 and 4 are still there when backward begins; from then on each gather runs under the
-    // backward of the block above, and each reduction under that of the block below.
+    // Four blocks, two slots. Units 3 and 4 are still there when backward begins; from then on each gather runs under
+    // the backward of the block above, and each reduction under that of the block below.
     assert_eq!(
         one(sharded()),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
@@ -226,7 +227,8 @@ const ALL: usize = ROOT + 4 * BLOCK;
 /// The blocks as one bucket, padded once.
 const TOGETHER: usize = 21_120;
 
-/// "ZeRO", section 7: stages 1 and 2 move what replicas do, P in the reduction and P in the gather; stage 3 gathers twice.
+/// "ZeRO", section 7: stages 1 and 2 move what replicas do, P in the reduction and P in the gather; stage 3 gathers
+/// twice.
 #[test]
 fn zero_moves_the_bytes_of_its_paper() {
     for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {

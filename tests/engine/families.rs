@@ -1,6 +1,7 @@
-//! Every model family against Hugging Face transformers: logits, loss, every gradient and greedy tokens of tiny models whose
-//! windows, softcaps and rotary scalings matter, on one rank and on three whose number divides nothing. Documents are packed
-//! here and went through transformers one by one. In bf16: as near to fp32 as transformers is. `tests/golden/families.py` made the files.
+//! Every model family against Hugging Face transformers: logits, loss, every gradient and greedy tokens of tiny models
+//! whose windows, softcaps and rotary scalings matter, on one rank and on three whose number divides nothing. Documents
+//! are packed here and went through transformers one by one. In bf16: as near to fp32 as transformers is.
+//! `tests/golden/families.py` made the files.
 
 use crate::common;
 use crate::common::golden_tensors::Tensors;
@@ -122,8 +123,9 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
-/// The rule of flash-attention's tests, as in tests/engine/golden.rs: at most twice PyTorch's own bf16 error against fp32 in logits, three
-/// times in gradients; the loss, whose errors cancel by luck, is held to the logits' bound. Below `LEAST` nothing runs in bf16.
+/// The rule of flash-attention's tests, as in tests/engine/golden.rs: at most twice PyTorch's own bf16 error against
+/// fp32 in logits, three times in gradients; the loss, whose errors cancel by luck, is held to the logits' bound. Below
+/// `LEAST` nothing runs in bf16.
 #[test]
 fn bf16_is_as_near_as_that_of_transformers() {
     const LEAST: f64 = 1e-4;
@@ -204,8 +206,8 @@ fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
     }
 }
 
-/// The files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`) say
-/// the same.
+/// The files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`)
+/// say the same.
 #[test]
 fn both_generations_of_files_read_alike() {
     for golden in CASES.map(Golden::read) {
@@ -217,8 +219,8 @@ fn both_generations_of_files_read_alike() {
     }
 }
 
-/// What we write for a model is read back as it. The files stay in target/tmp/families, where `families.py check` gives them
-/// to transformers.
+/// What we write for a model is read back as it. The files stay in target/tmp/families, where `families.py check` gives
+/// them to transformers.
 #[test]
 fn configurations_come_back() {
     for golden in CASES.map(Golden::read) {

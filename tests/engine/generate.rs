@@ -1,5 +1,5 @@
-//! Text token by token: keys and values that are kept change no token, whatever the family, the device and how weights are
-//! spread; and what a rank holds and receives meanwhile.
+//! Text token by token: keys and values that are kept change no token, whatever the family, the device and how weights
+//! are spread; and what a rank holds and receives meanwhile.
 
 use crate::common::plain_store::{Docs, Plain, device, groups};
 use crate::common::stores::*;

@@ -163,9 +163,10 @@ fn gpt_fp32_agrees_with_pytorch() {
     fp32_agrees(Arch::Gpt);
 }
 
-/// In bf16 (fp16, with a scaled loss) we may be as far from PyTorch's fp32 as PyTorch's own is, twice for logits and three
-/// times for gradients: the rule of flash-attention's tests, in place of hand-picked tolerances. (The loss is a mean whose
-/// errors cancel by luck: it is held to the logits' bound.) `least`: nothing that is computed in so few bits is nearer.
+/// In bf16 (fp16, with a scaled loss) we may be as far from PyTorch's fp32 as PyTorch's own is, twice for logits and
+/// three times for gradients: the rule of flash-attention's tests, in place of hand-picked tolerances. (The loss is a
+/// mean whose errors cancel by luck: it is held to the logits' bound.) `least`: nothing that is computed in so few bits
+/// is nearer.
 fn narrow_is_near(arch: Arch, dtype: DType, errors: &str, scale: f32, least: f64) {
     let mut model = Model::new(arch, dtype);
     let (loss, logits, grads) = model.errors(scale);
@@ -196,9 +197,9 @@ fn fp16_is_as_near_as_pytorchs() {
     }
 }
 
-/// Ten losses and gradient norms of two ranks' engines: AdamW with clipping and with weight decay by the segment table. Measured:
-/// losses 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys, whose true
-/// gradient is zero.)
+/// Ten losses and gradient norms of two ranks' engines: AdamW with clipping and with weight decay by the segment table.
+/// Measured: losses 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys,
+/// whose true gradient is zero.)
 fn training_agrees(arch: Arch) {
     let golden = Golden::read(arch);
     let (losses, norms) = (golden.numbers("losses"), golden.numbers("norms"));

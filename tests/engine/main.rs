@@ -1,5 +1,5 @@
-//! The training step from inside, with ranks as threads: the same bits however parameters are sharded, gradients and models against
-//! references, what is gathered, sent, held and allocated.
+//! The training step from inside, with ranks as threads: the same bits however parameters are sharded, gradients and
+//! models against references, what is gathered, sent, held and allocated.
 #[path = "../common/mod.rs"]
 mod common;
 mod collectives;

@@ -1,4 +1,5 @@
-//! Bytes against the formula, and steps that allocate nothing. The heap counts the allocations of each thread, which here is a rank.
+//! Bytes against the formula, and steps that allocate nothing. The heap counts the allocations of each thread, which
+//! here is a rank.
 
 use crate::common::stores::*;
 use crate::common::*;

@@ -1,5 +1,5 @@
-//! Every way to arrange four and eight ranks, against one rank that is given the same samples: one loss curve, one gradient
-//! norm, the same weights; and checkpoints that any of them writes and any other goes on from.
+//! Every way to arrange four and eight ranks, against one rank that is given the same samples: one loss curve, one
+//! gradient norm, the same weights; and checkpoints that any of them writes and any other goes on from.
 
 use crate::common;
 use crate::common::known_state::state;
@@ -23,8 +23,8 @@ const LEN: usize = 16;
 const SAMPLES: usize = 16;
 const ACCUM: usize = 2;
 
-/// What the shapes have in common: heads can be cut in eight, and words and columns in nothing. Qwen3's keys and values are of
-/// two heads, which more ranks of tp share.
+/// What the shapes have in common: heads can be cut in eight, and words and columns in nothing. Qwen3's keys and values
+/// are of two heads, which more ranks of tp share.
 fn eighths(spec: Spec) -> Spec {
     Spec { vocab: 67, dim: 24, heads: 16, kv_heads: 8, head_dim: 4, ff: 41, max_len: LEN, ..spec }
 }
@@ -71,8 +71,8 @@ fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize))
     }
 }
 
-/// Steps `from + 1..=to` from the checkpoint of step `from` in a directory, or from the start; the last is saved where a
-/// directory is given.
+/// Steps `from + 1..=to` from the checkpoint of step `from` in a directory, or from the start; the last is saved where
+/// a directory is given.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     from: Option<(&'a Path, u64)>,

@@ -1,5 +1,5 @@
-//! f16 with its loss scaler, and gradients that travel in fewer bits: steps that overflow are left out by every rank alike,
-//! the scale shows in nothing but its absence, and fewer bytes cost the error that one rounding has.
+//! f16 with its loss scaler, and gradients that travel in fewer bits: steps that overflow are left out by every rank
+//! alike, the scale shows in nothing but its absence, and fewer bytes cost the error that one rounding has.
 
 use crate::common::stores::{at_once, by_batch, every};
 use crate::common::*;
@@ -92,8 +92,8 @@ fn overflow_skips_the_step_on_every_rank_and_halves_the_scale() {
     }
 }
 
-/// All that learns is the head, and all targets are the words 60 and 61. At this scale only their gradients overflow: rows
-/// that one rank of tp has and one rank of fsdp owns. That rank alone sees it; nobody takes the step.
+/// All that learns is the head, and all targets are the words 60 and 61. At this scale only their gradients overflow:
+/// rows that one rank of tp has and one rank of fsdp owns. That rank alone sees it; nobody takes the step.
 #[test]
 fn what_one_rank_of_any_axis_sees_all_ranks_know() {
     let spec = Spec { vocab: 64, dim: 24, heads: 8, kv_heads: 4, head_dim: 4, ff: 40, ..llama() };
@@ -209,8 +209,8 @@ fn error(exact: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)]) -> f64 {
 }
 
 /// Each rank's part is rounded once: at most 2^-9 of it in bf16, 2^-12 in f16 (normal numbers), and parts of ranks and
-/// micro-batches, which differ in sign, are larger than their sum. Sums are f32: more micro-batches do not make it worse,
-/// as rounding the sum each time would.
+/// micro-batches, which differ in sign, are larger than their sum. Sums are f32: more micro-batches do not make it
+/// worse, as rounding the sum each time would.
 #[test]
 fn gradients_in_two_bytes_have_the_error_of_one_rounding() {
     for (narrow, bound) in [(DType::Bf16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))] {
@@ -277,7 +277,8 @@ fn events(path: &Path) -> Vec<Value> {
 fn run(program: &str, dir: &Path, args: &[&str]) -> Vec<Value> {
     let metrics = dir.join("metrics.jsonl");
     let _ = std::fs::remove_file(&metrics);
-    let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --log-every 1 \
+    let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 \
+    --log-every 1 \
                 --warmup-steps 2 --lr 0.01 --device cpu --no-sample --metrics-path";
     let out = Command::new(program).args(tiny.split_whitespace()).arg(&metrics).args(args).output().unwrap();
     assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
@@ -305,7 +306,8 @@ fn runs_in_fp16_learn_as_in_fp32_and_tell_of_their_scale() {
     }
 }
 
-/// Stopped among steps that overflow and doublings of the scale, and taken up again: the same lines and files, bit for bit.
+/// Stopped among steps that overflow and doublings of the scale, and taken up again: the same lines and files, bit for
+/// bit.
 #[test]
 fn a_run_in_fp16_is_resumed_with_its_scale() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +338,8 @@ fn a_run_in_fp16_is_resumed_with_its_scale() {
 /// A scale that overflows for ever ends the run with what to do.
 #[test]
 fn a_run_that_can_only_overflow_ends() {
-    let args = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --device cpu \
+    let args = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --device \
+    cpu \
                 --precision fp16 --loss-scale 1e12 --max-steps 50";
     let out = Command::new(FSDP).args(args.split_whitespace()).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);

@@ -231,8 +231,8 @@ fn offloaded_bytes_are_in_host_memory() {
     }
 }
 
-/// A chunk's gradient comes down while the chunk before it is updated, whose weights go up only then; what is in host memory
-/// already is not copied.
+/// A chunk's gradient comes down while the chunk before it is updated, whose weights go up only then; what is in host
+/// memory already is not copied.
 #[test]
 fn copies_of_a_chunk_run_while_another_is_updated() {
     for (offload, downs) in [(Offload::Optimizer, true), (Offload::Gradients, false), (Offload::Parameters, false)] {
@@ -258,8 +258,8 @@ fn copies_of_a_chunk_run_while_another_is_updated() {
     }
 }
 
-/// What differs is the rounding of the update. SGD: AdamW moves a weight by the learning rate whichever sign a gradient of nearly
-/// nothing has.
+/// What differs is the rounding of the update. SGD: AdamW moves a weight by the learning rate whichever sign a gradient
+/// of nearly nothing has.
 #[test]
 fn an_offloaded_step_of_a_gpu_is_the_step_of_that_gpu() {
     let run = |offload| {

@@ -1,5 +1,5 @@
-//! One body for all stores: however parameters are kept, the same training leaves the same bits (losses, norms, every weight).
-//! Replicated is what the others are held to: it gathers nothing and reduces once.
+//! One body for all stores: however parameters are kept, the same training leaves the same bits (losses, norms, every
+//! weight). Replicated is what the others are held to: it gathers nothing and reduces once.
 
 use crate::common::stores::*;
 use crate::common::*;

@@ -1,5 +1,6 @@
-//! A model whose layers are cut over the ranks of tp against the same model on one rank: losses, every gradient, what goes around,
-//! what is planned. Weights are functions of a tensor's name and an element's place in the whole tensor, so every cut has the same.
+//! A model whose layers are cut over the ranks of tp against the same model on one rank: losses, every gradient, what
+//! goes around, what is planned. Weights are functions of a tensor's name and an element's place in the whole tensor,
+//! so every cut has the same.
 
 use crate::common::plain_store::{Docs, Plain, Told, distance, dot};
 use flatshard::base::CATEGORIES;
@@ -371,8 +372,8 @@ fn a_block_reduces_twice_forward_and_twice_backward() {
     let again = [&all[..9], &[(sum, 1)], &all[9..]].concat();
     assert_eq!(calls, of(&again));
 
-    // In parts along the tokens: gathered in front of a branch, scattered behind it. Backward gathers the gradient behind, and
-    // the input again.
+    // In parts along the tokens: gathered in front of a branch, scattered behind it. Backward gathers the gradient
+    // behind, and the input again.
     let (gather, scatter) = ((Gather, "tp gather"), (Scatter, "tp sum"));
     let forward = |layer| [(gather, layer), (scatter, layer), (gather, layer), (scatter, layer)];
     let backward = |layer| [(gather, layer), (gather, layer), (scatter, layer)].repeat(2);

@@ -243,8 +243,8 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
     }
 }
 
-/// Beside adapters nothing writes the model, so its weights are there once, in what is computed with; and as nothing is lost on
-/// the way there, the first loss is that of the model alone.
+/// Beside adapters nothing writes the model, so its weights are there once, in what is computed with; and as nothing is
+/// lost on the way there, the first loss is that of the model alone.
 #[test]
 fn beside_adapters_the_model_is_kept_once() {
     let spec = Spec { ff: 45, ..llama() };
@@ -299,7 +299,8 @@ fn adapters_that_cannot_be_are_refused() {
 
 #[test]
 fn groups_scale_the_learning_rate_and_switch_decay_off() {
-    // Plain SGD, one step: p - lr * scale * (g + decay * p), so a scale of 0 is no change, and a half is half the change.
+    // Plain SGD, one step: p - lr * scale * (g + decay * p), so a scale of 0 is no change, and a half is half the
+    // change.
     let base = EngineOptions { grad_clip: 0.0, ..options(&llama(), fsdp(sharded()), SGD) };
     let scaled = |name: &str, scale: f32| {
         let tuning = Tuning { lr_scale: vec![(name.to_string(), scale)], ..Tuning::default() };

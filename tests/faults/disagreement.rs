@@ -1,5 +1,6 @@
-//! Ranks that another launcher started and that do not agree: on the program, a setting, the data, where to go on from, or the
-//! directory that they save to. All of them end at once, with status 2 and the difference, and nothing is written.
+//! Ranks that another launcher started and that do not agree: on the program, a setting, the data, where to go on from,
+//! or the directory that they save to. All of them end at once, with status 2 and the difference, and nothing is
+//! written.
 
 use crate::common::programs::write_program;
 use crate::common::runs::*;

@@ -1,5 +1,5 @@
-//! The flight recorder: what a failed run's ranks leave, what it says of who was late and who did something else, and that ranks
-//! with different schedules fail at once.
+//! The flight recorder: what a failed run's ranks leave, what it says of who was late and who did something else, and
+//! that ranks with different schedules fail at once.
 
 use crate::common;
 use crate::common::runs::*;
@@ -89,8 +89,8 @@ fn the_verdict_names_who_is_behind_who_differs_and_who_left_nothing() {
     assert_eq!(verdict(dir.0.path(), 4, SystemTime::now() + Duration::from_secs(9)), None, "files of another run");
 }
 
-/// Rank 1 is stopped in the middle of training: the other one runs into its timeout, dumps, and the launcher's message names
-/// the silent rank and the operation that waits for it. The start may take longer than a step.
+/// Rank 1 is stopped in the middle of training: the other one runs into its timeout, dumps, and the launcher's message
+/// names the silent rank and the operation that waits for it. The start may take longer than a step.
 #[test]
 fn a_stalled_rank_is_named_within_the_step_timeout() {
     let dir = Dir::new();

@@ -25,7 +25,8 @@ fn a_run_learns_and_its_metrics_are_complete() {
 
     let steps = events(&metrics, "step");
     assert_eq!(steps.len(), 40);
-    let keys = "event step loss lr grad_norm loss_scale skipped_steps samples tokens fill trained_tokens tokens_per_sec \
+    let keys = "event step loss lr grad_norm loss_scale skipped_steps samples tokens fill trained_tokens \
+    tokens_per_sec \
                 step_time_s comm_time_s exposed_comm_s comm_bytes data_time_s peak_mem_bytes mfu gpu";
     for (i, step) in steps.iter().enumerate() {
         assert_eq!(step.as_object().unwrap().keys().map(String::as_str).collect::<Vec<_>>().join(" "), keys);
@@ -289,7 +290,8 @@ fn no_rank_outlives_the_parent() {
 
 #[test]
 fn the_first_rank_to_fail_is_named_with_its_words() {
-    // A checkpoint directory that vanishes and cannot be made again: rank 0 fails in the save, the others because of it.
+    // A checkpoint directory that vanishes and cannot be made again: rank 0 fails in the save, the others because of
+    // it.
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m"), dir.arg("ckpt"));
     let run = Run::start(

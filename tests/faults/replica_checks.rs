@@ -1,5 +1,5 @@
-//! Replicas that are compared: a bit that flips in one rank's memory is found, with its rank and unit, and a run in which nothing
-//! flips is not disturbed.
+//! Replicas that are compared: a bit that flips in one rank's memory is found, with its rank and unit, and a run in
+//! which nothing flips is not disturbed.
 
 use crate::common;
 use crate::common::runs::*;

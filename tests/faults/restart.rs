@@ -1,5 +1,5 @@
-//! Jobs that outlive their failures: ranks killed again and again, on as many ranks or fewer, time limits, signals by name.
-//! A restarted run ends with the bits of one that was never disturbed.
+//! Jobs that outlive their failures: ranks killed again and again, on as many ranks or fewer, time limits, signals by
+//! name. A restarted run ends with the bits of one that was never disturbed.
 
 use crate::common::runs::*;
 use rustix::process::Signal;
@@ -74,8 +74,8 @@ fn worlds_of(dir: &Dir, batch: &[&str], elastic: &str) -> Vec<u64> {
     events(&path, "run").iter().map(|e| e["world_size"].as_u64().unwrap()).collect()
 }
 
-/// Nothing is saved before the ranks die, twice: the second restart takes as many ranks as the batch of 12 sequences can be
-/// split over. Sums of other ranks round otherwise, so the curves are near and not equal.
+/// Nothing is saved before the ranks die, twice: the second restart takes as many ranks as the batch of 12 sequences
+/// can be split over. Sums of other ranks round otherwise, so the curves are near and not equal.
 #[test]
 fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
     let (dir, quiet) = (Dir::new(), Dir::new());
@@ -93,7 +93,8 @@ fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
     }
 }
 
-/// Six sequences of micro-batches of two go on three ranks or on one: one is taken if the range has it, and none below the range.
+/// Six sequences of micro-batches of two go on three ranks or on one: one is taken if the range has it, and none below
+/// the range.
 #[test]
 fn fewer_ranks_are_of_the_range() {
     let batch = ["--batch-size", "2", "--nproc-per-node", "3", "--max-steps", "40"];

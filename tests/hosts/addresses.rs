@@ -1,5 +1,5 @@
-//! Jobs of several hosts whose ranks cannot meet: each ends by itself, soon, with one message that says what to change. Hosts are
-//! pretended, ranks are processes.
+//! Jobs of several hosts whose ranks cannot meet: each ends by itself, soon, with one message that says what to change.
+//! Hosts are pretended, ranks are processes.
 
 use crate::common::runs::*;
 use std::net::TcpListener;

@@ -1,5 +1,5 @@
-//! How GPU ranks find each other, with real processes: this test binary starts itself again as the ranks. No GPU is needed:
-//! the id is rank 0's own word here instead of NCCL's. Strangers come to the same ports, and are not served.
+//! How GPU ranks find each other, with real processes: this test binary starts itself again as the ranks. No GPU is
+//! needed: the id is rank 0's own word here instead of NCCL's. Strangers come to the same ports, and are not served.
 
 use crate::common::agent::Agent;
 use crate::common::network::*;

@@ -1,5 +1,5 @@
-//! Whole runs on two pretended hosts of two ranks each: processes of this machine that share memory two by two and talk TCP over
-//! the loopback. What they compute is compared, bit for bit, with one host of four ranks.
+//! Whole runs on two pretended hosts of two ranks each: processes of this machine that share memory two by two and talk
+//! TCP over the loopback. What they compute is compared, bit for bit, with one host of four ranks.
 mod attacks;
 
 use crate::common::runs::*;

@@ -1,5 +1,5 @@
-//! Rules of the house: files import one way, names mean one thing, lines fit, and the pages' way through the code is in the code.
-//! Never looks at behavior.
+//! Rules of the house: files import one way, names mean one thing, lines fit, and the pages' way through the code is in
+//! the code. Never looks at behavior.
 use crate::imports::Imports;
 use crate::{root, sources};
 use regex::Regex;

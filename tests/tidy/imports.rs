@@ -1,5 +1,6 @@
-//! Which file uses which: names resolved to the file that defines them, through re-exports. Reads text, so paths that macros make
-//! are not seen; a `mod x;` line, or a `pub use` that only passes a name on, is no use of its own. Never compiles anything.
+//! Which file uses which: names resolved to the file that defines them, through re-exports. Reads text, so paths that
+//! macros make are not seen; a `mod x;` line, or a `pub use` that only passes a name on, is no use of its own. Never
+//! compiles anything.
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,7 +98,8 @@ impl Imports {
         self.files.insert(module, SourceFile { path: path.into(), code, uses, defines });
     }
 
-    /// A path as it stands in `module`, from the root of its crate: the module it starts in, and the rest. None: another crate's.
+    /// A path as it stands in `module`, from the root of its crate: the module it starts in, and the rest. None:
+    /// another crate's.
     fn absolute(&self, module: &Module, path: &[String]) -> Option<(Module, Vec<String>)> {
         let first = path.first()?.as_str();
         let root = vec![module[0].clone()];

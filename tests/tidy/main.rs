@@ -132,8 +132,9 @@ fn environment_variables_are_read_in_one_file() {
     }
 }
 
-/// A busy machine takes several times as long, and another process may have the port: limits come from tests/common/time.rs, ports
-/// from tests/common/agent.rs. That something takes *at least* so long may be asserted anywhere.
+/// A busy machine takes several times as long, and another process may have the port: limits come from
+/// tests/common/time.rs, ports from tests/common/agent.rs. That something takes *at least* so long may be asserted
+/// anywhere.
 #[test]
 fn tests_race_no_clock_and_guess_no_port() {
     for dir in ["tests", "experiments/tests", "ptx/tests", "ptx/driver/tests"] {

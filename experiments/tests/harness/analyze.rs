@@ -1,4 +1,5 @@
-//! `experiments analyze` from outside, on metrics made by hand: right numbers, whole files, and nothing from outside in the page.
+//! `experiments analyze` from outside, on metrics made by hand: right numbers, whole files, and nothing from outside in
+//! the page.
 use super::common::experiments;
 use std::collections::BTreeMap;
 use std::fs;

@@ -29,8 +29,8 @@ pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -
     Ended { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// A directory with a `run_fsdp` and a `run_ddp` that do not train. Each call leaves a line in `calls` and metrics of a few
-/// steps where the configuration says; then `more` is run, in which $1 $2 are `--config FILE`.
+/// A directory with a `run_fsdp` and a `run_ddp` that do not train. Each call leaves a line in `calls` and metrics of a
+/// few steps where the configuration says; then `more` is run, in which $1 $2 are `--config FILE`.
 pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
     let bin = dir.join("bin");
     fs::create_dir_all(&bin).unwrap();
@@ -39,7 +39,8 @@ pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
          echo \"$0 $*\" >> {calls}\n\
          metrics=$(sed -n 's/^ *metrics_path: *//p' \"$2\" | tr -d '\"')\n\
          {{ echo '{{\"event\":\"run\",\"world_size\":4}}'\n\
-         for step in 1 2 3 4; do echo \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$step,\\\"loss\\\":$((10 - step))}}\"; done\n\
+         for step in 1 2 3 4; do echo \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$step,\\\"loss\\\":$((10 - \
+         step))}}\"; done\n\
          echo '{{\"event\":\"end\"}}'; }} > \"$metrics\"\n\
          {more}\n",
         calls = dir.join("calls").display()

@@ -1,5 +1,5 @@
-//! The harness from outside: every verb of the binary `experiments`, its files and its exit status. Nothing here knows how it
-//! works inside.
+//! The harness from outside: every verb of the binary `experiments`, its files and its exit status. Nothing here knows
+//! how it works inside.
 mod analyze;
 mod chaos;
 mod common;

@@ -1,5 +1,5 @@
-//! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and what is
-//! not, and that a failure stays one.
+//! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and
+//! what is not, and that a failure stays one.
 use super::common::{calls, experiments, experiments_with, pretenders};
 use crate::time::wait_until;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -22,7 +22,8 @@ fn without_execute_configurations_are_written_and_commands_printed() {
         &["run", "--bin-dir", "bin", "--output-dir", "out", "--steps", "7", "--", "--seed", "3"],
     );
     assert_eq!(ended.code, 0, "{}", ended.err);
-    let names = "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_reference_ac fsdp_manual_no_limit fsdp_manual_backward_post \
+    let names = "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_reference_ac fsdp_manual_no_limit \
+    fsdp_manual_backward_post \
                  fsdp_manual_no_prefetch fsdp_manual_shard_grad_op fsdp_manual_hybrid_shard zero1 zero2 zero3 tp2 ring2 tp2_ring2";
     for name in names.split_whitespace() {
         let path = dir.path().join("out").join(name).join("config.yaml");

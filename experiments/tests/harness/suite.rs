@@ -1,4 +1,5 @@
-//! `experiments suite` with training binaries that only pretend: its set, its variables, and that it does not call a bad end good.
+//! `experiments suite` with training binaries that only pretend: its set, its variables, and that it does not call a
+//! bad end good.
 use super::common::{Ended, experiments, experiments_with, pretenders};
 use std::fs;
 use tempfile::TempDir;

@@ -86,7 +86,8 @@ fn special_values_are_those_of_the_manual() {
     assert!(each("lg2.approx.f32 %y, %x;", &[-1.0], 0.0, 0)[0].is_nan());
 }
 
-/// Powers of two by ex2.approx, cut off: right where the result is exact, and on no GPU. Rounded, they are right on all.
+/// Powers of two by ex2.approx, cut off: right where the result is exact, and on no GPU. Rounded, they are right on
+/// all.
 #[test]
 fn a_kernel_that_needs_an_exact_power_fails() {
     let x: Vec<f32> = (1..20).map(|i| i as f32).collect();

@@ -1,5 +1,5 @@
-//! Every check is proved by a planted fault that it catches, under several schedules; the same kernels without the fault
-//! raise no alarm under any. And what is not modelled is refused.
+//! Every check is proved by a planted fault that it catches, under several schedules; the same kernels without the
+//! fault raise no alarm under any. And what is not modelled is refused.
 mod approximate;
 mod memory;
 mod order;
@@ -181,8 +181,8 @@ fn counts_are_what_a_hand_gives() {
     // 250 floats are 32 sectors (the last one in part), three CTAs add to one sector each.
     assert_eq!(counts.global_sectors, 32 + 3);
     assert_eq!(counts.bank_conflicts, 0);
-    // Each of 9 warps: 13 up to the load, it, 10 shuffles and adds, 7 to the branch, ret; and 5 in one warp of each CTA,
-    // whose lanes part at the branch and meet again at END.
+    // Each of 9 warps: 13 up to the load, it, 10 shuffles and adds, 7 to the branch, ret; and 5 in one warp of each
+    // CTA, whose lanes part at the branch and meet again at END.
     assert_eq!(counts.instructions, 9 * (13 + 1 + 10 + 7 + 1) + 3 * 5);
     // Every lane of a warp in one bank: 31 more passes; two lanes to a bank: 1 more.
     for (stride, conflicts) in [(4, 0), (8, 1), (16, 3), (128, 31)] {

@@ -58,7 +58,8 @@ fn missing_waits() {
     caught(FindingKind::InFlight, &["write of shared 'stage'"], |s| reverse_of(&source, s));
 }
 
-/// What a copy reads is not to be written before the wait, by the thread that copies or by one that knows no more than that it does.
+/// What a copy reads is not to be written before the wait, by the thread that copies or by one that knows no more than
+/// that it does.
 #[test]
 fn sources_of_copies_in_flight() {
     let wait = "cp.async.wait_group 1;";
@@ -70,7 +71,8 @@ fn sources_of_copies_in_flight() {
     for schedule in SCHEDULES {
         reverse_of(&waited, schedule).unwrap_or_else(|report| panic!("{report}"));
     }
-    // The neighbour's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing says so.
+    // The neighbour's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing
+    // says so.
     let store = "xor.b32 %use, %lane, 1; mul.wide.u32 %off, %use, 4; mov.u64 %z, %x0; add.u64 %z, %z, %off; st.global.b32 [%z], %lane;";
     let other = |text: &str| {
         let source = plant(
@@ -88,8 +90,8 @@ fn sources_of_copies_in_flight() {
     }
 }
 
-/// Both sides of a branch count themselves, and all read the count behind it: no race, for the accesses are strong, and right as long
-/// as lanes meet where the sides do. Nothing says that they do but a barrier.
+/// Both sides of a branch count themselves, and all read the count behind it: no race, for the accesses are strong, and
+/// right as long as lanes meet where the sides do. Nothing says that they do but a barrier.
 #[test]
 fn lanes_that_meet_late() {
     let count = |meet: &str| {

@@ -1,5 +1,5 @@
-//! Attention for sm_90a against f64 at odd sizes, under several schedules, which must agree to the bit; and without each
-//! thing that orders its warpgroups.
+//! Attention for sm_90a against f64 at odd sizes, under several schedules, which must agree to the bit; and without
+//! each thing that orders its warpgroups.
 use super::launch::{Bench, Plant};
 use super::reference::{Inputs, Outputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::{FindingKind, LATE};

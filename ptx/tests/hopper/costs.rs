@@ -1,5 +1,5 @@
-//! What launches of the sm_90a kernels cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no
-//! conflicts in shared memory, sectors near the floor. For every variant of the family.
+//! What launches of the sm_90a kernels cost, against `budget.txt`: the least number of multiply-adds that whole tiles
+//! allow, no conflicts in shared memory, sectors near the floor. For every variant of the family.
 use super::launch::Bench;
 use super::reference::{Inputs, Shape, Sight};
 use flatshard_ptx::emulate::{FindingKind, LaunchCounts};
@@ -10,8 +10,8 @@ use std::ops::Range;
 const BUDGET: &str = include_str!("budget.txt");
 const HEAD: &str = "variant shape instructions sectors floor conflicts multiply-adds";
 
-/// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows that their copies bring: whole tiles, up
-/// to the last row that there is. `whole`: tiles of columns start at a multiple of their size.
+/// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows that their copies bring: whole
+/// tiles, up to the last row that there is. `whole`: tiles of columns start at a multiple of their size.
 fn copied(
     ranges: &[Range<u32>],
     TiledKernel { kernel, columns }: &TiledKernel,
@@ -46,8 +46,8 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         let (count, rows) = copied(&shape.tables()[of], tiles, last as usize, whole);
         (heads * count * tiles.kernel.rows as u64 * tiles.columns as u64, count, rows)
     };
-    // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes a row of each sum.
-    // Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
+    // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes a
+    // row of each sum. Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
     let forward = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 0, false);
         (2 * dim * pairs, heads * (queries * (row + out + 4) + 2 * row * rows))
@@ -117,8 +117,8 @@ fn launches_cost_what_the_budget_says() {
     assert!(budget[1..] == lines, "the costs have changed; if for good, budget.txt is to say:\n{HEAD}\n{said}\n");
 }
 
-/// Shared memory is what the kernel uses, and what is lost where the array starts on no multiple of 1024, as it does here: 72 bytes
-/// less than that are out of bounds. They are the last mbarrier, or a number of the last place.
+/// Shared memory is what the kernel uses, and what is lost where the array starts on no multiple of 1024, as it does
+/// here: 72 bytes less than that are out of bounds. They are the last mbarrier, or a number of the last place.
 #[test]
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {

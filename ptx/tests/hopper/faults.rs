@@ -74,7 +74,8 @@ fn a_copy_over_what_is_still_read() {
 fn one_warp_too_few_gives_a_stage_back() {
     let source =
         plant(0, "mbarrier.init.shared::cta.b64 [%empty + 0], 4;", "mbarrier.init.shared::cta.b64 [%empty + 0], 3;");
-    // Four arrivals at a count of three: a phase too many, and sooner or later a stage that is written while it is read.
+    // Four arrivals at a count of three: a phase too many, and sooner or later a stage that is written while it is
+    // read.
     noticed(&[FindingKind::Race, FindingKind::InFlight, FindingKind::Phase, FindingKind::Deadlock], &source, &USUAL);
     let source = plant(0, "[%empty + 0], 4;", "[%empty + 0], 5;");
     caught(

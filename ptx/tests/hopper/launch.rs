@@ -67,7 +67,8 @@ impl<'a> Bench<'a> {
             .run(memory)
             .map(|counts| (variant.name, counts))
     }
-    /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to `before`.
+    /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to
+    /// `before`.
     pub fn run(
         &self,
         x: &Inputs,

@@ -3,7 +3,8 @@ use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, 
 
 const SCHEDULES: std::ops::Range<u64> = 0..8;
 
-/// Runs a body with `%t` (thread), `%c` (CTA), `%p`, `%q`, registers `%r0..7`, `%d0..7`, an array `s` and 64 words at `%y`.
+/// Runs a body with `%t` (thread), `%c` (CTA), `%p`, `%q`, registers `%r0..7`, `%d0..7`, an array `s` and 64 words at
+/// `%y`.
 fn run(body: &str, grid: u32, block: u32, schedule: u64) -> Result<Vec<u32>, LaunchReport> {
     let source = format!(
         ".visible .entry k(.param .u64 p_y) {{\n.reg .pred %p, %q;\n.reg .b32 %t, %c, %r<8>;\n.reg .b64 %y, %z, %d<8>;

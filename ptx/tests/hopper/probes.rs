@@ -1,5 +1,5 @@
-//! The probes' answers against the layouts as the PTX ISA and CUTLASS's canonical layouts state them, written here a second
-//! time and in another way. What a GPU answers is for scripts/gpu_check.sh to compare.
+//! The probes' answers against the layouts as the PTX ISA and CUTLASS's canonical layouts state them, written here a
+//! second time and in another way. What a GPU answers is for scripts/gpu_check.sh to compare.
 use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, Swizzle, TensorMap, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::probes::{PROBES, TENSOR_UNTOUCHED, TENSOR_WORDS};

@@ -1,5 +1,5 @@
-//! Buffers beyond 4 GiB and 2^32 elements, of which only the ends are there: the kernels of elements and of rows find their addresses
-//! in 64 bits. Never compares values: those are the other tests'.
+//! Buffers beyond 4 GiB and 2^32 elements, of which only the ends are there: the kernels of elements and of rows find
+//! their addresses in 64 bits. Never compares values: those are the other tests'.
 use super::harness::*;
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
@@ -85,7 +85,8 @@ impl Far<'_> {
     }
 }
 
-/// The first and the last CTA of a kernel of elements, V at a time: more than 2^32 of them, and some that are no whole V.
+/// The first and the last CTA of a kernel of elements, V at a time: more than 2^32 of them, and some that are no whole
+/// V.
 fn flat(variant: &str, v: u64, operands: Vec<(DType, Option<f64>)>, more: [Vec<Operand>; 2]) -> Far<'_> {
     let n = HUGE + 3 * 256 * v + 1;
     let ctas = (n / v).div_ceil(256) as u32;

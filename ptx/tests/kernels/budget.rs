@@ -1,4 +1,5 @@
-//! What a launch costs, against `budget.txt`; and that no kernel has a barrier too many or too few. Both for every variant.
+//! What a launch costs, against `budget.txt`; and that no kernel has a barrier too many or too few. Both for every
+//! variant.
 use super::cases::{Case, cases};
 use super::harness::SCHEDULES;
 use flatshard_ptx::emulate::{PtxKernel, parse};
@@ -21,11 +22,13 @@ fn prepared() -> Vec<(Case, PtxKernel)> {
 
 /// May move more than a tenth beyond their floor (and a few sectors), each for its reason.
 fn moves_more(name: &str, shape: &str) -> bool {
-    // Rows of no whole 16 bytes are taken element by element, and a warp's piece of one begins within a sector; those of 5003 f32 do
-    // not stay in registers and are read twice. Sorting compares each row with each: its floor is comparisons.
+    // Rows of no whole 16 bytes are taken element by element, and a warp's piece of one begins within a sector; those
+    // of 5003 f32 do not stay in registers and are read twice. Sorting compares each row with each: its floor is
+    // comparisons.
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort"
 }
-/// May meet banks twice: once a CTA, when it adds its warps' parts up; and in limbs that the exponents of the data choose.
+/// May meet banks twice: once a CTA, when it adds its warps' parts up; and in limbs that the exponents of the data
+/// choose.
 fn meets_banks_twice(name: &str) -> bool {
     name.starts_with("qk_norm_rope_backward") || name == "sum_squares"
 }
@@ -82,8 +85,8 @@ fn every_variant_has_a_case_and_every_source_a_variant() {
     }
 }
 
-/// Takes out each barrier of each kernel in turn: the emulator must notice in one of the kernel's cases, under every schedule,
-/// or the barrier is of no use.
+/// Takes out each barrier of each kernel in turn: the emulator must notice in one of the kernel's cases, under every
+/// schedule, or the barrier is of no use.
 #[test]
 fn every_barrier_is_needed_and_its_loss_is_noticed() {
     let mut by_entry: BTreeMap<(String, String), Vec<Case>> = BTreeMap::new();

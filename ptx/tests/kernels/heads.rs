@@ -2,8 +2,8 @@
 use super::harness::*;
 use super::rows::{EPS, norm_backward_of, norm_of, sum_rows};
 
-/// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are no whole vectors, more parts of a half
-/// than lanes, more heads than go at a time.
+/// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are no whole vectors, more parts
+/// of a half than lanes, more heads than go at a time.
 const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
     (3, 1, 64, 5, 0),
     (5, 2, 128, 3, 0),

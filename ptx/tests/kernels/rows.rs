@@ -2,8 +2,8 @@
 use super::harness::*;
 
 pub const EPS: f64 = 1e-5;
-/// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces a thread, all
-/// that the threads can take; more rows than CTAs; operands off their alignment.
+/// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces a
+/// thread, all that the threads can take; more rows than CTAs; operands off their alignment.
 const SHAPES: [(usize, usize, u32, u32, usize); 8] = [
     (1, 1, 32, 1, 0),
     (5, 7, 32, 3, 0),

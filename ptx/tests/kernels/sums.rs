@@ -1,4 +1,5 @@
-//! The exact sum of squares and the clip scale from it: the bits are those of the CPU device for every grid and schedule.
+//! The exact sum of squares and the clip scale from it: the bits are those of the CPU device for every grid and
+//! schedule.
 use super::harness::*;
 use flatshard::base::{Category, Meter};
 use flatshard::device::cpu::CpuDevice;

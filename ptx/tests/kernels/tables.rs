@@ -231,7 +231,8 @@ fn columns(logits: &[f64], vocab: usize, (from, to): (usize, usize)) -> Vec<f64>
     logits.chunks(vocab).flat_map(|row| row[from..to].to_vec()).collect()
 }
 
-/// A vocabulary in parts, of which no two need be alike: each part's gradient and every part's losses are those of the whole.
+/// A vocabulary in parts, of which no two need be alike: each part's gradient and every part's losses are those of the
+/// whole.
 #[test]
 fn parts_of_a_vocabulary_come_to_the_loss_of_the_whole() {
     for (cuts, threads, targets) in [

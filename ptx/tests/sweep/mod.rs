@@ -1,6 +1,6 @@
-//! Takes each instruction that waits, fences, commits or hands on out of the attention kernels, one at a time, and runs their launches:
-//! the emulator must notice, or the results be others. What passes unseen stands in `budget.txt`, with its reason. The barriers of all
-//! other kernels are swept in ../kernels/budget.rs, and none of those is unseen.
+//! Takes each instruction that waits, fences, commits or hands on out of the attention kernels, one at a time, and runs
+//! their launches: the emulator must notice, or the results be others. What passes unseen stands in `budget.txt`, with
+//! its reason. The barriers of all other kernels are swept in ../kernels/budget.rs, and none of those is unseen.
 use super::attention::launch as tile;
 use super::attention::reference::{Inputs, Outputs, Shape};
 use super::hopper::launch as hopper;
@@ -13,7 +13,8 @@ const BUDGET: &str = include_str!("budget.txt");
 /// In order, and drawn. A fault is noticed if both notice it.
 const SCHEDULES: [u64; 2] = [0, 1];
 
-/// What is taken out: from the start of its statement, guard included, to its end; of a read or an addition the order alone.
+/// What is taken out: from the start of its statement, guard included, to its end; of a read or an addition the order
+/// alone.
 const OUT: [&str; 17] = [
     "bar.sync",
     "bar.arrive",
@@ -54,8 +55,8 @@ fn faults(text: &str) -> Vec<(String, Range<usize>, &'static str)> {
     all
 }
 
-/// Sweeps a variant's launch: `run` gives its outputs' bits with a text in place of the variant's. The faults that pass must be the
-/// budget's.
+/// Sweeps a variant's launch: `run` gives its outputs' bits with a text in place of the variant's. The faults that pass
+/// must be the budget's.
 fn sweep(name: &str, run: impl Fn(u64, &dyn Fn(String) -> String) -> Option<Vec<u64>>) {
     let text = Variant::by_name(name).unwrap().expand().unwrap();
     let right =

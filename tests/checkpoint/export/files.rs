@@ -1,4 +1,5 @@
-//! Directories of models: what others' may lack or hold too much of, what goes with an export, and what it never overwrites.
+//! Directories of models: what others' may lack or hold too much of, what goes with an export, and what it never
+//! overwrites.
 use super::*;
 use safetensors::{SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;

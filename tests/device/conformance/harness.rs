@@ -24,7 +24,8 @@ pub fn devices() -> Vec<Box<dyn Device>> {
     let gpus = [gpu(SIM.clone())].into_iter().chain(cuda().map(|cuda| gpu(cuda)));
     cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus).collect()
 }
-/// The vector widths of this CPU: those that Linux says it has. Which run and which are missing is said past the test runner's capture.
+/// The vector widths of this CPU: those that Linux says it has. Which run and which are missing is said past the test
+/// runner's capture.
 fn levels() -> &'static [Level] {
     static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
@@ -64,7 +65,8 @@ fn cuda() -> Option<Arc<Cuda>> {
 pub fn is_cpu(dev: &dyn Device) -> bool {
     dev.name().starts_with("cpu")
 }
-/// What a download behind it says: a GPU that runs on while the host does reports an index outside its table only there.
+/// What a download behind it says: a GPU that runs on while the host does reports an index outside its table only
+/// there.
 pub fn settled(dev: &dyn Device, done: Result<()>, any: &Buf) -> Result<()> {
     done?;
     dev.download(any.view(), &mut vec![0; any.bytes()])

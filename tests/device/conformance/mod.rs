@@ -16,7 +16,8 @@ mod ring;
 use crate::common::simcuda;
 use std::process::Command;
 
-/// The same once more by the code of `--device cuda`, on a driver that pretends the GPU: all but attention and rings, which take long there.
+/// The same once more by the code of `--device cuda`, on a driver that pretends the GPU: all but attention and rings,
+/// which take long there.
 #[test]
 fn the_driver_of_gpus_does_what_the_simulated_one_does() {
     let mut again = Command::new(std::env::current_exe().unwrap());

@@ -1,4 +1,5 @@
-//! How fresh weights are distributed: mean and deviation of every tensor within bounds of statistics, and one hash of all bits.
+//! How fresh weights are distributed: mean and deviation of every tensor within bounds of statistics, and one hash of
+//! all bits.
 use crate::common::{ADAMW, Fragments, fragments, fsdp, options, ranks, sharded};
 use flatshard::engine::{Engine, EngineOptions};
 use flatshard::nn::{Activation, Arch, Lora, Spec, Tuning};
@@ -51,9 +52,9 @@ fn moments(values: &[f32]) -> (f64, f64) {
     (mean, (values.iter().map(|&x| (x as f64 - mean).powi(2)).sum::<f64>() / n).sqrt())
 }
 
-/// Of n draws of deviation s the mean deviates by s / sqrt(n), and the deviation by s sqrt((k - 1) / 4n), k the kurtosis: 3 of
-/// normal, 9/5 of uniform numbers. Five of those are the bounds: one test in a million would fail by chance, and the numbers
-/// are the same each time.
+/// Of n draws of deviation s the mean deviates by s / sqrt(n), and the deviation by s sqrt((k - 1) / 4n), k the
+/// kurtosis: 3 of normal, 9/5 of uniform numbers. Five of those are the bounds: one test in a million would fail by
+/// chance, and the numbers are the same each time.
 fn distributed(name: &str, values: &[f32], s: f64, kurtosis: f64) {
     let (n, (mean, deviation)) = (values.len() as f64, moments(values));
     let (of_mean, of_deviation) = (5.0 * s / n.sqrt(), 5.0 * s * ((kurtosis - 1.0) / (4.0 * n)).sqrt());
@@ -112,8 +113,8 @@ fn fresh_adapters_have_pefts_distribution() {
     assert_eq!(adapters, 7 * LAYERS);
 }
 
-/// A checkpoint's first weights are part of what a seed means. Sine, cosine and logarithm are computed in f64 and kept in f32,
-/// so that another C library gives the same bits.
+/// A checkpoint's first weights are part of what a seed means. Sine, cosine and logarithm are computed in f64 and kept
+/// in f32, so that another C library gives the same bits.
 #[test]
 fn a_seed_means_the_same_bits_for_ever() {
     let hash = |weights: BTreeMap<String, Vec<f32>>| -> String {

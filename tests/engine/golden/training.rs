@@ -1,6 +1,6 @@
-//! Runs of the binary against PyTorch's, with odd values of everything, and what flags become in a plan. Every other test of
-//! the engines compares runs that share one plan, so this is where a number on its way to the optimizer can get lost.
-//! `training.py` made the runs.
+//! Runs of the binary against PyTorch's, with odd values of everything, and what flags become in a plan. Every other
+//! test of the engines compares runs that share one plan, so this is where a number on its way to the optimizer can get
+//! lost. `training.py` made the runs.
 use flatshard::optim::{DecayShape, Rule, Warmup};
 use flatshard::run::StrategyName;
 use flatshard::run::plan::Plan;
@@ -44,8 +44,8 @@ fn write_rows(dir: &Path, rows: &Value) {
     fs::write(dir.join("rows.jsonl"), lines.collect::<String>()).unwrap();
 }
 
-/// Learning rates in closed form (measured: 6e-8 relative), losses (2e-7) and gradient norms (2e-7) of two ranks with three
-/// micro-batches each.
+/// Learning rates in closed form (measured: 6e-8 relative), losses (2e-7) and gradient norms (2e-7) of two ranks with
+/// three micro-batches each.
 #[test]
 fn a_run_with_odd_values_of_everything_is_pytorchs() {
     let golden_runs: Value = serde_json::from_slice(&fs::read(golden("training.json")).unwrap()).unwrap();

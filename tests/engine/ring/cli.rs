@@ -3,7 +3,8 @@ use serde_json::Value;
 use std::process::{Command, Output};
 
 fn run(args: &[&str]) -> Output {
-    let tiny = "--device cpu --dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --max-steps 4 \
+    let tiny = "--device cpu --dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 \
+    --max-steps 4 \
                 --batch-size 2 --lr 0.01";
     let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
     command.args(tiny.split_whitespace()).args(args).output().unwrap()

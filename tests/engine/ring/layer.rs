@@ -182,8 +182,8 @@ fn scaled(heads: Heads) -> Heads {
 }
 pub const BOTH: [RingImpl; 2] = [RingImpl::Ring, RingImpl::AllGather];
 
-/// Heads and documents: dense ones that all rings divide; packed ones of odd lengths, with some that are shorter than the
-/// ring, empty or a single token; windows and caps of Gemma; groups of heads.
+/// Heads and documents: dense ones that all rings divide; packed ones of odd lengths, with some that are shorter than
+/// the ring, empty or a single token; windows and caps of Gemma; groups of heads.
 fn cases() -> Vec<(Heads, Vec<u32>)> {
     vec![
         (heads(2, 2, 16), vec![0, 256]),
@@ -195,7 +195,8 @@ fn cases() -> Vec<(Heads, Vec<u32>)> {
     ]
 }
 
-/// The bar that the field's reference library sets itself: 2.5 times the error of the plain path and 2e-3, however many ranks.
+/// The bar that the field's reference library sets itself: 2.5 times the error of the plain path and 2e-3, however many
+/// ranks.
 #[test]
 fn errors_do_not_grow_with_the_ring() {
     for (heads, cu) in cases() {

@@ -169,9 +169,9 @@ fn delays_change_nothing() {
     }
 }
 
-/// What a rank sends in a step: R ranks, n rows of c elements of keys and values. Forward, a block goes R - 1 hops in the
-/// compute dtype; backward as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks but the last,
-/// and so their forward transfers; selective has attention's outputs and sends nothing twice.
+/// What a rank sends in a step: R ranks, n rows of c elements of keys and values. Forward, a block goes R - 1 hops in
+/// the compute dtype; backward as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks but
+/// the last, and so their forward transfers; selective has attention's outputs and sends nothing twice.
 #[test]
 fn bytes_are_those_of_the_formula() {
     let [spec, ..] = specs();

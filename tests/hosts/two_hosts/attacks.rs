@@ -1,5 +1,5 @@
-//! Runs on several pretended hosts while strangers on the network do what they can: they are not let in, they delay nobody, and what
-//! they and hostile peers say does not reach a terminal as it is.
+//! Runs on several pretended hosts while strangers on the network do what they can: they are not let in, they delay
+//! nobody, and what they and hostile peers say does not reach a terminal as it is.
 use super::*;
 use crate::common::network::*;
 use flatshard::comm::env::RankEnv;
@@ -137,7 +137,8 @@ fn calls(at: SocketAddr, env: &RankEnv, channel: u16) -> std::io::Result<TcpStre
     Ok(stream)
 }
 
-/// Without a secret a stranger can pass for a rank; there is an end to what it can hold, though, and rank 0 says so once.
+/// Without a secret a stranger can pass for a rank; there is an end to what it can hold, though, and rank 0 says so
+/// once.
 #[test]
 fn without_a_secret_it_is_said_once_and_impostors_hold_few_connections() {
     let dir = Dir::new();
