@@ -184,18 +184,10 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    use super::super::env::here;
+    use super::super::handshake::testing::{FOR, OURS, rank};
     use super::super::handshake::{By, CHALLENGE, greet};
-    use super::super::secret::Secret;
     use super::*;
     use std::net::SocketAddr;
-
-    const FOR: &str = "test";
-
-    fn rank(rank: usize, secret: Option<&str>) -> RankEnv {
-        RankEnv { secret: secret.map(|text| Secret::new(text, "test").unwrap()), ..here(rank, 3, 29_500) }
-    }
-    const OURS: Option<&str> = Some("the secret of this job");
 
     fn door() -> (Door, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -233,6 +225,16 @@ mod tests {
         })
     }
 
+    /// A stranger passes on what a listener and a caller say first, and keeps it.
+    fn relay(caller: &mut TcpStream, listener: &mut TcpStream) -> ([u8; CHALLENGE], Vec<u8>) {
+        let (mut challenge, mut hello) = ([0; CHALLENGE], vec![0; Hello::bytes(4)]);
+        listener.read_exact(&mut challenge).unwrap();
+        caller.write_all(&challenge).unwrap();
+        caller.read_exact(&mut hello).unwrap();
+        listener.write_all(&hello).unwrap();
+        (challenge, hello)
+    }
+
     #[test]
     fn ranks_with_one_secret_meet_and_others_do_not() {
         let (served, called) = met(&rank(1, OURS), 0, &rank(0, OURS));
@@ -248,7 +250,6 @@ mod tests {
     #[test]
     fn a_greeting_that_was_overheard_is_worth_nothing_again() {
         let (listener, caller) = (rank(0, OURS), rank(1, OURS));
-        // A stranger between the two passes everything on and keeps it.
         let (mut door, at) = door();
         let between = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = between.local_addr().unwrap();
@@ -256,11 +257,7 @@ mod tests {
             let called = scope.spawn(|| call(&caller, there, 0, b"rec1"));
             let stranger = scope.spawn(|| {
                 let (mut near, mut far) = (between.accept().unwrap().0, TcpStream::connect(at).unwrap());
-                let (mut challenge, mut hello) = ([0; CHALLENGE], vec![0; Hello::bytes(4)]);
-                far.read_exact(&mut challenge).unwrap();
-                near.write_all(&challenge).unwrap();
-                near.read_exact(&mut hello).unwrap();
-                far.write_all(&hello).unwrap();
+                let (challenge, hello) = relay(&mut near, &mut far);
                 let mut answer = [0; 5 + CODE];
                 far.read_exact(&mut answer).unwrap();
                 near.write_all(&answer).unwrap();
@@ -300,11 +297,7 @@ mod tests {
             let called = scope.spawn(|| call(&rank(1, OURS), there, 2, b"rec1"));
             let stranger = scope.spawn(|| {
                 let (mut near, mut far) = (between.accept().unwrap().0, TcpStream::connect(at).unwrap());
-                let (mut challenge, mut hello) = ([0; CHALLENGE], vec![0; Hello::bytes(4)]);
-                far.read_exact(&mut challenge).unwrap();
-                near.write_all(&challenge).unwrap();
-                near.read_exact(&mut hello).unwrap();
-                far.write_all(&hello).unwrap();
+                let (_, hello) = relay(&mut near, &mut far);
                 // Its own code instead of the listener's.
                 near.write_all(&[b"reply", &hello[hello.len() - CODE..]].concat()).unwrap();
             });

@@ -176,18 +176,24 @@ pub fn timespec(t: Duration) -> Timespec {
     Timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos() as _ }
 }
 
+/// A purpose, a secret and ranks that have it, for tests here and in `door`.
 #[cfg(test)]
-mod tests {
-    use super::super::env::here;
+pub(super) mod testing {
+    use super::super::env::{RankEnv, here};
     use super::super::secret::Secret;
-    use super::*;
 
-    const FOR: &str = "test";
+    pub const FOR: &str = "test";
+    pub const OURS: Option<&str> = Some("the secret of this job");
 
-    fn rank(rank: usize, secret: Option<&str>) -> RankEnv {
+    pub fn rank(rank: usize, secret: Option<&str>) -> RankEnv {
         RankEnv { secret: secret.map(|text| Secret::new(text, "test").unwrap()), ..here(rank, 3, 29_500) }
     }
-    const OURS: Option<&str> = Some("the secret of this job");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{FOR, OURS, rank};
+    use super::*;
 
     /// Everything that both sides must mean alike is in the codes: none of it can be changed on the way.
     #[test]
