@@ -1,5 +1,5 @@
 //! How a meter's bytes came about: a row at each allocation and each release, and in chosen steps a row wherever what
-//! is in use changes. Never counts by itself.
+//! is in use changes. Never counts.
 use super::CATEGORIES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

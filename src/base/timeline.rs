@@ -24,7 +24,7 @@ pub enum Lane {
     Steps,
     /// Forward and backward, layer by layer, and the loss.
     Compute,
-    /// A verb of the store: what it does beside communication (zeroing, casting), and the calls it makes.
+    /// A verb of the store: what it does besides communication (zeroing, casting), and the calls it makes.
     Store,
     Gathers,
     Scatters,
@@ -113,7 +113,7 @@ struct Ring {
 pub struct Timeline(Option<Arc<TimelineInner>>);
 
 impl Timeline {
-    /// Room for so many spans between two drains. Off until it is switched on.
+    /// Room for `spans` spans between two drains. Off until it is switched on.
     pub fn with_room(spans: usize) -> Timeline {
         let ring = Mutex::new(Ring { spans: Vec::with_capacity(spans), lost: 0 });
         Timeline(Some(Arc::new(TimelineInner { on: AtomicBool::new(false), flows: AtomicU64::new(0), ring })))

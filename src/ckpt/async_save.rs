@@ -105,6 +105,6 @@ pub(super) enum AsyncSave {
     #[default]
     Nothing,
     Writing(SaveJob, Box<Publication>),
-    /// Rank 0 has the thread until its end was told; the others have nothing left to do.
+    /// Rank 0 has the thread until its end is reported; the others have nothing left to do.
     Publishing(Option<JoinHandle<Result<SavedCheckpoint>>>),
 }

@@ -99,7 +99,7 @@ impl Checkpointer {
     pub fn on_disk(&mut self, disk: Disk) {
         self.disk = disk;
     }
-    /// What is saved from now on has these files beside the weights. Only rank 0 needs them.
+    /// What is saved from now on has these files next to the weights. Only rank 0 needs them.
     pub fn accompany(&mut self, companions: Companions) {
         self.companions = companions;
     }

@@ -1,5 +1,5 @@
-//! What stands beside the weights so that a directory is a model to others: the config, and the tokenizer's files. Kept
-//! as they were where a model came with them. Never interprets a tokenizer.
+//! What stands next to the weights so that a directory is a model to others: the config, and the tokenizer's files.
+//! Kept as they were where a model came with them. Never interprets a tokenizer.
 use super::layout::pretty;
 use super::{adapter, hf};
 use crate::base::{Error, Result, open};
@@ -29,7 +29,7 @@ const TOKENIZER: [&str; 14] = [
 ];
 const GENERATION: &str = "generation_config.json";
 
-/// Whether a directory that we wrote may hold a file of this name beside config and weights.
+/// Whether a directory that we wrote may hold a file of this name next to config and weights.
 pub fn is_companion(name: &str) -> bool {
     name == GENERATION || name == adapter::FILE || TOKENIZER.contains(&name)
 }

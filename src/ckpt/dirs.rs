@@ -115,7 +115,7 @@ pub fn prepare(dir: &Path) -> Result<Lock> {
     Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
     let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
     // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none
-    // (NFS), two runs are not told apart.
+    // (NFS), two runs are not distinguished.
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         let what = "another run is using it now; wait until that has ended, or give another directory";
         return Err(bad(what.into()));
@@ -135,7 +135,7 @@ fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     dead.try_for_each(|(_, path)| remove(&path))
 }
 
-/// Removes what dead saves of `target` alone left beside it.
+/// Removes what dead saves of `target` alone left next to it.
 pub(super) fn sweep_beside(target: &Path) -> Result<()> {
     let name = format!("{}-", target.file_name().unwrap_or_default().to_string_lossy());
     let nonce = |n: &str| n.len() == 16 && n.bytes().all(|b| b.is_ascii_hexdigit());

@@ -37,7 +37,7 @@ impl FileTensor {
     }
 }
 
-/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one beside
+/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one next to
 /// each that learns.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
@@ -60,7 +60,7 @@ impl Tensors {
             (_, None) => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
         }
     }
-    /// Whether the model's tensor `name` is one of them: a frozen one beside adapters is not.
+    /// Whether the model's tensor `name` is one of them: a frozen one next to adapters is not.
     pub fn holds(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -229,7 +229,7 @@ pub struct ElementRun<'a> {
 /// What of its pieces a rank writes, so that every element is written once.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Part `index` of `of` of the pieces, which so many ranks hold alike: replicas.
+    /// Part `index` of `of` of the pieces, which that many ranks hold alike: replicas.
     pub index: usize,
     pub of: usize,
     /// Also of tensors that every rank of tp has whole: the first of them writes those.

@@ -18,7 +18,7 @@ pub mod state; // where a run stood: trainer_state.json
 pub mod dirs; // names of checkpoint directories
 pub mod hf; // Hugging Face's config.json
 pub mod adapter; // PEFT's adapter_config.json
-mod companions; // files beside the weights
+mod companions; // files next to the weights
 mod source; // files to read from, checked
 mod room; // whether a directory may be written, and fits
 mod writer; // one rank's part of the files

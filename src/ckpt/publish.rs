@@ -32,7 +32,7 @@ pub(super) struct Publication {
     pub dir: PathBuf,
     /// The name that `dir` gets.
     pub target: PathBuf,
-    /// Files beside the tensors, on rank 0.
+    /// Files next to the tensors, on rank 0.
     pub small: Vec<(String, Vec<u8>)>,
     /// Of a checkpoint, with the number of checkpoints to keep.
     pub state: Option<(TrainerState, usize)>,

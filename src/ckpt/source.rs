@@ -117,7 +117,7 @@ fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
     }
 }
 
-/// Whether `dir` looks like a model directory at all. What people give instead is told apart: the name of a model on
+/// Whether `dir` looks like a model directory at all. What people give instead is named: the name of a model on
 /// the hub, the hub's cache, weights in a form that can run code when they are read.
 pub fn is_model(dir: &Path) -> Result<()> {
     let refuse = |what: String| Err(Error::in_file(dir, what));

@@ -1,5 +1,5 @@
-//! `trainer_state.json`: where the run stood, and the checksums of everything beside it. Never interprets the run's own
-//! settings: it keeps them so that the trainer can compare.
+//! `trainer_state.json`: where the run stood, and the checksums of everything next to it. Never interprets the run's
+//! own settings: it keeps them so that the trainer can compare.
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
 use serde::{Deserialize, Serialize};
@@ -80,7 +80,7 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
 /// Checksums of a checkpoint's content, as 16 hexadecimal digits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checksums {
-    /// xxh3_64 of each small file beside the tensors.
+    /// xxh3_64 of each small file next to the tensors.
     pub files: BTreeMap<String, String>,
     /// The same of the header of each file of tensors, its length included. None in checkpoints of earlier versions of
     /// this program.

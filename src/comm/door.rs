@@ -63,7 +63,7 @@ impl Caller {
         write_whole(&stream, &[&MAGIC[..], &challenge].concat())?;
         Ok(Caller { stream, ip, until: Instant::now() + PATIENCE, challenge, said: Vec::with_capacity(said) })
     }
-    /// Whether so many bytes have come.
+    /// Whether that many bytes have come.
     fn hear(&mut self, bytes: usize) -> Result<bool> {
         let mut heard = [0; 256];
         while self.said.len() < bytes {

@@ -232,10 +232,10 @@ pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
     };
     let dumps: BTreeMap<usize, Dump> = (0..world).filter_map(|rank| Some((rank, read(rank)?))).collect();
     let (&first, reference) = dumps.iter().max_by_key(|(_, dump)| dump.ops.last().map(|op| op.seq))?;
-    let mut told = Vec::new();
+    let mut parts = Vec::new();
     let silent: Vec<String> = (0..world).filter(|rank| !dumps.contains_key(rank)).map(|r| r.to_string()).collect();
     if !silent.is_empty() {
-        told.push(format!("no record of rank {}", silent.join(", ")));
+        parts.push(format!("no record of rank {}", silent.join(", ")));
     }
     for (rank, dump) in dumps.iter().filter(|(rank, _)| **rank != first) {
         let pair = |op: &FlightOp| {
@@ -244,14 +244,14 @@ pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
         let differs = dump.ops.iter().filter_map(pair).find(|(mine, theirs)| !mine.same(theirs));
         match (differs, dump.ops.last(), reference.ops.last()) {
             (Some((mine, theirs)), ..) => {
-                told.push(format!("rank {rank} first differs at {mine}, where rank {first} has {theirs}"))
+                parts.push(format!("rank {rank} first differs at {mine}, where rank {first} has {theirs}"))
             }
             (None, Some(last), Some(furthest)) if last.seq < furthest.seq => {
-                told.push(format!("rank {rank} is behind: its last is {last}, rank {first} is at {furthest}"))
+                parts.push(format!("rank {rank} is behind: its last is {last}, rank {first} is at {furthest}"))
             }
             _ => {}
         }
     }
     let at = reference.ops.last().map(|op| format!("rank {first} came furthest, to {op}"))?;
-    Some(std::iter::once(at).chain(told).collect::<Vec<_>>().join("; "))
+    Some(std::iter::once(at).chain(parts).collect::<Vec<_>>().join("; "))
 }

@@ -1,4 +1,4 @@
-//! Messages on a connection: a header that says kind, number and length, and so many bytes. What comes in is held to
+//! Messages on a connection: a header that says kind, number and length, and that many bytes. What comes in is held to
 //! what may come before a byte of it is kept. Never waits.
 use std::io::{Error, ErrorKind, Read, Result};
 

@@ -1,5 +1,5 @@
 //! Who is at the other end of a connection: both sides prove that they know the job's secret before anything else is
-//! said, and before who connected is told anything. Never encrypts what follows.
+//! said, and before anything is sent to who connected. Never encrypts what follows.
 //!
 //! [Note: greeting]
 //!
@@ -50,7 +50,7 @@ impl<'a> Hello<'a> {
     pub const fn bytes(record: usize) -> usize {
         MAGIC.len() + 4 + NONCE + record + CODE
     }
-    /// One with a record of so many bytes.
+    /// One with a record of that many bytes.
     pub fn parse(bytes: &'a [u8], record: usize) -> Option<Hello<'a>> {
         let (rank, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
         let (nonce, rest) = rest.split_first_chunk()?;

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
     use crate::comm::env::here as env;
 
-    /// What becomes of rank `rank` of 3 with this address and port, in at most so long.
+    /// What becomes of rank `rank` of 3 with this address and port, in at most that long.
     fn asked(rank: usize, addr: &str, port: u16, ms: u64) -> Error {
         let env = RankEnv { master_addr: addr.into(), ..env(rank, 3, port) };
         let deadline = Instant::now() + Duration::from_millis(ms);

@@ -9,7 +9,7 @@ use super::{Collective, Mesh, Tag, Ticket, Times};
 use crate::base::timeline::{Flow, Lane, Mark, Span, Timeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Operations of a group whose calls are told apart: more than are ever under way.
+/// Operations of a group whose calls are distinguished: more than are ever under way.
 const KEPT: usize = 256;
 
 /// Every group of the mesh, on `timeline`.
@@ -43,7 +43,7 @@ struct TimedOp {
     flow: Flow,
     start: Mark,
     /// It has landed, and is on the timeline.
-    told: bool,
+    recorded: bool,
 }
 
 fn lane(seam: Seam) -> Option<Lane> {
@@ -95,11 +95,11 @@ impl Hook for Timing {
         let flow = Flow { id: self.timeline.flow(), axis, bytes: started.bytes, call: None };
         // A barrier has no ticket: it is over.
         let mut op =
-            TimedOp { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, told: false };
+            TimedOp { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, recorded: false };
         let times = ticket.map(|ticket| self.group.times(ticket)).unwrap_or_default();
         self.held(&op, seam.name(), (start, end), &times);
         if ticket.is_none() {
-            op.told = true;
+            op.recorded = true;
             self.span(&op, None, start, end);
         }
         let place = state.next;
@@ -125,8 +125,8 @@ impl Hook for Timing {
         self.held(op, seam.name(), (start, end), &times);
         // What was sent may be overwritten before everything has arrived.
         let landed = if seam == Seam::Wait { Some(times.over.unwrap_or(end)) } else { times.over };
-        if let Some(over) = landed.filter(|_| !op.told) {
-            op.told = true;
+        if let Some(over) = landed.filter(|_| !op.recorded) {
+            op.recorded = true;
             self.span(op, None, times.begun.unwrap_or(op.start), over);
         }
     }

@@ -193,7 +193,7 @@ fn content(file: &mut File) -> std::io::Result<u64> {
 /// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the
 /// end.
 pub struct TokenWriter {
-    /// For messages; files beside it can be made.
+    /// For messages; files next to it can be made.
     path: PathBuf,
     out: BufWriter<File>,
     ends: Option<BufWriter<File>>,

@@ -23,7 +23,7 @@ pub struct DataOptions {
     pub vocab: usize,
     /// Tokens of a row.
     pub max_len: usize,
-    /// Only the first so many rows.
+    /// At most this many rows, the first ones.
     pub max_samples: Option<u64>,
     /// Chooses the synthetic task.
     pub seed: u64,

@@ -84,7 +84,7 @@ pub struct Loader {
     /// The rows of the step at hand, by sequence; where each sequence ends in them.
     dealt: Vec<u64>,
     ends: Vec<usize>,
-    /// So many of them count: those that follow fill up the last batch of an evaluation and have no loss.
+    /// This many of them count: those that follow fill up the last batch of an evaluation and have no loss.
     count: usize,
 }
 
@@ -180,7 +180,7 @@ impl Loader {
             }
         }
     }
-    /// Optimizer steps from here until so many samples are consumed.
+    /// Optimizer steps from here until this many samples are consumed.
     pub fn steps_until(&mut self, position: u64) -> u64 {
         let mut steps = 0;
         if !self.options.packing {

@@ -242,7 +242,7 @@ impl Recipe {
     }
 }
 
-/// Of an answer as it was told when it was the last message, the part that still stands at the front of `rest`:
+/// Of an answer as it is rendered as the last message, the part that still stands at the front of `rest`:
 /// templates of thinking models leave out the thoughts of earlier answers, which come first.
 fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
     let starts = answer.char_indices().map(|(i, _)| &answer[i..]);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// A longer line is no row.
 const LONGEST: u64 = 256 << 20;
-/// A piece is handed on when it has so many rows, or so many bytes.
+/// A piece is handed on when it has [`ROWS`] rows or [`BYTES`] bytes.
 const ROWS: usize = 512;
 const BYTES: usize = 4 << 20;
 
@@ -225,7 +225,7 @@ fn json(field: Field) -> std::result::Result<Value, RowFault> {
         // Text whose writer did not say that it is.
         Field::Bytes(x) => match std::str::from_utf8(x.data()) {
             Ok(text) => text.into(),
-            Err(_) => Value::Array(vec![]), // no text, and whoever asks for one is told so
+            Err(_) => Value::Array(vec![]), // no text, which is an error where one is needed
         },
         Field::ListInternal(x) => list(x.elements())?.into(),
         Field::Group(row) => {

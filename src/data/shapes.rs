@@ -3,7 +3,7 @@
 //!
 //! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user are the user, gpt and
 //! assistant the assistant, observation and tool a tool; function_call is the assistant's own text, as it stands. A
-//! `system` beside it comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the
+//! `system` next to it comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the
 //! input on a line of its own where it is not empty, and the assistant the output; `system` comes first, and the pairs
 //! of `history` before the instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words
 //! of Stanford Alpaca ([`alpaca_prompt`]), which have no place for the two.

@@ -26,7 +26,7 @@ pub(super) fn sweep(dir: &Path, limit: u64) {
                     kept.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
                 }
             }
-            // Earlier versions locked a file beside the token file, and left it.
+            // Earlier versions locked a file next to the token file, and left it.
             Some("partial" | "scratch" | "lock" | "ends") => drop(remove_unused(&path)),
             _ => {}
         }

@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 const CHUNK: usize = 1 << 18;
 /// How much of a text without a good place to cut it is held.
 const HELD: usize = 1 << 23;
-/// So many chunks to each thread of a turn, so that little of it is spent on the slowest.
+/// Chunks that each thread gets at a time, so that little of it is spent on the slowest.
 const EACH: usize = 4;
-/// And so many pieces at most: files may be small.
+/// And pieces at most: files may be small.
 const PIECES: usize = 256;
 
 /// Reads text files one after the other into a token file.

@@ -1,4 +1,4 @@
-//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands beside it. Never reads text
+//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands next to it. Never reads text
 //! files.
 mod growth;
 
@@ -70,7 +70,7 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` at `path`; special tokens and chat templates come from the files beside it.
+    /// The `tokenizer.json` at `path`; special tokens and chat templates come from the files next to it.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let bad = |path: &Path, what: String| Error::input(format!("{}: {what}", path.display()));
         let read = |path: &Path| match open::read(path) {
@@ -156,7 +156,7 @@ impl Tokenizer {
             Tokenizer::File(t) => t.fingerprint,
         }
     }
-    /// The files that a model directory keeps beside the weights: those of [`FILES`] that are there.
+    /// The files that a model directory keeps next to the weights: those of [`FILES`] that are there.
     pub fn files(&self) -> Vec<PathBuf> {
         let Tokenizer::File(t) = self else { return vec![] };
         let beside = FILES[1..].iter().map(|name| t.path.with_file_name(name));

@@ -88,11 +88,11 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Allocates zeroed state beside every trainable piece of `store`: where its masters are.
+    /// Allocates zeroed state next to every trainable piece of `store`: where its masters are.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
         Optimizer::with_threads(dev, store, rule, 1)
     }
-    /// The same; where masters are offloaded, so many threads of the host update them.
+    /// The same; where masters are offloaded, `threads` threads of the host update them.
     pub fn with_threads(dev: &dyn Device, store: &mut dyn Store, rule: Rule, threads: usize) -> Result<Optimizer> {
         let mut units: Vec<UnitState> = (0..store.units()).map(|_| UnitState::default()).collect();
         let mut staged: Option<Staged> = None;
@@ -132,7 +132,7 @@ impl Optimizer {
     pub fn steps(&self) -> u64 {
         self.step
     }
-    /// Continues a run that had done so many updates.
+    /// Continues a run that had done `steps` updates.
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }

@@ -21,7 +21,7 @@ pub(super) struct HostsJob {
     pub len: usize,
     /// Where all ranks of the host reach the buffer that is gathered into, reduced or sent; `None`: staged.
     pub there: Option<Sources>,
-    /// What is gathered into, and as its how manieth content.
+    /// What is gathered into, and the number of the content in it.
     pub content: Option<(Arc<ShmBuffer>, u64)>,
     pub keep: [Option<Arc<dyn Send + Sync>>; 2],
 }

@@ -36,8 +36,8 @@ impl Link {
     /// This rank fails; where another did so before, that is what others hear.
     pub fn abort(&self) {
         self.local.abort();
-        let told = self.lost.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if let Some(rank) = self.local.failed().filter(|_| !told) {
+        let known = self.lost.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if let Some(rank) = self.local.failed().filter(|_| !known) {
             self.wire.tell(&Lost { rank, why: "failed".into() });
         }
     }

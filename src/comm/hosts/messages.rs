@@ -73,7 +73,7 @@ pub fn loss(lost: &Lost) -> Vec<u8> {
     let why = lost.why.as_bytes();
     [&(lost.rank as u32).to_le_bytes()[..], &why[..why.len().min(WHY)]].concat()
 }
-/// Of a world of so many ranks.
+/// Of a world of that many ranks.
 pub fn lost(bytes: &[u8], world: usize) -> Option<Lost> {
     let (rank, why) = bytes.split_first_chunk()?;
     let rank = u32::from_le_bytes(*rank) as usize;

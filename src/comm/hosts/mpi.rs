@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// MPI counts bytes in a C int; longer messages go in pieces of so many.
+/// MPI counts bytes in a C int; longer messages go in pieces of that many.
 const PIECE: usize = if cfg!(test) { 1 << 16 } else { 1 << 30 };
 /// The tag of messages about lost ranks; below it are those of the channels.
 const LOST: c_int = 1000;

@@ -13,7 +13,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// Copies, unless it is there already.
 ///
 /// # Safety
-/// Both are valid for so many bytes.
+/// Both are valid for that many bytes.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if from != to.cast_const() {
         // SAFETY: the caller's word.

@@ -22,7 +22,7 @@ pub trait Wire: Send + Sync {
     /// Tells the ranks of all other hosts that a rank is lost, as far as they can be reached. Takes no longer than a
     /// moment, also where a peer does not listen, and does not fail.
     fn tell(&self, lost: &Lost);
-    /// Waits, at most so long, for word of a lost rank: told by a peer, or seen here (a connection that closed without
+    /// Waits, at most that long, for word of a lost rank: from a peer, or seen here (a connection that closed without
     /// a farewell). Called by one thread of the rank, again and again until it brings one. A wire that is dropped says
     /// farewell.
     fn listen(&self, at_most: Duration) -> Option<Lost>;
@@ -39,7 +39,7 @@ pub trait Channel: Send {
     fn exchange(&mut self, moves: &mut [Move], go_on: &dyn Fn() -> bool) -> Exchanged;
 }
 
-/// At most so many in one exchange.
+/// The most moves in one exchange.
 pub const MOVES: usize = 4;
 
 /// One message, to or from `peer`, a world rank.

@@ -87,7 +87,7 @@ impl Collective for NcclGroup {
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.order(ticket)
     }
-    /// The next gather into the buffer waits for the compute stream by itself.
+    /// The next gather into the buffer waits for the compute stream.
     fn release(&self, _: Ticket) -> Result<()> {
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! A library in NCCL's shape for tests: communicators that come along after so many polls, fail, or never answer. Moves
-//! no data.
+//! A library in NCCL's shape for tests: communicators that come along after that many polls, fail, or never answer.
+//! Moves no data.
 use super::comm::Comm;
 use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, Stream, UniqueId};
 use std::ffi::{c_char, c_int, c_void};
@@ -118,7 +118,7 @@ pub fn nccl() -> Arc<Nccl> {
     })
 }
 
-/// A communicator that is there after so many polls.
+/// A communicator that is there after that many polls.
 pub fn comm(
     polls: i32,
     timeout: Duration,

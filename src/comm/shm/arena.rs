@@ -37,7 +37,7 @@ pub struct Arena {
 type Maps = std::sync::Mutex<std::collections::HashMap<(u64, usize), usize>>;
 
 impl Arena {
-    /// For a world of so many ranks. Inherited by child processes (not close-on-exec).
+    /// For a world of that many ranks. Inherited by child processes (not close-on-exec).
     pub fn create(world: usize) -> Result<Arena> {
         let failed = |what, e| Error::Run(format!("shared memory: {what}: {e}"));
         let fd = memfd_create("flatshard", MemfdFlags::empty()).map_err(|e| failed("memfd_create", e))?;
@@ -121,7 +121,7 @@ impl Arena {
     }
 }
 
-/// The first offset at or after `offset` where a buffer of so many bytes may start.
+/// The first offset at or after `offset` where a buffer of that many bytes may start.
 pub(super) fn aligned(offset: u64, bytes: usize) -> u64 {
     offset.next_multiple_of(if bytes as u64 >= HUGE { HUGE } else { PAGE as u64 })
 }

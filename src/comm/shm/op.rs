@@ -48,7 +48,7 @@ pub(super) struct ShmOp {
     pub complete: bool,
     /// When this rank saw that it was.
     pub over: Option<Instant>,
-    /// Gather in place: the buffer, and as its how manieth content (Note in `words`).
+    /// Gather in place: the buffer, and the number of the content in it (Note in `words`).
     pub into: Option<(Arc<ShmBuffer>, u64)>,
     /// The caller has released that content already.
     pub released: bool,

@@ -62,7 +62,7 @@ impl ShmGroup {
     /// `bytes` at `at` of member `root` are copied to those of the others. Returns when this rank has them.
     ///
     /// # Safety
-    /// Valid for so many bytes, which only this call touches until it returns.
+    /// Valid for that many bytes, which only this call touches until it returns.
     pub(in crate::comm) unsafe fn spread(&self, tag: Tag, at: *mut u8, bytes: usize, root: usize) -> Result<()> {
         if self.hub.size() == 1 {
             return Ok(());

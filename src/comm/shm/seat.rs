@@ -107,7 +107,7 @@ impl Seat {
     pub fn failed(&self) -> Option<usize> {
         (self.header().failed.load(Acquire) as usize).checked_sub(1)
     }
-    /// Tells all ranks of this host that a world rank failed; the first one told of stays.
+    /// Tells all ranks of this host that a world rank failed; the first one stays.
     pub fn abort(&self, rank: usize) {
         let _ = self.header().failed.compare_exchange(0, rank as u32 + 1, AcqRel, Acquire);
         for r in 0..self.arena.world() {

@@ -157,7 +157,7 @@ impl Fold {
     /// `dst (+)= reduction of n sources`, `len` elements. The destination may be one of the sources, if of their dtype.
     ///
     /// # Safety
-    /// `dst` and all `n` sources are valid for so many elements, and nobody else writes to them during the call.
+    /// `dst` and all `n` sources are valid for that many elements, and nobody else writes to them during the call.
     pub unsafe fn run(self, dst: *mut u8, sources: Sources, n: usize, len: usize) {
         // SAFETY: the caller's word.
         unsafe { self.go_on(dst, std::ptr::null(), sources, n, len) }

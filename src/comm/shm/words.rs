@@ -104,7 +104,7 @@ impl<D: Copy> Record<D> {
         self.desc.with(|desc| unsafe { desc.read_volatile() })
     }
 
-    /// So many rounds are in the own mailbox, or were.
+    /// That many rounds are in the own mailbox, or were.
     pub fn set_put(&self, rounds: u32) {
         self.put.store(rounds, Release);
     }
@@ -112,7 +112,7 @@ impl<D: Copy> Record<D> {
     pub fn has_put(&self, round: u32) -> bool {
         self.put.load(Acquire) > round
     }
-    /// So many rounds are read.
+    /// That many rounds are read.
     pub fn set_taken(&self, rounds: u32) {
         self.taken.store(rounds, Release);
     }
