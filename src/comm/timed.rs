@@ -94,8 +94,14 @@ impl Hook for Timing {
         let axis = self.group.axis().name();
         let flow = Flow { id: self.timeline.flow(), axis, bytes: started.bytes, call: None };
         // A barrier has no ticket: it is over.
-        let mut op =
-            TimedOp { ticket: ticket.unwrap_or(Ticket(u64::MAX)), lane, tag: started.tag, flow, start, recorded: false };
+        let mut op = TimedOp {
+            ticket: ticket.unwrap_or(Ticket(u64::MAX)),
+            lane,
+            tag: started.tag,
+            flow,
+            start,
+            recorded: false,
+        };
         let times = ticket.map(|ticket| self.group.times(ticket)).unwrap_or_default();
         self.held(&op, seam.name(), (start, end), &times);
         if ticket.is_none() {

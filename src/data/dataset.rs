@@ -1,11 +1,12 @@
 //! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are
 //! asked for.
-use super::cache::{self, Cache, Opened, TokenFile};
+use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind};
 use super::format::Format;
 use super::reader;
 use super::recipe::Recipe;
 use super::synthetic::Synthetic;
+use super::token_file::{self, TokenCounts, TokenFile};
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
@@ -161,18 +162,19 @@ impl Dataset {
             return Err(nothing(&corpus, &file, *max_len, first_bad));
         }
         let rows = rows.min(limit);
+        let TokenCounts { files, skipped, bytes, dropped, bad } = file.counts();
         let report = Report {
             what: corpus.what,
-            files: file.files(),
-            skipped: file.skipped(),
-            bytes: file.bytes(),
+            files,
+            skipped,
+            bytes,
             tokens: if is_rows { (0..rows).map(|r| file.row_len(r) as u64).sum() } else { file.words() },
             rows,
             samples: is_rows,
             max_len: *max_len,
             cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > *max_len).count() as u64 } else { 0 },
-            dropped: file.dropped(),
-            bad: file.bad(),
+            dropped,
+            bad,
             first_bad,
             built,
             unkept,
@@ -280,7 +282,7 @@ fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
 fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     let mut hash = Xxh3::new();
     let Recipe { format, tokenizer, bound, max_len } = recipe;
-    let made_by = (cache::VERSION, corpus.kind, tokenizer.fingerprint(), bound);
+    let made_by = (token_file::VERSION, corpus.kind, tokenizer.fingerprint(), bound);
     hash.update(format!("{made_by:?}\n").as_bytes());
     if corpus.kind.is_rows() {
         hash.update(format!("{format:?} {max_len}\n").as_bytes());
@@ -305,8 +307,9 @@ fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Resul
 
 fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {
     let what = &corpus.what;
-    Error::input(match (corpus.kind, file.files()) {
-        (kind, _) if kind.is_rows() => match (file.dropped(), file.bad()) {
+    let TokenCounts { files, skipped, dropped, bad, .. } = file.counts();
+    Error::input(match (corpus.kind, files) {
+        (kind, _) if kind.is_rows() => match (dropped, bad) {
             (0, 0) => format!("`dataset` {what}: no rows, the file is empty"),
             (dropped, 0) => format!(
                 "`dataset` {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}: raise \
@@ -318,8 +321,8 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<
             ),
         },
         (_, 0) => format!(
-            "`dataset` {what}: no readable text in {} files (binary or empty). Text, .jsonl, .json, .parquet and .npy can be read",
-            file.skipped()
+            "`dataset` {what}: no readable text in {skipped} files (binary or empty). Text, .jsonl, .json, .parquet and \
+             .npy can be read"
         ),
         _ => format!(
             "`dataset` {what}: {} tokens are not enough for one row of max_len {max_len}, which takes {}. Pass more text or \

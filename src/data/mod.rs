@@ -14,7 +14,8 @@ mod format; // what settings say of rows
 mod recipe; // from a row to tokens with labels
 mod words; // tokens as a file holds them
 mod sweep; // which token files go
-pub mod cache; // token files, written once
+pub mod token_file; // a corpus as numbers, written once
+pub mod cache; // token files by key
 mod place; // where a token was read
 mod npy; // arrays of NumPy
 mod text; // files of text

@@ -1,11 +1,11 @@
 //! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the
 //! cache is.
-use super::cache::TokenWriter;
 use super::corpus::{Corpus, CorpusKind};
 use super::npy;
 use super::recipe::Recipe;
 use super::rows::Rows;
 use super::text::Texts;
+use super::token_file::TokenWriter;
 use crate::base::Result;
 
 /// Writes every file of `corpus`. What is wrong with the first row that was skipped, if one was.
@@ -26,8 +26,8 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> R
             }
             _ => npy::read(&file.path, recipe.bound, |ids| out.tokens(ids))?,
         }
-        out.files += 1;
-        out.bytes += file.size;
+        out.counts.files += 1;
+        out.counts.bytes += file.size;
     }
     Ok(first_bad)
 }

@@ -1,11 +1,11 @@
 //! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more
 //! than a piece of a file.
 use super::array::{self, BOM, Broken, Elements};
-use super::cache::TokenWriter;
 use super::fields::{JsonRow, RowFault};
 use super::place::TokenPlace;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes;
+use super::token_file::TokenWriter;
 use crate::base::{Error, Result, open};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, reader::RowIter};
@@ -184,9 +184,9 @@ impl<'a> Rows<'a> {
         for ((number, _), (row, outcome)) in piece.iter().zip(&self.made) {
             match outcome {
                 Ok(Outcome::Kept) => self.out.row(&row.ids, &row.labels)?,
-                Ok(Outcome::Dropped) => self.out.dropped += 1,
+                Ok(Outcome::Dropped) => self.out.counts.dropped += 1,
                 Err(fault) if self.recipe.format.skip_bad_rows => {
-                    self.out.bad += 1;
+                    self.out.counts.bad += 1;
                     self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());
                 }
                 Err(fault) => {

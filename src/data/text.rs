@@ -1,7 +1,8 @@
 //! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of
 //! pieces.
-use super::cache::TokenWriter;
+
 use super::corpus::CorpusFile;
+use super::token_file::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result, open};
 use std::fs::File;
@@ -79,12 +80,12 @@ impl<'a> Texts<'a> {
     pub fn read(mut self, files: &[CorpusFile]) -> Result<()> {
         for file in files {
             if self.file(&file.path)? {
-                self.out.files += 1;
-                self.out.bytes += file.size;
+                self.out.counts.files += 1;
+                self.out.counts.bytes += file.size;
             } else if file.named {
                 return Err(unreadable(file));
             } else {
-                self.out.skipped += 1;
+                self.out.counts.skipped += 1;
             }
         }
         self.flush()
@@ -211,7 +212,8 @@ fn is_text(bytes: &[u8], cut: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::cache::{self, Cache, TokenFile};
+    use crate::data::cache::{self, Cache};
+    use crate::data::token_file::TokenFile;
 
     /// However many threads there are: the same words, which the hash of the file says.
     #[test]
@@ -242,7 +244,7 @@ mod tests {
                 cache::open(&Cache::at(to), 1, tokenizer.vocab(), build).unwrap().file
             };
             let alone = built(1);
-            assert_eq!((alone.files(), alone.skipped()), (5, 1));
+            assert_eq!((alone.counts().files, alone.counts().skipped), (5, 1));
             for threads in [2, 3, 8] {
                 let several = built(threads);
                 assert_eq!((several.words(), several.content()), (alone.words(), alone.content()), "{name}, {threads}");

@@ -1,0 +1,262 @@
+//! A corpus as numbers, written once and mapped from then on. Never interprets tokens, and never decides where it is.
+//!
+//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 where every id fits, else u32, in this machine's byte
+//! order), then for rows their ends (u64, in words). A row is its ids, then as many labels.
+use super::sweep;
+use super::words::TokenWords;
+use crate::base::{Error, Result};
+use crate::device::{IGNORE, mapped::MappedFile};
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Part of every key: raise it when the format, or what is written for the same files, changes.
+pub const VERSION: u64 = 3;
+const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
+const HEADER: usize = 4096;
+/// A body of up to this many bytes is hashed when it is opened (some 10 ms for 100 MiB); of a larger one, header and
+/// length are checked.
+const HASHED: u64 = 256 << 20;
+/// What a builder counted on the way, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct TokenCounts {
+    pub files: u64,
+    /// Files of a directory that were no text.
+    pub skipped: u64,
+    /// Size of the files that were read.
+    pub bytes: u64,
+    /// Rows without room for a response, or without one.
+    pub dropped: u64,
+    /// Rows that were no rows, and were left out.
+    pub bad: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct TokenFileHeader {
+    magic: u64,
+    version: u64,
+    key: u64,
+    /// Bytes of a word.
+    width: u64,
+    words: u64,
+    /// 0 in a stream.
+    rows: u64,
+    counts: TokenCounts,
+    /// xxh3 of all that follows the header.
+    content: u64,
+    /// xxh3 of all of the above.
+    own: u64,
+}
+
+impl TokenFileHeader {
+    fn sum(&self) -> u64 {
+        let bytes = bytemuck::bytes_of(self);
+        xxh3_64(&bytes[..bytes.len() - size_of::<u64>()])
+    }
+    fn is_whole(&self) -> bool {
+        (self.magic, self.version, self.own) == (MAGIC, VERSION, self.sum())
+    }
+    fn body(&self) -> u64 {
+        self.words * self.width + self.rows * 8
+    }
+}
+
+pub struct TokenFile {
+    map: MappedFile,
+    header: TokenFileHeader,
+    /// Locked for sharing, for as long as it is read.
+    _used: File,
+}
+
+impl TokenFile {
+    /// Words in all: tokens of a stream, ids and labels of rows.
+    pub fn words(&self) -> u64 {
+        self.header.words
+    }
+    pub fn rows(&self) -> u64 {
+        self.header.rows
+    }
+    pub fn counts(&self) -> TokenCounts {
+        self.header.counts
+    }
+    /// Equal for equal tokens, wherever they came from.
+    pub fn content(&self) -> u64 {
+        self.header.content
+    }
+    /// Words `start..start + len` of a stream.
+    pub fn range(&self, start: u64, len: usize) -> TokenWords<'_> {
+        let width = self.header.width as usize;
+        let start = HEADER + start as usize * width;
+        let bytes = &self.map[start..start + len * width];
+        match width {
+            2 => TokenWords::U16(bytemuck::cast_slice(bytes)),
+            _ => TokenWords::U32(bytemuck::cast_slice(bytes)),
+        }
+    }
+    /// Tokens of row `r`.
+    pub fn row_len(&self, r: u64) -> usize {
+        let start = if r == 0 { 0 } else { self.end(r - 1) };
+        (self.end(r) - start) as usize / 2
+    }
+    /// Ids and labels of row `r`, equally long.
+    pub fn row(&self, r: u64) -> (TokenWords<'_>, TokenWords<'_>) {
+        let (end, len) = (self.end(r), self.row_len(r));
+        (self.range(end - 2 * len as u64, len), self.range(end - len as u64, len))
+    }
+    fn end(&self, r: u64) -> u64 {
+        let at = HEADER + (self.header.words * self.header.width + r * 8) as usize;
+        bytemuck::pod_read_unaligned(&self.map[at..at + 8])
+    }
+
+    /// `None` where there is no such file, or it is not whole.
+    pub(super) fn open(path: &Path, key: u64) -> Option<TokenFile> {
+        let file = File::open(path).ok()?;
+        // A file system without locks has no say in what is in use. One that was removed meanwhile is not there.
+        let _ = flock(&file, FlockOperation::LockShared);
+        let file = sweep::is_at(&file, path).then_some(file)?;
+        TokenFile::of(file, path, key).ok()?
+    }
+    /// `None` where it is not whole.
+    pub(super) fn of(mut file: File, path: &Path, key: u64) -> Result<Option<TokenFile>> {
+        let io = |e| Error::io("read", path, e);
+        let len = file.metadata().map_err(io)?.len();
+        if len < HEADER as u64 {
+            return Ok(None);
+        }
+        let mut header = TokenFileHeader::default();
+        file.seek(SeekFrom::Start(0)).map_err(io)?;
+        file.read_exact(bytemuck::bytes_of_mut(&mut header)).map_err(io)?;
+        if !header.is_whole() || header.key != key || len != HEADER as u64 + header.body() {
+            return Ok(None);
+        }
+        // Read, not mapped: pages of the mapping that are touched count as this process's memory.
+        if header.body() <= HASHED && content(&mut file).map_err(io)? != header.content {
+            return Ok(None);
+        }
+        let _ = file.set_modified(SystemTime::now()); // of somebody else's file it may not be said when it was used
+        Ok(Some(TokenFile { map: MappedFile::of(&file, path)?, header, _used: file }))
+    }
+}
+
+/// The hash of all that follows the header.
+fn content(file: &mut File) -> std::io::Result<u64> {
+    file.seek(SeekFrom::Start(HEADER as u64))?;
+    let (mut hash, mut chunk) = (Xxh3::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(hash.digest()),
+            n => hash.update(&chunk[..n]),
+        }
+    }
+}
+
+/// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the
+/// end.
+pub struct TokenWriter {
+    /// For messages; files next to it can be made.
+    path: PathBuf,
+    out: BufWriter<File>,
+    ends: Option<BufWriter<File>>,
+    hash: Xxh3,
+    header: TokenFileHeader,
+    encoded: Vec<u8>,
+    /// What went wrong was a write of this file, not what was to be written.
+    pub(super) broken: bool,
+    pub counts: TokenCounts,
+}
+
+impl TokenWriter {
+    pub(super) fn new(file: File, path: PathBuf, key: u64, bound: usize) -> Result<TokenWriter> {
+        // The largest word stands for IGNORE.
+        let width = if bound <= u16::MAX as usize { 2 } else { 4 };
+        let mut writer = TokenWriter {
+            path,
+            out: BufWriter::with_capacity(1 << 20, file),
+            ends: None,
+            hash: Xxh3::new(),
+            header: TokenFileHeader { magic: MAGIC, version: VERSION, key, width, ..TokenFileHeader::default() },
+            encoded: Vec::new(),
+            broken: false,
+            counts: TokenCounts::default(),
+        };
+        let made = writer.out.write_all(&[0; HEADER]);
+        writer.written(made)?;
+        Ok(writer)
+    }
+    fn written<T>(&mut self, result: io::Result<T>) -> Result<T> {
+        self.broken |= result.is_err();
+        result.map_err(|e| Error::io("write", &self.path, e))
+    }
+    /// Appends to the stream. Ids are below the bound that the cache was opened with.
+    pub fn tokens(&mut self, ids: &[u32]) -> Result<()> {
+        self.words(ids.iter().copied())
+    }
+    /// Appends a row; `labels` as long as `ids`.
+    pub fn row(&mut self, ids: &[u32], labels: &[i32]) -> Result<()> {
+        self.tokens(ids)?;
+        self.words(labels.iter().map(|&label| if label == IGNORE { u32::MAX } else { label as u32 }))?;
+        self.header.rows += 1;
+        let end = self.header.words.to_ne_bytes();
+        let result = match &mut self.ends {
+            Some(ends) => ends.write_all(&end),
+            none => nameless(self.path.parent().unwrap_or(Path::new(".")))
+                .and_then(|file| none.insert(BufWriter::new(file)).write_all(&end)),
+        };
+        self.written(result)
+    }
+    fn words(&mut self, words: impl ExactSizeIterator<Item = u32>) -> Result<()> {
+        self.header.words += words.len() as u64;
+        self.encoded.clear();
+        match self.header.width {
+            2 => words.for_each(|w| self.encoded.extend((w as u16).to_ne_bytes())),
+            _ => words.for_each(|w| self.encoded.extend(w.to_ne_bytes())),
+        }
+        self.hash.update(&self.encoded);
+        let result = self.out.write_all(&self.encoded);
+        self.written(result)
+    }
+    /// The ends and the header; with a name to go by, to the disk and under that name.
+    pub(super) fn finish(mut self, to: Option<&Path>) -> io::Result<File> {
+        if let Some(ends) = self.ends.take() {
+            let mut ends = ends.into_inner()?;
+            ends.rewind()?;
+            let mut chunk = vec![0; 1 << 16];
+            loop {
+                let n = ends.read(&mut chunk)?;
+                if n == 0 {
+                    break;
+                }
+                self.hash.update(&chunk[..n]);
+                self.out.write_all(&chunk[..n])?;
+            }
+        }
+        let mut header = TokenFileHeader { counts: self.counts, content: self.hash.digest(), ..self.header };
+        header.own = header.sum();
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(bytemuck::bytes_of(&header))?;
+        let file = self.out.into_inner()?;
+        if let Some(to) = to {
+            file.sync_all()?;
+            fs::rename(&self.path, to)?;
+        }
+        Ok(file)
+    }
+}
+
+/// A file in `dir` that nobody else finds, and that goes when it is closed; in memory where `dir` has no room for one.
+pub(super) fn nameless(dir: &Path) -> io::Result<File> {
+    let path = dir.join(format!("{:016x}.scratch", RandomState::new().hash_one(std::process::id())));
+    match File::options().read(true).write(true).create_new(true).open(&path) {
+        Ok(file) => {
+            let _ = fs::remove_file(&path); // a sweep may have been first
+            Ok(file)
+        }
+        Err(e) => memfd_create("tokens", MemfdFlags::CLOEXEC).map(File::from).map_err(|_| e),
+    }
+}
