@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/data/fuzz_corpora.rs` replays the
-//! corpora through the same functions.
+//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/data/fuzz_corpora.rs`
+//! replays the corpora through the same functions.
 use flatshard::ckpt::{header, hf};
 use flatshard::comm::frame::{HEADER, Inbox};
 use flatshard::comm::handshake::{self, Hello};

@@ -4,7 +4,8 @@
 #[path = "../targets.rs"]
 mod targets;
 
-// libFuzzer's hook would end the process at panics of the `tokenizers` library, which are caught. One that is not still ends it.
+// libFuzzer's hook would end the process at panics of the `tokenizers` library, which are caught. One that is not still
+// ends it.
 libfuzzer_sys::fuzz_target!(
     init: std::panic::set_hook(Box::new(|_| {})),
     |bytes: &[u8]| if std::panic::catch_unwind(|| targets::tokenizer(bytes)).is_err() {

@@ -1,12 +1,13 @@
-//! Ranks as threads of this process: for a program that trains on one machine without a launcher. Never starts a process.
+//! Ranks as threads of this process: for a program that trains on one machine without a launcher. Never starts a
+//! process.
 use super::mesh::{Mesh, MeshSizes};
 use super::shm::{ShmOptions, threads_with};
 use crate::base::{Error, Meter, Result};
 use std::panic::resume_unwind;
 use std::sync::OnceLock;
 
-/// Runs `f` on every rank of a mesh of `sizes`, a thread for each, with the rank's groups and a meter for its device. Returns what
-/// the ranks made, in rank order.
+/// Runs `f` on every rank of a mesh of `sizes`, a thread for each, with the rank's groups and a meter for its device.
+/// Returns what the ranks made, in rank order.
 ///
 /// # Errors
 /// That of the rank that failed first. The others' calls into any group end with "rank N failed", so none waits for it.

@@ -17,7 +17,8 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Rows of token ids one after the other, each a document: a token predicts the next one, and the last of a row nothing.
+    /// Rows of token ids one after the other, each a document: a token predicts the next one, and the last of a row
+    /// nothing.
     pub fn from_rows<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> MicroBatch {
         let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
         for row in rows {

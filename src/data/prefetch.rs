@@ -9,8 +9,8 @@ use std::time::Instant;
 /// Steps' buffers: the loop holds the step in use and the next one, and two more are filled or being filled.
 const BUFFERS: usize = 4;
 
-/// Buffers circulate: the thread fills an empty one, the loop takes a full one and gives it back when its step is done. Neither
-/// side allocates once all are at their size.
+/// Buffers circulate: the thread fills an empty one, the loop takes a full one and gives it back when its step is done.
+/// Neither side allocates once all are at their size.
 pub struct Prefetch {
     /// None once the thread is to end.
     empty: Option<SyncSender<StepData>>,
