@@ -1,6 +1,6 @@
-//! Expands every kernel variant, so that a mistake in `kernels/` ends the build with its file and line, and writes down what each
-//! has: `src/device/gpu/kernels.rs` includes the table. The library expands a text again when it is asked for it: 2.5 ms, where
-//! all of them would be 16 MB in every binary. Needs no toolkit and no network.
+//! Expands every kernel variant, so that a mistake in `kernels/` ends the build with its file and line, and writes down
+//! what each has: `src/device/gpu/kernels.rs` includes the table. The library expands a text again when it is asked for
+//! it: 2.5 ms, where all of them would be 16 MB in every binary. Needs no toolkit and no network.
 use flatshard_ptx::kernels::{entries, target, variants};
 use std::path::Path;
 use std::{env, fs};

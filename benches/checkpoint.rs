@@ -2,8 +2,8 @@
 //!
 //!     cargo bench --bench checkpoint [-- DIR]
 //!
-//! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. Beside it,
-//! one thread writing and reading as many bytes in 1 MiB pieces, synced as well.
+//! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. Beside
+//! it, one thread writing and reading as many bytes in 1 MiB pieces, synced as well.
 use flatshard::base::{DType, Error, Meter, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};

@@ -1,5 +1,5 @@
-//! Bandwidth of the collectives against a memcpy of the same bytes: two ranks, one thread each. `bytes` is that of the full
-//! buffer. A rank's own work: it copies its half into a gather; it reads both halves of the sum and writes one.
+//! Bandwidth of the collectives against a memcpy of the same bytes: two ranks, one thread each. `bytes` is that of the
+//! full buffer. A rank's own work: it copies its half into a gather; it reads both halves of the sum and writes one.
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, CommUse, MeshSizes, Reduce, Tag, shm};

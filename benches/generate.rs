@@ -1,5 +1,5 @@
-//! Text token by token: the whole prefix through the model for each, and one token with the keys and values of those before
-//! it. Tokens a second of one rank on one core; compare rows of one run, never runs of different machines.
+//! Text token by token: the whole prefix through the model for each, and one token with the keys and values of those
+//! before it. Tokens a second of one rank on one core; compare rows of one run, never runs of different machines.
 //! `cargo bench --bench generate`
 #[path = "../tests/common/plain_store.rs"]
 #[allow(dead_code)] // a part is used here

@@ -1,8 +1,10 @@
-//! Gathers over several hosts, hierarchical against flat, and sums. Started once a rank by a launcher (its variables say where this
-//! rank is), as `hosts --reps 5 --mib 1,16 [--comm mpi]`; rank 0 prints one JSON object a line: what was done, MiB of a rank's
-//! shard, seconds of the slowest rank (the median of the repetitions), MiB that left each host, all its ranks together.
+//! Gathers over several hosts, hierarchical against flat, and sums. Started once a rank by a launcher (its variables
+//! say where this rank is), as `hosts --reps 5 --mib 1,16 [--comm mpi]`; rank 0 prints one JSON object a line: what was
+//! done, MiB of a rank's shard, seconds of the slowest rank (the median of the repetitions), MiB that left each host,
+//! all its ranks together.
 //!
-//! `flat` is what a group without hosts would do: every rank fetches every remote shard itself, into a buffer of its own.
+//! `flat` is what a group without hosts would do: every rank fetches every remote shard itself, into a buffer of its
+//! own.
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::hosts::wire::{Channel, Move, Wire};

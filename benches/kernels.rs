@@ -1,5 +1,6 @@
-//! Speed of single operations of the CPU device, one thread. `cargo bench --bench kernels -- gemm/bf16` runs a part; rates
-//! are in floating-point operations ("elem") a second. Compare within one run only: neighbours change a machine's speed.
+//! Speed of single operations of the CPU device, one thread. `cargo bench --bench kernels -- gemm/bf16` runs a part;
+//! rates are in floating-point operations ("elem") a second. Compare within one run only: neighbours change a machine's
+//! speed.
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::rng::Rng;
@@ -34,8 +35,8 @@ fn random(dev: &CpuDevice, dtype: DType, len: usize) -> Buf {
     y
 }
 
-/// The products of a linear layer (out, in) over 1024 tokens: forward (NT), input gradient (NN), and weight gradient added
-/// in f32 (TN). The layers are those of the 105.8 M model: attention, both halves of the MLP, head.
+/// The products of a linear layer (out, in) over 1024 tokens: forward (NT), input gradient (NN), and weight gradient
+/// added in f32 (TN). The layers are those of the 105.8 M model: attention, both halves of the MLP, head.
 fn linear_layers() -> impl Iterator<Item = (&'static str, Gemm)> {
     const TOKENS: usize = 1024;
     [(768, 768), (3072, 768), (768, 3072), (32000, 768)].into_iter().flat_map(|(out, inn)| {

@@ -1,10 +1,11 @@
-//! What it costs to record: nanoseconds of a collective's start and wait, bare, with the flight recorder, and with a timeline off
-//! and on; those of a step's record and of reading how much memory is held; and whole steps on 2 ranks, taken in turn.
+//! What it costs to record: nanoseconds of a collective's start and wait, bare, with the flight recorder, and with a
+//! timeline off and on; those of a step's record and of reading how much memory is held; and whole steps on 2 ranks,
+//! taken in turn.
 //!
 //!     cargo bench --bench recorders [-- ROUNDS]
 //!
-//! Prints JSON. Steps are far shorter here than usual ones: what a recorder takes of them is an upper bound. Paired steps tell
-//! something on a quiet machine only.
+//! Prints JSON. Steps are far shorter here than usual ones: what a recorder takes of them is an upper bound. Paired
+//! steps tell something on a quiet machine only.
 #[path = "../tests/common/worlds.rs"]
 #[allow(dead_code)] // a part is used here
 mod worlds;

@@ -1,7 +1,7 @@
-//! One layer's attention, forward and backward, over a ring of two ranks, one thread each: block by block, all at once, and
-//! `plain`, half the time of one rank by itself: what the ring would cost if nothing had to travel and no
-//! passes had to be merged. bf16; the number in a name is the length of the one dense sequence. `gqa`: 12 heads of 64 over 2
-//! key/value heads instead of 12.
+//! One layer's attention, forward and backward, over a ring of two ranks, one thread each: block by block, all at once,
+//! and `plain`, half the time of one rank by itself: what the ring would cost if nothing had to travel and no
+//! passes had to be merged. bf16; the number in a name is the length of the one dense sequence. `gqa`: 12 heads of 64
+//! over 2 key/value heads instead of 12.
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, MeshSizes, Tag, shm};
@@ -40,8 +40,8 @@ fn u32s(dev: &dyn Device, values: &[u32]) -> Buf {
     buf
 }
 
-/// `rounds` times, of a rank that has half of a sequence of `len`. None: the whole sequence by itself, of which half the time
-/// is its share.
+/// `rounds` times, of a rank that has half of a sequence of `len`. None: the whole sequence by itself, of which half
+/// the time is its share.
 fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));
     let n = len / RANKS;

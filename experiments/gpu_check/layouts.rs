@@ -1,5 +1,5 @@
-//! The emulator against the GPU: fragments of matrix instructions and whole operations on both, compared by bits where the
-//! arithmetic is exact; and attention against an f32 reference.
+//! The emulator against the GPU: fragments of matrix instructions and whole operations on both, compared by bits where
+//! the arithmetic is exact; and attention against an f32 reference.
 use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};

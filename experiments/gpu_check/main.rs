@@ -1,5 +1,5 @@
-//! What `scripts/gpu_check.sh` runs on a machine with a GPU: one part of the check a call, as JSON on standard output. Exit
-//! status 0: passed; 1: failed, the reason on standard error; 3: cannot run here. Never trains (`run_fsdp` does).
+//! What `scripts/gpu_check.sh` runs on a machine with a GPU: one part of the check a call, as JSON on standard output.
+//! Exit status 0: passed; 1: failed, the reason on standard error; 3: cannot run here. Never trains (`run_fsdp` does).
 mod gpu; // a rank's GPU
 mod layouts; // the emulator against the GPU
 mod bench; // times

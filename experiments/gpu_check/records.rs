@@ -58,8 +58,8 @@ pub fn rate(path: &str) -> Result<Value> {
     }))
 }
 
-/// What a row of the benchmarks should reach on an H100: FlashAttention-3's rates, in TFLOP/s (FlashAttention-2's for the
-/// kernels of older GPUs), and for what memory bounds 90 % of the
+/// What a row of the benchmarks should reach on an H100: FlashAttention-3's rates, in TFLOP/s (FlashAttention-2's for
+/// the kernels of older GPUs), and for what memory bounds 90 % of the
 /// copy that was measured beside it, in GB/s.
 fn goal(name: &str, row: &Value, bench: &Value) -> Option<f64> {
     match name {

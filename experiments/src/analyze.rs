@@ -1,5 +1,5 @@
-//! `analyze`: what each run of a directory cost beside a baseline, as a table, a CSV file, pictures and a page. Never runs
-//! anything.
+//! `analyze`: what each run of a directory cost beside a baseline, as a table, a CSV file, pictures and a page. Never
+//! runs anything.
 use crate::chart::bars::{Bar, Bars};
 use crate::chart::curves::{CurvePanel, Curves, PlottedCurve};
 use crate::chart::{BUSY, CURVES, EXPOSED, colour, png};

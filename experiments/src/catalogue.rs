@@ -156,8 +156,8 @@ pub fn suite(tp: u64, ring: u64) -> Vec<RunEntry> {
     ]
 }
 
-/// Those of `entries` that `only` names (all, where it names none) and `skip` does not. A name may end in `*`. A pattern that
-/// matches nothing is an error.
+/// Those of `entries` that `only` names (all, where it names none) and `skip` does not. A name may end in `*`. A
+/// pattern that matches nothing is an error.
 pub fn choose(entries: Vec<RunEntry>, only: &[String], skip: &[String]) -> Result<Vec<RunEntry>> {
     let matches = |pattern: &str, name: &str| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),

@@ -43,8 +43,8 @@ impl Judgement {
     }
 }
 
-/// A step that only one of them has, or whose loss is not finite in either, does not agree: a run that died early or went to
-/// NaN must not pass.
+/// A step that only one of them has, or whose loss is not finite in either, does not agree: a run that died early or
+/// went to NaN must not pass.
 pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgement {
     let mut judgement = Judgement::default();
     let (first, last) = (a.first().min(b.first()), a.last().max(b.last()));

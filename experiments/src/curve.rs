@@ -85,7 +85,8 @@ impl Curve {
                 Ok(MetricsEvent::Error { message }) => curve.error = Some(message),
                 Ok(MetricsEvent::End {}) => curve.ended = true,
                 Ok(MetricsEvent::Other) => {}
-                // A rank that was killed may leave half a line; the launcher's error event then follows on a line of its own.
+                // A rank that was killed may leave half a line; the launcher's error event then follows on a line of
+                // its own.
                 Err(e) if e.is_eof() => {}
                 Err(e) => {
                     return Err(Error::input(format!(

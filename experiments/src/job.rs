@@ -1,5 +1,5 @@
-//! One training run as a child process: its directory, its command, its end. A run that is done is not run again; one that
-//! fails leaves its message and does not stop whoever started it. Never judges metrics.
+//! One training run as a child process: its directory, its command, its end. A run that is done is not run again; one
+//! that fails leaves its message and does not stop whoever started it. Never judges metrics.
 use crate::curve::METRICS;
 use flatshard::base::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -66,8 +66,8 @@ pub enum JobOutcome {
 }
 
 impl Job {
-    /// The status of an earlier run with these very settings. One that was done with others is an error: its results would be
-    /// overwritten, or taken for these.
+    /// The status of an earlier run with these very settings. One that was done with others is an error: its results
+    /// would be overwritten, or taken for these.
     pub fn before(&self) -> Result<Option<Status>> {
         let Some(status) = Status::read(&self.dir).filter(|s| s.ended == End::Done) else { return Ok(None) };
         let same = |(name, text): &(&str, String)| fs::read_to_string(self.dir.join(name)).is_ok_and(|t| t == *text);
@@ -91,8 +91,8 @@ impl Job {
         Ok(())
     }
 
-    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run: a signal among `signals` ends
-    /// the run and is the error; the run then counts as never started.
+    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run: a signal among `signals`
+    /// ends the run and is the error; the run then counts as never started.
     pub fn run(&self, signals: &mut Signals) -> Result<JobOutcome> {
         if let Some(status) = self.before()? {
             return Ok(JobOutcome::Before(status));
@@ -147,7 +147,8 @@ impl Job {
                     let signal = signals.pending().next();
                     if signal.is_some() || started.elapsed() > self.timeout {
                         asked = Some((Instant::now(), signal));
-                        let _ = kill_process(Pid::from_child(child), Signal::TERM); // it may have ended by itself just now
+                        // it may have ended by itself just now
+                        let _ = kill_process(Pid::from_child(child), Signal::TERM);
                     }
                 }
                 (None, Some((at, _))) if at.elapsed() > GRACE => drop(child.kill()), // as above

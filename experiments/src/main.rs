@@ -1,5 +1,5 @@
-//! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp` and
-//! reads their metrics files; it never trains by itself.
+//! The binary `experiments`: runs strategies side by side and judges what they cost. It starts `run_fsdp` and `run_ddp`
+//! and reads their metrics files; it never trains by itself.
 #[macro_use]
 mod say; // print! for a reader that may go away
 mod verdict; // how a subcommand ends

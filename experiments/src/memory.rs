@@ -1,5 +1,5 @@
-//! Memory timelines of `run_fsdp --memory-timeline`: what each category came to, and as a picture how it came about and what a
-//! step uses of it. Never measures.
+//! Memory timelines of `run_fsdp --memory-timeline`: what each category came to, and as a picture how it came about and
+//! what a step uses of it. Never measures.
 use crate::chart;
 use crate::chart::areas::{Area, AreaPanel, Areas};
 use crate::verdict::Verdict;

@@ -1,5 +1,6 @@
-//! `print!` and `println!` for a reader that may go away (`| head`): std's panic then, these go on. Any other fault of standard
-//! output, as a full disk, ends the program with status 1. Never used for messages, which go to standard error.
+//! `print!` and `println!` for a reader that may go away (`| head`): std's panic then, these go on. Any other fault of
+//! standard output, as a full disk, ends the program with status 1. Never used for messages, which go to standard
+//! error.
 use std::io::{ErrorKind, Write, stdout};
 
 pub fn out(text: std::fmt::Arguments) {

@@ -51,8 +51,8 @@ pub struct RunArgs {
     flags: Vec<String>,
 }
 
-/// What all runs share: a model of 3.3 M parameters that shows the differences between strategies within a second or two, on
-/// a task without files. Nothing but training is timed: no evaluation, no sample.
+/// What all runs share: a model of 3.3 M parameters that shows the differences between strategies within a second or
+/// two, on a task without files. Nothing but training is timed: no evaluation, no sample.
 pub fn common_config(steps: u64) -> Value {
     json!({
         "run": {"max_steps": steps, "log_every": 1, "eval": false, "sample": false},

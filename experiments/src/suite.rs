@@ -1,5 +1,5 @@
-//! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All must
-//! learn, and learn the same.
+//! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All
+//! must learn, and learn the same.
 use crate::catalogue;
 use crate::compare::judge;
 use crate::curve::Curve;

@@ -1,4 +1,5 @@
-//! Results as text: a table for the terminal, a CSV file, and the words that both and the page use. Never computes results.
+//! Results as text: a table for the terminal, a CSV file, and the words that both and the page use. Never computes
+//! results.
 use crate::summary::{Found, RunRow};
 
 /// What stands where nothing is known.

@@ -1,5 +1,5 @@
-//! `trace FILE`: what a trace of `run_fsdp --profile-steps` says, in numbers and as a picture of one step; or a memory timeline
-//! ([`crate::memory`]). Never measures.
+//! `trace FILE`: what a trace of `run_fsdp --profile-steps` says, in numbers and as a picture of one step; or a memory
+//! timeline ([`crate::memory`]). Never measures.
 use crate::chart::gantt::{Gantt, GanttGroup, GanttRow, GanttSpan};
 use crate::chart::{self, EXPOSED};
 use crate::verdict::Verdict;

@@ -1,5 +1,5 @@
-//! A run that things happen to, as it is seen from outside: its steps, its starts, its words; started again when it has ended.
-//! Never does it any harm.
+//! A run that things happen to, as it is seen from outside: its steps, its starts, its words; started again when it has
+//! ended. Never does it any harm.
 use super::disk::ChaosDisk;
 use super::follow::{FollowedEvent, Sighting};
 use super::training::{Process, Training};
@@ -178,7 +178,8 @@ impl Course {
         text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_string()
     }
 
-    /// All ranks, when they are there and none of them is among `old`; and how often the launcher started them meanwhile.
+    /// All ranks, when they are there and none of them is among `old`; and how often the launcher started them
+    /// meanwhile.
     pub fn ranks(&mut self, old: &[Process]) -> Result<(Vec<Process>, u32)> {
         let (since, mut restarts) = (Instant::now(), 0);
         loop {

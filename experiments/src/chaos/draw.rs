@@ -1,5 +1,5 @@
-//! What will go wrong, drawn from a seed: the plan of a chaos run. The same numbers give the same plan everywhere. Never
-//! touches a process or a file.
+//! What will go wrong, drawn from a seed: the plan of a chaos run. The same numbers give the same plan everywhere.
+//! Never touches a process or a file.
 use flatshard::base::rng::Rng;
 use serde::Serialize;
 
@@ -82,8 +82,8 @@ const APART: u64 = 8;
 /// Longest time from a start to a second kill: a start takes some 40 ms on an idle machine.
 const STARTING_S: f64 = 0.06;
 
-/// `kills` SIGKILLs, of which 7 of 10 hit a rank, and `others` of the other kinds in turn, in any order. Each kind of kill comes
-/// once before any comes by chance.
+/// `kills` SIGKILLs, of which 7 of 10 hit a rank, and `others` of the other kinds in turn, in any order. Each kind of
+/// kill comes once before any comes by chance.
 pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<DrawnFault> {
     let dice = Rng::named(seed, "chaos");
     let fault = |n: usize| {

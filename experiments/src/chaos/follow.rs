@@ -1,5 +1,5 @@
-//! What a run tells while it goes on: lines of its metrics file and of its log, with the time at which each was seen. Never
-//! judges them.
+//! What a run tells while it goes on: lines of its metrics file and of its log, with the time at which each was seen.
+//! Never judges them.
 use flatshard::base::{Error, Result};
 use serde::Deserialize;
 use std::fs::File;
@@ -81,7 +81,8 @@ impl Tail {
     fn new(path: PathBuf) -> Tail {
         Tail { path, file: None, begun: Vec::new() }
     }
-    /// Whole lines that came since the last call. A file that takes the place of the one that was read is read from its start.
+    /// Whole lines that came since the last call. A file that takes the place of the one that was read is read from its
+    /// start.
     fn lines(&mut self) -> Result<Vec<String>> {
         let failed = |e| Error::io("read", &self.path, e);
         let mut bytes = std::mem::take(&mut self.begun);

@@ -1,5 +1,5 @@
-//! Carries out one fault after the other on a run, and takes the time until it goes on. Never draws what happens, and never
-//! judges the curve.
+//! Carries out one fault after the other on a run, and takes the time until it goes on. Never draws what happens, and
+//! never judges the curve.
 use super::course::Course;
 use super::damage;
 use super::draw::{DrawnFault, FaultKind, Moment};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// A checkpoint that is not begun by then was missed: the fault comes nevertheless.
 const MISSED: Duration = Duration::from_secs(2);
 
-/// The longest stop that is no failure, before a tenth is added: less than any timeout of communication that is allowed here.
+/// The longest stop that is no failure, before a tenth is added: less than any timeout of communication that is allowed
+/// here.
 const BRIEF: Duration = Duration::from_millis(500);
 /// A stalled rank is stopped again and again, three quarters of the time; so often at most, but for a tenth.
 const PULSE: Duration = Duration::from_millis(15);
@@ -176,8 +177,8 @@ impl Course {
         self.recover_from(hit, record, told, &mut None)
     }
 
-    /// Looks at the run until a step is done that had never been done before. `told`: the line by which the fault is noticed.
-    /// `full`: the disk, until then. Returns the step that the run went on from.
+    /// Looks at the run until a step is done that had never been done before. `told`: the line by which the fault is
+    /// noticed. `full`: the disk, until then. Returns the step that the run went on from.
     fn recover_from(
         &mut self,
         hit: Instant,

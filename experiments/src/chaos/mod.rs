@@ -1,6 +1,6 @@
-//! `chaos`: a training run to which everything happens that happens on clusters, again and again, and the proof that it is bit
-//! for bit the run to which nothing happened. [`draw`] says what will go wrong, [`inflict`] does it, [`proof`] judges,
-//! [`report`] tells. Never changes how the run trains.
+//! `chaos`: a training run to which everything happens that happens on clusters, again and again, and the proof that it
+//! is bit for bit the run to which nothing happened. [`draw`] says what will go wrong, [`inflict`] does it, [`proof`]
+//! judges, [`report`] tells. Never changes how the run trains.
 mod draw; // what will go wrong
 mod follow; // what a run writes
 mod damage; // flipped bits, half a checkpoint
@@ -32,8 +32,9 @@ pub struct ChaosArgs {
     /// SIGKILLs: of a rank, of the process that started the ranks, of all of them
     #[arg(long, default_value_t = 20, value_name = "N")]
     kills: usize,
-    /// Other faults among them, in turn: a rank that is stopped for longer than --comm-timeout, or for less, or stalls; a full
-    /// disk; a bit of a checkpoint that flips; half a checkpoint [default: a tenth of the kills, and each once at least]
+    /// Other faults among them, in turn: a rank that is stopped for longer than --comm-timeout, or for less, or stalls;
+    /// a full disk; a bit of a checkpoint that flips; half a checkpoint [default: a tenth of the kills, and each once
+    /// at least]
     #[arg(long, value_name = "N")]
     others: Option<usize>,
     /// What is drawn: faults, victims, moments
@@ -48,7 +49,8 @@ pub struct ChaosArgs {
     /// How a disk gets full
     #[arg(long, value_enum, default_value_t)]
     disk: disk::DiskChoice,
-    /// Let the run go on with fewer ranks (run_fsdp --elastic): its curve is then near that of the other, and not bitwise
+    /// Let the run go on with fewer ranks (run_fsdp --elastic): its curve is then near that of the other, and not
+    /// bitwise
     #[arg(long, value_name = "MIN:MAX")]
     elastic: Option<String>,
     /// Restarts by the run's own launcher; when it has none left, or was killed, it is started again with --resume auto
@@ -71,8 +73,8 @@ pub struct ChaosArgs {
     flags: Vec<String>,
 }
 
-/// Some milliseconds a step, with dropout, so that random masks have to come back too. The learning rate does not depend on
-/// the number of steps, which nobody knows beforehand.
+/// Some milliseconds a step, with dropout, so that random masks have to come back too. The learning rate does not
+/// depend on the number of steps, which nobody knows beforehand.
 const TINY: &str = "--dataset synthetic --arch gpt --dropout 0.1 --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 \
                     --batch-size 4 --lr 0.003 --warmup-steps 10 --lr-scheduler constant --no-eval --no-sample \
                     --log-every 1000000";

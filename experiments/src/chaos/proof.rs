@@ -1,5 +1,5 @@
-//! Whether a run that was disturbed is the run that was not: every line of its metrics, its last checkpoint, and what it left
-//! behind. Never runs anything.
+//! Whether a run that was disturbed is the run that was not: every line of its metrics, its last checkpoint, and what
+//! it left behind. Never runs anything.
 use super::follow::{FollowedEvent, FollowedStep};
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::state;
@@ -25,8 +25,9 @@ pub struct ChaosProof {
 /// How near a curve stays, as a fraction of the loss, when the number of ranks has changed.
 pub const NEAR: f64 = 0.2;
 
-/// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing. From where the ranks are fewer, losses
-/// are near and no more: the batch of a step and its learning rate are promised then, and sums in another order.
+/// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing. From where the ranks are
+/// fewer, losses are near and no more: the batch of a step and its learning rate are promised then, and sums in another
+/// order.
 pub fn curves(disturbed: &[FollowedEvent], quiet: &[FollowedEvent]) -> ChaosProof {
     let world = |event: &FollowedEvent| {
         if let FollowedEvent::Run { world_size, .. } = event { Some(*world_size) } else { None }

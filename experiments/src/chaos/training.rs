@@ -1,5 +1,5 @@
-//! A training run and its processes: started, started once more with `--resume auto`, its ranks found and signalled. Never
-//! decides what happens to it.
+//! A training run and its processes: started, started once more with `--resume auto`, its ranks found and signalled.
+//! Never decides what happens to it.
 use super::follow::Follow;
 use flatshard::base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

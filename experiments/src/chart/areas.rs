@@ -1,5 +1,5 @@
-//! Areas on top of one another over an axis of time, in panels. Values hold until the next one. Never sums what is to be
-//! compared.
+//! Areas on top of one another over an axis of time, in panels. Values hold until the next one. Never sums what is to
+//! be compared.
 use super::*;
 
 pub struct Area {

@@ -1,5 +1,5 @@
-//! `experiments plan` from its flags to its tables: which candidates, on which machine, at what cost, and which of them to run. Never
-//! times anything itself.
+//! `experiments plan` from its flags to its tables: which candidates, on which machine, at what cost, and which of them
+//! to run. Never times anything itself.
 use super::candidates::{self, Candidate};
 use super::cost::{Cluster, Cost, PlanRow, RESERVED, host};
 use super::machine::{GPUS, MachineModel, Rated};

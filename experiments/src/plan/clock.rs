@@ -1,12 +1,14 @@
-//! The streams of one rank, in simulated time: the host that enqueues, the compute stream, and a stream for each group of ranks.
-//! Events are the calls that the engine makes, in its order, so the schedule is the stores' own. Never decides what happens next.
+//! The streams of one rank, in simulated time: the host that enqueues, the compute stream, and a stream for each group
+//! of ranks. Events are the calls that the engine makes, in its order, so the schedule is the stores' own. Never
+//! decides what happens next.
 //!
-//! All ranks of a group are alike (the same calls, the same sizes), so one rank's streams stand for all, and what the others
-//! contribute is the length of a collective. With that, a step of 16,384 ranks costs what a step of one does.
+//! All ranks of a group are alike (the same calls, the same sizes), so one rank's streams stand for all, and what the
+//! others contribute is the length of a collective. With that, a step of 16,384 ranks costs what a step of one does.
 //!
 //! [Note: streams] As `comm` says: a collective begins after everything that compute was given before it and after the
 //! collectives of its own group; a wait makes compute stand until it is over. That stand is the exposed communication.
-//! Where ranks communicate in the thread that computes (the CPU), a call takes its time at once, and all of it is exposed.
+//! Where ranks communicate in the thread that computes (the CPU), a call takes its time at once, and all of it is
+//! exposed.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Seconds since the clock was last reset.

@@ -1,4 +1,5 @@
-//! What planning finds out: the ranks and where they are, and what each candidate costs there. Never computes more than sums.
+//! What planning finds out: the ranks and where they are, and what each candidate costs there. Never computes more than
+//! sums.
 use super::candidates::Candidate;
 use super::machine::MachineModel;
 use super::simulate::{BatchShape, Simulated};

@@ -1,16 +1,17 @@
-//! How long a collective takes: latency and bandwidth of the links inside a node and between nodes. Never knows what is sent, nor
-//! when.
+//! How long a collective takes: latency and bandwidth of the links inside a node and between nodes. Never knows what is
+//! sent, nor when.
 //!
-//! The form is that of NCCL's own tuning model (NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`), from which its choice of
-//! an algorithm comes. A ring of n ranks on k nodes takes n - 1 steps for a gather or a reduce-scatter and twice as many for an
-//! all-reduce; of each n - 1, k - 1 go between nodes:
+//! The form is that of NCCL's own tuning model (NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`), from which its
+//! choice of an algorithm comes. A ring of n ranks on k nodes takes n - 1 steps for a gather or a reduce-scatter and
+//! twice as many for an all-reduce; of each n - 1, k - 1 go between nodes:
 //!
 //! ```text
-//! seconds = base + inside * alpha + between * beta + volume / bandwidth        volume = (n-1)/n of the bytes, or twice that
+//! volume  = (n-1)/n of the bytes, or twice that
+//! seconds = base + inside * alpha + between * beta + volume / bandwidth
 //! ```
 //!
-//! An all-reduce may also go up and down a tree, whose latency grows with the logarithm of k. The protocol (Simple, or LL128 with
-//! less latency and 8 % less bandwidth) and the algorithm are those that take least, as in NCCL.
+//! An all-reduce may also go up and down a tree, whose latency grows with the logarithm of k. The protocol (Simple, or
+//! LL128 with less latency and 8 % less bandwidth) and the algorithm are those that take least, as in NCCL.
 use super::clock::Seconds;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,8 +77,8 @@ pub struct Links {
     pub between: f64,
 }
 
-/// NCCL's latencies in seconds (`baseLat` and `hwLat` of that file, ring): of a collective, of a step inside a node, of one between
-/// nodes, and the part of the bandwidth that is left.
+/// NCCL's latencies in seconds (`baseLat` and `hwLat` of that file, ring): of a collective, of a step inside a node, of
+/// one between nodes, and the part of the bandwidth that is left.
 struct Protocol {
     base: Seconds,
     inside: Seconds,

@@ -1,5 +1,5 @@
-//! What a machine takes for an operation and for a collective. GPUs are tables of rates, each with its source: nothing here was
-//! measured by this project. Never knows what is computed.
+//! What a machine takes for an operation and for a collective. GPUs are tables of rates, each with its source: nothing
+//! here was measured by this project. Never knows what is computed.
 use super::clock::Seconds;
 use super::links::{Collected, Links, Placement};
 use super::op::{OpCost, Rate};
@@ -53,22 +53,22 @@ pub struct GpuRates {
 
 /// Part of the data sheet's bandwidth that kernels which only move data get. Assumed.
 const STREAMED: f64 = 0.85;
-/// Part of the best rates of products and attention that a whole step sustains: other shapes, clocks under a power limit, gaps
-/// between kernels. Fitted to one published run, MPT-7B on 8 H100 with sequences of 2048 (llm-foundry: 10,643 tokens a second and
-/// GPU); experiments/results has the errors of others.
+/// Part of the best rates of products and attention that a whole step sustains: other shapes, clocks under a power
+/// limit, gaps between kernels. Fitted to one published run, MPT-7B on 8 H100 with sequences of 2048 (llm-foundry:
+/// 10,643 tokens a second and GPU); experiments/results has the errors of others.
 const SUSTAINED: f64 = 0.66;
 /// Seconds of the host for a launch. Assumed.
 const LAUNCH: Seconds = 5e-6;
 const GIB: usize = 1 << 30;
 
 /// Sources. Peak, memory, bandwidth, NVLink: NVIDIA's data sheets of the parts. `product`: the best shape in bf16 of
-/// stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (A100 271.2, H100 794.5, the same for H200,
-/// B200 1745.0 TFLOP/s). fp32: 0.8 of the data sheet's, tf32: the part of its peak that bf16 reaches; both assumed. `attention`: Dao 2023
-/// (arXiv 2307.08691): up to 73 % of an A100's peak forward and 63 % backward, up to 335 TFLOP/s on H100; H200 as H100, B200 by the
-/// ratio of the products. Links: H100 370 GB/s of a ring and 480 GB/s of an all-reduce
-/// in the switch (NVIDIA/nccl-tests#212, a maintainer of NCCL), 47 GB/s of a 400 Gb/s card (NVIDIA/nccl-tests#290: 46 to 48);
-/// A100 235 GB/s (the bound in NCCL's tuning.cc), cards of 200 Gb/s by the same part of their line rate; B200: twice H100's
-/// NVLink, the same cards.
+/// stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (A100 271.2, H100 794.5, the
+/// same for H200, B200 1745.0 TFLOP/s). fp32: 0.8 of the data sheet's, tf32: the part of its peak that bf16 reaches;
+/// both assumed. `attention`: Dao 2023 (arXiv 2307.08691): up to 73 % of an A100's peak forward and 63 % backward, up
+/// to 335 TFLOP/s on H100; H200 as H100, B200 by the ratio of the products. Links: H100 370 GB/s of a ring and 480 GB/s
+/// of an all-reduce in the switch (NVIDIA/nccl-tests#212, a maintainer of NCCL), 47 GB/s of a 400 Gb/s card
+/// (NVIDIA/nccl-tests#290: 46 to 48); A100 235 GB/s (the bound in NCCL's tuning.cc), cards of 200 Gb/s by the same part
+/// of their line rate; B200: twice H100's NVLink, the same cards.
 pub const GPUS: [GpuRates; 4] = [
     GpuRates {
         name: "a100",

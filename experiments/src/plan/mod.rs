@@ -1,9 +1,10 @@
-//! `experiments plan`: what each strategy costs a model on a number of GPUs, in bytes per rank and seconds per step, and which one
-//! to run. Never trains, except to measure a CPU on request.
+//! `experiments plan`: what each strategy costs a model on a number of GPUs, in bytes per rank and seconds per step,
+//! and which one to run. Never trains, except to measure a CPU on request.
 //!
-//! Bytes are those of the library's own tables, which also allocate. Times come from a step of the real engine on a device that
-//! computes nothing ([`simulate`]), where each operation and collective takes what the machine takes for it ([`machine`], [`links`],
-//! [`measured`]). Not modeled: streams that slow each other down, late ranks, and the host except for its launches.
+//! Bytes are those of the library's own tables, which also allocate. Times come from a step of the real engine on a
+//! device that computes nothing ([`simulate`]), where each operation and collective takes what the machine takes for it
+//! ([`machine`], [`links`], [`measured`]). Not modeled: streams that slow each other down, late ranks, and the host
+//! except for its launches.
 
 // The streams of one rank in simulated time.
 pub mod clock;

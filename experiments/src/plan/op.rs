@@ -1,4 +1,5 @@
-//! What one operation of a step costs a machine: its products and the bytes that it moves. Never knows how fast a machine is.
+//! What one operation of a step costs a machine: its products and the bytes that it moves. Never knows how fast a
+//! machine is.
 use flatshard::base::DType;
 use flatshard::device::{Attention, Gemm};
 
@@ -44,8 +45,8 @@ impl OpCost {
             ..OpCost::moves("gemm", dtype, read + written)
         }
     }
-    /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2 forward,
-    /// 5 backward (Dao 2023, "FlashAttention-2").
+    /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2
+    /// forward, 5 backward (Dao 2023, "FlashAttention-2").
     pub fn attention(name: &'static str, shape: &Attention, dtype: DType, pairs: u64, bytes: usize) -> OpCost {
         let (rate, products) = match name.ends_with("backward") {
             false => (Rate::Attention, 2),

@@ -1,5 +1,6 @@
-//! A step of a run, simulated: the engine itself on a device that computes nothing and in a world of one rank that says it is many.
-//! Unit order, prefetches, slots and their reuse are therefore those of the stores, of any store. Never measures.
+//! A step of a run, simulated: the engine itself on a device that computes nothing and in a world of one rank that says
+//! it is many. Unit order, prefetches, slots and their reuse are therefore those of the stores, of any store. Never
+//! measures.
 use super::clock::{Clock, Seconds, SimEvent, Totals};
 use super::device::{OpDevice, OpExecutor};
 use super::group::{PlannedMember, PlannedWorld};

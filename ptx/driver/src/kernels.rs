@@ -86,7 +86,8 @@ impl Kernels {
 
 /// Shared memory of a block that has not asked for more.
 pub const UNASKED: usize = 48 << 10;
-/// Threads, registers and bytes of shared memory of a multiprocessor, and of a block at most (CUDA C++ Programming Guide, table 27).
+/// Threads, registers and bytes of shared memory of a multiprocessor, and of a block at most (CUDA C++ Programming
+/// Guide, table 27).
 pub const THREADS: usize = 2048;
 pub const REGISTERS: usize = 65536;
 pub fn shared_most(arch: u32) -> usize {

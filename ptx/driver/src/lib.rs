@@ -1,9 +1,10 @@
-//! A CUDA driver without a GPU: libcuda's driver API over the PTX emulator of `flatshard_ptx`, so that programs written for a GPU,
-//! their calls and their order, run and are judged on any machine. Never linked by what is shipped, and never pretends to be a GPU:
-//! its devices are called "Simulated GPU".
+//! A CUDA driver without a GPU: libcuda's driver API over the PTX emulator of `flatshard_ptx`, so that programs written
+//! for a GPU, their calls and their order, run and are judged on any machine. Never linked by what is shipped, and
+//! never pretends to be a GPU: its devices are called "Simulated GPU".
 //!
-//! Built as one shared library. Under the names libcuda.so.1, libcublasLt.so.12, libnccl.so.2 and libnvidia-ml.so.1 (symbolic links to
-//! one file: the loader takes one inode for one library, so they share their streams and memory) it serves a whole process.
+//! Built as one shared library. Under the names libcuda.so.1, libcublasLt.so.12, libnccl.so.2 and libnvidia-ml.so.1
+//! (symbolic links to one file: the loader takes one inode for one library, so they share their streams and memory) it
+//! serves a whole process.
 //!
 //! # The seam
 //!
@@ -23,14 +24,15 @@
 //! # }
 //! ```
 //!
-//! * A stream is the `CUstream` as a number. Work runs when somebody waits (or asks, or nobody has called for a while), on the thread that
-//!   waits, under the driver's one lock: it must not call the API, and must not block. What depends on another process answers
-//!   [`NodeProgress::Waits`]; other streams then go on, and it is asked again.
-//! * Addresses are numbers too: [`DriverMemory::read`] and [`DriverMemory::write`] look them up, whether of a device or pinned. Out of bounds, and
-//!   bytes that nothing has written, are errors that are said on standard error and that lose the context, as a kernel's fault does.
+//! * A stream is the `CUstream` as a number. Work runs when somebody waits (or asks, or nobody has called for a while),
+//!   on the thread that waits, under the driver's one lock: it must not call the API, and must not block. What depends
+//!   on another process answers [`NodeProgress::Waits`]; other streams then go on, and it is asked again.
+//! * Addresses are numbers too: [`DriverMemory::read`] and [`DriverMemory::write`] look them up, whether of a device or
+//!   pinned. Out of bounds, and bytes that nothing has written, are errors that are said on standard error and that
+//!   lose the context, as a kernel's fault does.
 //! * An `Err` loses the context: every later call answers with its code.
-//! * While the stream captures, the node becomes one of the graph's, and nothing runs; whatever is to be checked at the call is checked
-//!   before [`enqueue`]. [`capturing`] says whether a stream does.
+//! * While the stream captures, the node becomes one of the graph's, and nothing runs; whatever is to be checked at the
+//!   call is checked before [`enqueue`]. [`capturing`] says whether a stream does.
 mod code; // results
 mod settings; // FLATSHARD_SIMCUDA: the machine, the order, planted faults
 mod memory; // device memory, pinned memory, what was never written

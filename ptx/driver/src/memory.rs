@@ -1,8 +1,8 @@
-//! What the simulated GPUs hold: allocations at addresses of their own, pinned host memory at the host's, and for each byte whether
-//! anything was written there. Never decides when something is read.
+//! What the simulated GPUs hold: allocations at addresses of their own, pinned host memory at the host's, and for each
+//! byte whether anything was written there. Never decides when something is read.
 //!
-//! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given twice: what uses
-//! freed memory is told so.
+//! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given
+//! twice: what uses freed memory is told so.
 use crate::code::{Code, CuResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
@@ -57,7 +57,8 @@ impl AllocatedBlock {
     fn slice(&mut self) -> &mut [u8] {
         match &mut self.bytes {
             BlockBytes::Device(_, bytes) => bytes,
-            // SAFETY: as long as the block, whose owner does not touch it while the "GPU" does, or has a race on a GPU too.
+            // SAFETY: as long as the block, whose owner does not touch it while the "GPU" does, or has a race on a GPU
+            // too.
             BlockBytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
             BlockBytes::Gone => &mut [],
         }

@@ -1,11 +1,11 @@
-//! Streams: work in the order of each, events between them, and who is next. Never runs anything before somebody waits for it, unless
-//! the seed says so.
+//! Streams: work in the order of each, events between them, and who is next. Never runs anything before somebody waits
+//! for it, unless the seed says so.
 //!
-//! [Note: order] CUDA promises the order of a stream and what events add to it, and nothing more; so work here is done as late as those
-//! promises allow, and among streams in an order drawn from a seed. With seed 0 what was enqueued first runs first. With any other
-//! streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can go on does, until ranks are drawn again, which
-//! happens at one step in 32: so one stream runs far ahead of another, either way round. Seeds that leave 1 when divided by 3 also let
-//! some work run as soon as it is enqueued.
+//! [Note: order] CUDA promises the order of a stream and what events add to it, and nothing more; so work here is done
+//! as late as those promises allow, and among streams in an order drawn from a seed. With seed 0 what was enqueued
+//! first runs first. With any other streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can
+//! go on does, until ranks are drawn again, which happens at one step in 32: so one stream runs far ahead of another,
+//! either way round. Seeds that leave 1 when divided by 3 also let some work run as soon as it is enqueued.
 use crate::code::CuResult;
 use crate::memory::DriverMemory;
 use flatshard_ptx::emulate::SplitMix64;

@@ -1,7 +1,8 @@
-//! FLATSHARD_SIMCUDA: what kind of machine is pretended, in which order its streams run, and which fault is planted. Read once.
-//! The one file of this library that reads the environment.
+//! FLATSHARD_SIMCUDA: what kind of machine is pretended, in which order its streams run, and which fault is planted.
+//! Read once. The one file of this library that reads the environment.
 
-/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in [`SimSettings::default`].
+/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in
+/// [`SimSettings::default`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSettings {
     /// Of the order in which streams run: 0 is the order of the calls, as late as possible; see [`crate::queue`].

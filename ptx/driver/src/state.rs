@@ -1,7 +1,8 @@
 //! Everything that the driver knows, behind one lock, and waiting for it. Never follows a pointer.
 //!
-//! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for it here, asking
-//! (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes on.
+//! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for
+//! it here, asking (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes
+//! on.
 use crate::capture::{Capture, CapturedCall, CapturedGraph, Exec, RELAXED};
 use crate::code::{Code, CuResult, say};
 use crate::kernels::Kernels;

@@ -1,5 +1,5 @@
-//! Capture as CUDA has it: nothing runs, branches fork and join through events, a graph does its work at each launch, and calls that
-//! are not allowed end the capture.
+//! Capture as CUDA has it: nothing runs, branches fork and join through events, a graph does its work at each launch,
+//! and calls that are not allowed end the capture.
 use crate::common::*;
 use flatshard_simcuda::api::{event::*, graph::*, memory::*, stream::*};
 
@@ -44,7 +44,8 @@ fn a_graph_does_its_calls_at_each_launch_and_none_before() {
     ok(unsafe { cuGraphExecDestroy(exec) });
 }
 
-/// x is doubled in two branches of two streams and summed where they join: any order of the branches, never the join first.
+/// x is doubled in two branches of two streams and summed where they join: any order of the branches, never the join
+/// first.
 #[test]
 fn branches_fork_and_join_through_events() {
     start();

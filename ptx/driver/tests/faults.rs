@@ -1,5 +1,5 @@
-//! What goes wrong says so and stays wrong: addresses, sizes, shapes, memory that is not there. Faults that lose the context are processes
-//! of their own.
+//! What goes wrong says so and stays wrong: addresses, sizes, shapes, memory that is not there. Faults that lose the
+//! context are processes of their own.
 use crate::common::*;
 use flatshard_simcuda::api::{device::*, launch::*, memory::*, stream::*};
 use std::ffi::CString;

@@ -1,5 +1,5 @@
-//! Streams under many seeds: what events order always comes out the same, what nothing orders does not, copies of pinned memory read it
-//! when they run.
+//! Streams under many seeds: what events order always comes out the same, what nothing orders does not, copies of
+//! pinned memory read it when they run.
 use crate::common::*;
 use crate::time::wait_until;
 use flatshard_simcuda::api::{event::*, memory::*, stream::*};

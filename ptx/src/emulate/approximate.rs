@@ -1,6 +1,6 @@
-//! Approximate instructions: the exact result, moved by as much as the PTX ISA allows. How far is a function of the operands
-//! and of a seed, so a kernel gives the same bits each time, and one that needs an exact result fails. Never moves what the
-//! manual's tables of special values fix: results for zeros, infinities and NaN.
+//! Approximate instructions: the exact result, moved by as much as the PTX ISA allows. How far is a function of the
+//! operands and of a seed, so a kernel gives the same bits each time, and one that needs an exact result fails. Never
+//! moves what the manual's tables of special values fix: results for zeros, infinities and NaN.
 
 use super::draw::{GAMMA, finalize};
 
@@ -51,7 +51,8 @@ pub fn approximate(parts: &[&str]) -> Option<(usize, Approximate)> {
     }
 }
 
-/// Of sines and cosines: 2^-20.5 within two turns, 2^-14.7 within a hundred half turns; beyond, the manual promises nothing.
+/// Of sines and cosines: 2^-20.5 within two turns, 2^-14.7 within a hundred half turns; beyond, the manual promises
+/// nothing.
 fn turned(x: f64) -> ErrorBound {
     use std::f64::consts::PI;
     Absolute(if x.abs() <= 2.0 * PI { 6.74e-7 } else { 3.76e-5 })

@@ -1,10 +1,11 @@
-//! Accessor knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never sees memory.
+//! Accessor knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never
+//! sees memory.
 //!
-//! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the lanes
-//! that made it; it happened before another if the other's *view* has reached that time for each of those lanes. Barriers,
-//! mbarriers, `bar.warp.sync`, and releases that are acquired join views; a shuffle orders no memory. So a race between
-//! executed accesses shows under every schedule: order is judged by clocks, not by what ran first. After FastTrack
-//! (Flanagan & Freund 2009).
+//! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the
+//! lanes that made it; it happened before another if the other's *view* has reached that time for each of those lanes.
+//! Barriers, mbarriers, `bar.warp.sync`, and releases that are acquired join views; a shuffle orders no memory. So a
+//! race between executed accesses shows under every schedule: order is judged by clocks, not by what ran first. After
+//! FastTrack (Flanagan & Freund 2009).
 //!
 //! Bulk copies and wgmma work through the *asynchronous proxy*: what a thread wrote is visible there only after a
 //! `fence.proxy.async` on the way. So a view has a second part: what was known when such a fence was passed.

@@ -1,4 +1,5 @@
-//! cp.async, and what every copy from global memory does with its source: held from the copy to its wait. Never moves bulk copies.
+//! cp.async, and what every copy from global memory does with its source: held from the copy to its wait. Never moves
+//! bulk copies.
 use super::clock::Epoch;
 use super::in_flight::{AsyncCopy, Stretch};
 use super::lane::lanes;
@@ -14,8 +15,8 @@ use super::warp::Warp;
 const PIECE: usize = 2;
 
 impl Emulator<'_, '_> {
-    /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the destination is 0xFF
-    /// and out of bounds for all: late as the hardware may be, never earlier.
+    /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the
+    /// destination is 0xFF and out of bounds for all: late as the hardware may be, never earlier.
     pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         if let PtxOp::CopyAsync { bytes, to, from, read } = op {
             let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));

@@ -28,7 +28,8 @@ pub struct PtxKernel {
     pub instructions: Vec<Instruction>,
     /// Their names, by slot.
     pub registers: Vec<String>,
-    /// Offsets count from [`SHARED_BASE`](super::operand::SHARED_BASE). An array without a length takes what the launch gives.
+    /// Offsets count from `SHARED_BASE`. An array without a length takes what the launch
+    /// gives.
     pub shared: Vec<Field>,
     /// `.maxntid`, or `.reqntid`, as a product.
     pub max_threads: Option<u32>,

@@ -1,6 +1,7 @@
-//! The lanes of a warp, and instructions in which a lane's result is a function of its own operands: the table from mnemonic to function. Whatever
-//! modifier the table does not name is refused, never ignored. Approximate instructions are approximate.rs's; plain `add`
-//! and `mul` are not contracted, which ptxas may do where a kernel does not say `.rn`.
+//! The lanes of a warp, and instructions in which a lane's result is a function of its own operands: the table from
+//! mnemonic to function. Whatever modifier the table does not name is refused, never ignored. Approximate instructions
+//! are approximate.rs's; plain `add` and `mul` are not contracted, which ptxas may do where a kernel does not say
+//! `.rn`.
 use half::{bf16, f16};
 
 pub const LANES: usize = 32;

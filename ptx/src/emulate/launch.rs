@@ -1,5 +1,5 @@
-//! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never executes
-//! an instruction itself.
+//! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never
+//! executes an instruction itself.
 use super::draw::SplitMix64;
 use super::kernel::{Field, PtxKernel};
 use super::lane::LANES;
@@ -48,13 +48,14 @@ pub struct KernelLaunch<'a> {
     /// Bytes for the shared array that has no length of its own.
     pub dynamic_shared: usize,
     pub arguments: &'a [Argument],
-    /// 0: CTAs in order, warps for as long as they can. Otherwise CTAs are shuffled, and a warp drawn at random runs for
-    /// 1 to 64 instructions. With [`LATE`], lanes that have diverged stay apart for as long as they may: those that take a branch
-    /// go first where the number is odd. More instructions are executed then, and counted.
+    /// 0: CTAs in order, warps for as long as they can. Otherwise CTAs are shuffled, and a warp drawn at random runs
+    /// for 1 to 64 instructions. With [`LATE`], lanes that have diverged stay apart for as long as they may: those that
+    /// take a branch go first where the number is odd. More instructions are executed then, and counted.
     pub schedule: u64,
 }
 
-/// Added to a [schedule](KernelLaunch::schedule): a kernel that takes for granted that lanes meet behind a branch fails.
+/// Added to a [`KernelLaunch`]'s schedule: a kernel that takes for granted that lanes meet behind a branch
+/// fails.
 pub const LATE: u64 = 1 << 63;
 
 struct Resident {

@@ -1,14 +1,14 @@
-//! How the tensor cores and the copy engine order bytes and elements, one function each, written from the PTX ISA manual
-//! (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical layouts as in
-//! CUTLASS's mma_sm90_desc.hpp). To be proven on a GPU once: kernels/probe_*.ptx run there and here and are compared bit for
-//! bit (`scripts/gpu_check.sh`; the emulator's answers: tests/hopper/probes.rs).
+//! How the tensor cores and the copy engine order bytes and elements, one function each, written from the PTX ISA
+//! manual (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical
+//! layouts as in CUTLASS's mma_sm90_desc.hpp). To be proven on a GPU once: kernels/probe_*.ptx run there and here and
+//! are compared bit for bit (`scripts/gpu_check.sh`; the emulator's answers: tests/hopper/probes.rs).
 //!
 //! | what                                        | here                          | probe                            |
 //! |---------------------------------------------|-------------------------------|----------------------------------|
 //! | mma m16n8k16, m16n8k8 fragments             | matrix_ops.rs, multiply       | probe_mma.ptx, probe_mma         |
 //! | ldmatrix, ldmatrix.trans                    | matrix_ops.rs, load_matrix    | probe_mma.ptx, probe_ldmatrix    |
 //! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
-//! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]               | probe_hopper.ptx, probe_wgmma    |
+//! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]         | probe_hopper.ptx, probe_wgmma    |
 //! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
 /// Exchange of 16-byte pieces within a pattern, so that neither rows nor columns fall on few banks.
@@ -94,7 +94,8 @@ impl SharedMatrix {
         let (group, within, j) = ((i / 8) as u64, (i % 8) as u64, j as u64);
         let (row, wide) = (self.swizzle.row() as u64, self.swizzle.row() as u64 / 16);
         let plain = match (self.swizzle, self.transposed) {
-            // Core matrices of 8 rows of 16 bytes: next to one another by `leading` along K, by `stride` along M or N ..
+            // Core matrices of 8 rows of 16 bytes: next to one another by `leading` along K, by `stride` along M or N
+            // ..
             (Swizzle::None, false) => group * self.stride + within * 16 + j * self.leading,
             // .. and the other way round.
             (Swizzle::None, true) => group * self.leading + within * 16 + j * self.stride,

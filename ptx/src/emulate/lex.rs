@@ -1,5 +1,5 @@
-//! PTX text to tokens with their places. Honours `# line "file"`, so that a place is one in the source that was expanded.
-//! Never knows an instruction.
+//! PTX text to tokens with their places. Honours `# line "file"`, so that a place is one in the source that was
+//! expanded. Never knows an instruction.
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {

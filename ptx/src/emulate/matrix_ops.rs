@@ -84,8 +84,8 @@ impl Emulator<'_, '_> {
         Ok(())
     }
     /// D (16, 8) = A (16, k) B (k, 8) + C (16, 8). Lane l holds, with P elements to a register: register i of A at row
-    /// l / 4 + 8 (i % 2), depth P (l % 4) + k / 2 (i / 2); of B at depth P (l % 4) + k / 2 i, column l / 4; of C and D at
-    /// row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
+    /// l / 4 + 8 (i % 2), depth P (l % 4) + k / 2 (i / 2); of B at depth P (l % 4) + k / 2 i, column l / 4; of C and D
+    /// at row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
     fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[PtxSource]; 3], at: Site) {
         self.counts.multiply_adds += (M * N * kind.k()) as u64;
         let [a, b, c] = sources.map(|list| -> Vec<[u64; LANES]> {

@@ -1,8 +1,9 @@
-//! What warps do with mbarriers: arrive, expect bytes, wait; fences; and setmaxnreg, which waits as well. Never moves data.
+//! What warps do with mbarriers: arrive, expect bytes, wait; fences; and setmaxnreg, which waits as well. Never moves
+//! data.
 //!
-//! [Note: waiting] A wait that fails depends on the schedule, and so would a kernel's instruction count. So the first try
-//! always says no, as the hardware may; the second one, which a correct kernel's loop comes to, takes until the phase has
-//! completed, and then says yes. A kernel that does not try again is wrong under every schedule.
+//! [Note: waiting] A wait that fails depends on the schedule, and so would a kernel's instruction count. So the first
+//! try always says no, as the hardware may; the second one, which a correct kernel's loop comes to, takes until the
+//! phase has completed, and then says yes. A kernel that does not try again is wrong under every schedule.
 use super::clock::{Agent, ClockView, Epoch};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};

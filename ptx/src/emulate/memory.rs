@@ -1,5 +1,5 @@
-//! Global memory of the emulated device: allocations by name and address, with their shadow. Never shared memory, which lives
-//! and dies with a CTA.
+//! Global memory of the emulated device: allocations by name and address, with their shadow. Never shared memory, which
+//! lives and dies with a CTA.
 use super::shadow::Shadow;
 
 /// Where nobody says otherwise, allocation i lies in [i << 36, (i + 1) << 36): running off one never meets the next.
@@ -70,16 +70,17 @@ impl<'m> GlobalMemory<'m> {
     pub fn lend(&mut self, name: &str, bytes: &'m [u8]) -> u64 {
         self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Read(bytes), true)
     }
-    /// The host's memory, without a copy. Where it is not `written`, the kernel is to fill it: its bytes become 0xFF, and
-    /// reading them before is a finding.
+    /// The host's memory, without a copy. Where it is not `written`, the kernel is to fill it: its bytes become 0xFF,
+    /// and reading them before is a finding.
     pub fn lend_mut(&mut self, name: &str, bytes: &'m mut [u8], written: bool) -> u64 {
         if !written {
             bytes.fill(0xFF);
         }
         self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Write(bytes), written)
     }
-    /// A buffer of up to 64 GiB of which only pieces are there, in order, each at its offset: an access elsewhere is out of bounds.
-    /// So what lies beyond 4 GiB costs nothing. Gives the address of byte 0; a piece is an allocation as far beyond it.
+    /// A buffer of up to 64 GiB of which only pieces are there, in order, each at its offset: an access elsewhere is
+    /// out of bounds. So what lies beyond 4 GiB costs nothing. Gives the address of byte 0; a piece is an allocation as
+    /// far beyond it.
     pub fn sparse(&mut self, name: &str, pieces: Vec<(u64, Vec<u8>)>, written: bool) -> u64 {
         let base = self.next();
         for (offset, bytes) in pieces {

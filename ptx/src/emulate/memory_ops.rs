@@ -1,4 +1,5 @@
-//! Loads, stores and atomics: every byte's address is checked, judged by its shadow, and counted. Copies are copy.rs's and bulk.rs's.
+//! Loads, stores and atomics: every byte's address is checked, judged by its shadow, and counted. Copies are copy.rs's
+//! and bulk.rs's.
 use super::clock::{ClockView, Epoch};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
@@ -106,7 +107,8 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    /// What a strong access tells others of, before a write, or learns of, after a read: see [`Fences`](super::warp::Fences).
+    /// What a strong access tells others of, before a write, or learns of, after a read: see
+    /// [`Fences`](super::warp::Fences).
     fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: MemoryOrder, address: u64, write: bool) {
         if !order.strong {
             return;

@@ -1,14 +1,15 @@
-//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of uninitialized memory,
-//! misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
+//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of uninitialized
+//! memory, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
 //! kernel, line, thread and allocation. It counts instructions, global sectors and shared-memory bank conflicts.
 //!
 //! It executes the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
 //! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. It refuses any other instruction, with its line.
 //!
-//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], lanes that have diverged stay apart
-//! until an instruction needs them together. Fences, releases and acquires order threads within and across CTAs. Caches and time are
-//! not modeled: counts are evidence, not speed. Approximate instructions are off by the documented error, the same each time.
-//! layouts.rs says how matrices lie in registers and in shared memory, and what remains to be proven on a GPU.
+//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], lanes that have
+//! diverged stay apart until an instruction needs them together. Fences, releases and acquires order threads within and
+//! across CTAs. Caches and time are not modeled: counts are evidence, not speed. Approximate instructions are off by
+//! the documented error, the same each time. layouts.rs says how matrices lie in registers and in shared memory, and
+//! what remains to be proven on a GPU.
 
 // From text to kernels.
 mod draw; // pseudo-random numbers

@@ -1,9 +1,10 @@
 //! Loops that wait for another CTA, by reading global memory until it changes. Never reads memory itself.
 //!
-//! [Note: spinning] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what a test sees
-//! of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier_ops.rs): a strong read (relaxed, acquire) of a write
-//! that nothing has ordered before it misses that write the first time, as the memory model lets it; and a loop of arithmetic around one
-//! such read counts as if it went round once. A warp that has read the same twice sleeps until global memory is written.
+//! [Note: spinning] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what
+//! a test sees of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier_ops.rs): a strong
+//! read (relaxed, acquire) of a write that nothing has ordered before it misses that write the first time, as the
+//! memory model lets it; and a loop of arithmetic around one such read counts as if it went round once. A warp that has
+//! read the same twice sleeps until global memory is written.
 use super::clock::Epoch;
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Overwritten, Site};

@@ -1,5 +1,6 @@
-//! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches. Instructions of memory, of
-//! the tensor cores and of synchronization are in the *_ops.rs, copy.rs, bulk.rs and wgmma.rs. Never schedules warps.
+//! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches.
+//! Instructions of memory, of the tensor cores and of synchronization are in the *_ops.rs, copy.rs, bulk.rs and
+//! wgmma.rs. Never schedules warps.
 use super::clock::Agent;
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};

@@ -1,6 +1,7 @@
-//! Tensor maps: a tensor in global memory, cut into boxes that a bulk copy moves and swizzles. The 128 bytes that hold one
-//! here are the emulator's own; what a driver encodes for a GPU (cuTensorMapEncodeTiled) takes the same values and sets the
-//! same limits. The order of bytes in shared memory is written from the PTX ISA: see layouts.rs. Never moves data.
+//! Tensor maps: a tensor in global memory, cut into boxes that a bulk copy moves and swizzles. The 128 bytes that hold
+//! one here are the emulator's own; what a driver encodes for a GPU (cuTensorMapEncodeTiled) takes the same values and
+//! sets the same limits. The order of bytes in shared memory is written from the PTX ISA: see layouts.rs. Never moves
+//! data.
 use super::layouts::Swizzle;
 
 /// Bytes of an encoded map, as on a GPU.
@@ -8,8 +9,8 @@ pub const MAP_BYTES: usize = 128;
 const MAGIC: u64 = 0x5041_4d52_4f53_4e45;
 const MOST_DIMENSIONS: usize = 5;
 
-/// A tensor of up to five dimensions, the contiguous one first, and the box that one copy moves. What lies outside of the
-/// tensor reads as zeros and is not written.
+/// A tensor of up to five dimensions, the contiguous one first, and the box that one copy moves. What lies outside of
+/// the tensor reads as zeros and is not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     pub address: u64,

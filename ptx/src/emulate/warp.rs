@@ -19,8 +19,8 @@ pub struct LaneGroup {
 pub enum Meet {
     /// Lowest program counter first; equal ones merge, so structured code reconverges.
     Soon,
-    /// Site instructions that need them together, and nowhere else: one group runs as far as it can, then the next. First those
-    /// that take a branch, or those that do not.
+    /// Site instructions that need them together, and nowhere else: one group runs as far as it can, then the next.
+    /// First those that take a branch, or those that do not.
     Late { taken_first: bool },
 }
 
@@ -31,7 +31,8 @@ pub enum WarpState {
     Polling {
         pc: usize,
     },
-    /// Nothing to do until some global memory is written: it has read the same there again, when so many writes had been made.
+    /// Nothing to do until some global memory is written: it has read the same there again, when so many writes had
+    /// been made.
     Spinning {
         pc: usize,
         writes: u64,
@@ -79,8 +80,8 @@ pub struct Warp {
     pub bulk: BTreeMap<usize, BulkStores>,
     /// Waits that have failed once: see [Note: waiting] in mbarrier_ops.rs.
     pub polled: Vec<(u64, u64, u32)>,
-    /// The last strong read, until something else than arithmetic follows; and the writes that strong reads have missed, by address and
-    /// lane. See [Note: spinning] in spin.rs.
+    /// The last strong read, until something else than arithmetic follows; and the writes that strong reads have
+    /// missed, by address and lane. See [Note: spinning] in spin.rs.
     pub spin: Option<Spin>,
     pub missed: HashMap<(u64, usize), Epoch>,
     pub flying: WgmmasInFlight,

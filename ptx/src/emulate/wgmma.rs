@@ -1,6 +1,6 @@
 //! wgmma: products of a warpgroup, each of its warps for its own 16 rows. The result is there at once, but until
-//! `wgmma.wait_group` nobody may touch the registers, nor write what is read of shared memory: touching is found, so the
-//! early result is never used. Layouts are layouts.rs's.
+//! `wgmma.wait_group` nobody may touch the registers, nor write what is read of shared memory: touching is found, so
+//! the early result is never used. Layouts are layouts.rs's.
 use super::in_flight::WgmmaOperands;
 use super::lane::LANES;
 use super::layouts::{SharedMatrix, accumulator, fragment};

@@ -54,8 +54,8 @@ struct Expander<'a> {
     next: (Rc<str>, usize),
 }
 
-/// Expands `source`. `file` names it in errors and markers; `given` overrides `.const` defaults, and a name in it that no
-/// `.const` has is an error. `include` finds the text of `.include "name"`.
+/// Expands `source`. `file` names it in errors and markers; `given` overrides `.const` defaults, and a name in it that
+/// no `.const` has is an error. `include` finds the text of `.include "name"`.
 pub fn expand(
     file: &str,
     source: &str,

@@ -1,11 +1,12 @@
 //! The attention kernels for sm_90a: their variants, and which of them a launch takes. Never launches.
 //!
-//! Their operands come by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of ([`BOX`], 1, r):
-//! r is [`TiledKernel::rows`](AttentionKernel::rows) for what a CTA keeps and [`TiledKernel::columns`] for what passes by.
+//! Their operands come by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of ([`BOX`],
+//! 1, r): r is [`TiledKernel::rows`](AttentionKernel::rows) for what a CTA keeps and [`TiledKernel::columns`] for what
+//! passes by.
 //!
 //! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
-//! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k and v. Its grid is of
-//! one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
+//! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k
+//! and v. Its grid is of one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
 //! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
 //! dkv: `attention_dkv(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, shape)`; keeps k and v.
 //! The maps of lse and delta are of (heads * queries, 1, 1) numbers with boxes of ([`TiledKernel::columns`], 1, 1).
@@ -68,8 +69,8 @@ const STAGES: u32 = 4;
 /// Of a tile of the backward pass.
 const QUERIES: u32 = 64;
 
-/// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, what comes with the rows of each place, and
-/// what is lost where the array starts.
+/// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, what comes with the rows of each
+/// place, and what is lost where the array starts.
 const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, numbers]: [u32; 3]) -> TiledKernel {
     let pitch = dim.div_ceil(BOX) * 2 * BOX;
     let shared = own * ROWS * pitch + STAGES * (columns * pitch + numbers) + 128 + 1024;

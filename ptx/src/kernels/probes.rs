@@ -1,5 +1,6 @@
-//! Kernels that show how a GPU lays matrices out in registers and in shared memory. What they give here and there is compared
-//! bit for bit: `scripts/gpu_check.sh` does, and `ptx/tests/hopper/probes.rs` holds the emulator's answers against formulas.
+//! Kernels that show how a GPU lays matrices out in registers and in shared memory. What they give here and there is
+//! compared bit for bit: `scripts/gpu_check.sh` does, and `ptx/tests/hopper/probes.rs` holds the emulator's answers
+//! against formulas.
 use super::variant::Variant;
 
 pub const VARIANTS: &[Variant] = &[
@@ -31,7 +32,8 @@ impl LayoutProbe {
         let bf16 = |i: usize| (wide(2 * i) >> 16) | (wide(2 * i + 1) & 0xffff_0000);
         let half = |i: usize| half::f16::from_f32(whole(i)).to_bits() as u32;
         let f16 = |i: usize| half(2 * i) | half(2 * i + 1) << 16;
-        // Of probe_mma: 4 registers of A, 2 of B and 4 of C, 32 lanes each, in bf16, in f16, and in tf32, which is as f32.
+        // Of probe_mma: 4 registers of A, 2 of B and 4 of C, 32 lanes each, in bf16, in f16, and in tf32, which is as
+        // f32.
         let mma = |i: usize| match (i / 320, i % 320 / 32) {
             (0, 0..6) => bf16(i),
             (1, 0..6) => f16(i),

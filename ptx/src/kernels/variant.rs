@@ -1,4 +1,5 @@
-//! A variant of a kernel: a source of `kernels/`, embedded by build.rs, and the constants that shape it. Never a list of them.
+//! A variant of a kernel: a source of `kernels/`, embedded by build.rs, and the constants that shape it. Never a list
+//! of them.
 use crate::expand::{ExpandError, expand};
 
 /// A source of `kernels/` with its constants.

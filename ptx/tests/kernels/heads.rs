@@ -23,7 +23,7 @@ fn table(head_dim: usize) -> Vec<f64> {
 fn positions(rows: usize) -> Vec<f64> {
     (0..rows).map(|i| ((i * 5 + 3) % POSITIONS) as f64).collect()
 }
-fn turn<R: Real>(head: &mut [R], row: &[f64], sign: f64) {
+fn rotate<R: Real>(head: &mut [R], row: &[f64], sign: f64) {
     let half = head.len() / 2;
     for i in 0..half {
         let (x, y, c, s) = (head[i], head[i + half], R::of(row[i]), R::of(sign * row[i + half]));
@@ -48,7 +48,7 @@ fn rope_turns_and_turns_back() {
                     let mut x: Vec<R> = reals(qkv);
                     for (r, row) in x.chunks_mut(row).enumerate() {
                         let table = &table[at[r] as usize * d..][..d];
-                        row[..turned].chunks_mut(d).for_each(|head| turn(head, table, sign));
+                        row[..turned].chunks_mut(d).for_each(|head| rotate(head, table, sign));
                     }
                     f64s(&x)
                 }
@@ -104,7 +104,7 @@ impl Problem {
                 let [y, r] = norm_of::<R>(false, OFFSET, &f64s(head), self.w(h), &vec![0.0; self.d]);
                 head.copy_from_slice(&reals::<R>(&y));
                 rstd.extend(r);
-                turn(head, self.table_row(n), 1.0);
+                rotate(head, self.table_row(n), 1.0);
             }
         }
         [f64s(&out), rstd]
@@ -115,7 +115,7 @@ impl Problem {
         let mut dw = before.clone();
         for (n, row) in dqkv.chunks_mut(self.row).enumerate() {
             for (h, g) in row.chunks_mut(self.d).take(self.rotated).enumerate() {
-                turn(g, self.table_row(n), -1.0);
+                rotate(g, self.table_row(n), -1.0);
                 let (x, r) = (&self.qkv[n * self.row + h * self.d..][..self.d], &rstd[n * self.rotated + h..][..1]);
                 let dw = &mut dw[(h >= self.heads) as usize];
                 let operands = [x, self.w(h), r, &f64s(g), &vec![0.0; self.d]];

@@ -88,7 +88,8 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_int {
     call(|state| known(state, device).and_then(|_| unsafe { give(bytes, state.settings.bytes) }))
 }
-/// `CUdevice_attribute` by its numbers. One that nobody here knows is an error, so that a program that asks for it is noticed.
+/// `CUdevice_attribute` by its numbers. One that nobody here knows is an error, so that a program that asks for it is
+/// noticed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     call(|state| {

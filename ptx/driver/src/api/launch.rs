@@ -79,7 +79,8 @@ pub unsafe extern "C" fn cuModuleGetFunction(function: *mut u64, module: u64, na
         unsafe { give(function, handle) }
     })
 }
-/// `CUfunction_attribute`: the most threads of a block, declared shared bytes, registers, and shared bytes that a launch may ask for.
+/// `CUfunction_attribute`: the most threads of a block, declared shared bytes, registers, and shared bytes that a
+/// launch may ask for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: u64) -> c_int {
     bound(|state| {

@@ -1,5 +1,6 @@
-//! DriverMemory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's documentation has it
-//! ("API synchronization behavior"): pinned host memory is read and written when the copy runs, other host memory at the call.
+//! DriverMemory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's
+//! documentation has it ("API synchronization behavior"): pinned host memory is read and written when the copy runs,
+//! other host memory at the call.
 use super::call::{bound, call, give, number, waiting};
 use crate::code::{Code, CuResult};
 use crate::queue::{LEGACY, Node, at_once};

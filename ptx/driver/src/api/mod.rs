@@ -1,5 +1,6 @@
-//! The functions of cuda.h, under their own names and signatures. They handle pointers and nothing else: each checks its arguments and
-//! asks `state`. A program that needs a function that is missing here fails with that function's name.
+//! The functions of cuda.h, under their own names and signatures. They handle pointers and nothing else: each checks
+//! its arguments and asks `state`. A program that needs a function that is missing here fails with that function's
+//! name.
 //!
 //! Safety, of all of them: pointers are null or as cuda.h says; null is an error where it is not allowed.
 #![allow(non_snake_case)] // the names are NVIDIA's

@@ -1,5 +1,6 @@
-//! The functions of cublasLt.h that products use, by its names and numbers. Pointers of callers are followed here and nowhere else; alpha and
-//! beta are the host's, read by the call. Sizes of attributes are those that cuBLASLt 13.4 takes.
+//! The functions of cublasLt.h that products use, by its names and numbers. Pointers of callers are followed here and
+//! nowhere else; alpha and beta are the host's, read by the call. Sizes of attributes are those that cuBLASLt 13.4
+//! takes.
 use super::choose::{DEFAULT, MatrixLayout, Problem, Refusal};
 use super::product::LtProduct;
 use crate::settings::variable;
@@ -247,8 +248,8 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     })
 }
 
-/// `cublasLtMatmulAlgo_t`: opaque for the caller. What it was chosen for, alignments of A, B, C, D, bias and aux as powers of two, bytes of
-/// workspace.
+/// `cublasLtMatmulAlgo_t`: opaque for the caller. What it was chosen for, alignments of A, B, C, D, bias and aux as
+/// powers of two, bytes of workspace.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Algorithm {

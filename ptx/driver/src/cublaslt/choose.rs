@@ -1,5 +1,6 @@
-//! Which problems have an algorithm: the tables of the cuBLAS documentation (cublasLtMatmul, "regular" matrices), the comments of cublasLt.h
-//! 13.4, and what nvmath-python 0.6 knows of the library's limits. What none of them allows is refused.
+//! Which problems have an algorithm: the tables of the cuBLAS documentation (cublasLtMatmul, "regular" matrices), the
+//! comments of cublasLt.h 13.4, and what nvmath-python 0.6 knows of the library's limits. What none of them allows is
+//! refused.
 
 pub const F32: i32 = 0;
 pub const F16: i32 = 2;
@@ -120,7 +121,8 @@ impl Problem {
         Ok(())
     }
 
-    /// Bytes of workspace that the algorithm takes, of so many that it may: products long in k are cut there and summed.
+    /// Bytes of workspace that the algorithm takes, of so many that it may: products long in k are cut there and
+    /// summed.
     pub fn workspace(&self, most: u64) -> u64 {
         let (m, n, _) = self.shape();
         let needed = m * n * 4;

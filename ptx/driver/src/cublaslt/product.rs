@@ -1,5 +1,5 @@
-//! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, by columns, summed in f32 and rounded once to D's type: as a stream does it, in two
-//! steps with the sums in the workspace between them where there is one.
+//! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, by columns, summed in f32 and rounded once to D's type: as a
+//! stream does it, in two steps with the sums in the workspace between them where there is one.
 use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
 use crate::{CuResult, DriverMemory, NodeProgress};
 use half::{bf16, f16};

@@ -1,5 +1,6 @@
-//! NCCL's functions by the names and numbers of nccl.h 2.30: what makes and ends communicators, and memory. Pointers of callers are followed
-//! here and nowhere else. Nothing here waits for another rank but in communicators that were made to block.
+//! NCCL's functions by the names and numbers of nccl.h 2.30: what makes and ends communicators, and memory. Pointers of
+//! callers are followed here and nowhere else. Nothing here waits for another rank but in communicators that were made
+//! to block.
 use super::code::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
 };

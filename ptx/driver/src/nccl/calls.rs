@@ -1,5 +1,5 @@
-//! The collectives and messages of nccl.h, and groups of them: arguments are checked, then they are in their streams. Never moves data: `work`
-//! does.
+//! The collectives and messages of nccl.h, and groups of them: arguments are checked, then they are in their streams.
+//! Never moves data: `work` does.
 use super::api::{code, find};
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR};
 use super::comm::{NcclComm, complain, lock};

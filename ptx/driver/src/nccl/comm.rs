@@ -1,5 +1,5 @@
-//! A communicator: what it is in its world, what it waits for, what ailed it. Never blocks a caller: whatever takes time is done by threads
-//! and by streams, and is asked for.
+//! A communicator: what it is in its world, what it waits for, what ailed it. Never blocks a caller: whatever takes
+//! time is done by threads and by streams, and is asked for.
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
 use super::link::HubLink;
 use super::wire::{Frame, FrameKind};
@@ -128,7 +128,8 @@ impl NcclComm {
     pub fn tell(&self, kind: FrameKind, words: [u64; 5], body: Vec<u8>) -> u64 {
         let number = self.next.fetch_add(1, SeqCst);
         if let Some(seat) = self.seat() {
-            let _ = seat.link.send(&Frame::new(kind, seat.id, number, words, body)); // a hub that is gone is a lost rank
+            // a hub that is gone is a lost rank
+            let _ = seat.link.send(&Frame::new(kind, seat.id, number, words, body));
         }
         number
     }

@@ -1,6 +1,6 @@
-//! The middle of a pretended world: a thread of the process that made its id, to which every rank connects over loopback. It waits until all
-//! ranks of a communicator have sent their part, compares what they ask for, and answers each with its result. Never holds on to a rank
-//! that is gone: the others are told.
+//! The middle of a pretended world: a thread of the process that made its id, to which every rank connects over
+//! loopback. It waits until all ranks of a communicator have sent their part, compares what they ask for, and answers
+//! each with its result. Never holds on to a rank that is gone: the others are told.
 use super::code::{INVALID_USAGE, REMOTE_ERROR};
 use super::sums;
 use super::wire::{Frame, FrameKind, KEY};

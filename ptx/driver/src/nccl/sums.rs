@@ -1,5 +1,6 @@
-//! NcclCallKind a collective does with the parts of its ranks: gathers, sums, copies. Sums go from hop to hop as in a ring, each rounded to the dtype
-//! that travels and each rank's chunk begun at the rank after it: an order of its own, as the real library has one.
+//! NcclCallKind a collective does with the parts of its ranks: gathers, sums, copies. Sums go from hop to hop as in a
+//! ring, each rounded to the dtype that travels and each rank's chunk begun at the rank after it: an order of its own,
+//! as the real library has one.
 use super::code::{INVALID_ARGUMENT, INVALID_USAGE};
 use half::{bf16, f16};
 
@@ -32,7 +33,8 @@ impl NcclOperation {
     }
 }
 
-/// NcclCallKind all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are registered), root, count.
+/// NcclCallKind all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are
+/// registered), root, count.
 pub type CallWords = [u64; 5];
 
 /// NcclCallKind each rank gets. `parts` are in rank order.

@@ -1,4 +1,5 @@
-//! Frames between the ranks of a pretended world and its hub: a header of nine words, little-endian, and a body. Never interprets them.
+//! Frames between the ranks of a pretended world and its hub: a header of nine words, little-endian, and a body. Never
+//! interprets them.
 use std::io::{self, Read, Write};
 
 /// Bytes that tell one world from another.
