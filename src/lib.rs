@@ -32,7 +32,7 @@
 //!
 //! `examples/` has a training loop, a parameter store of one's own, a collective and a kernel. The binaries are [`run::main`].
 //!
-//! A module names its own floor and lower ones only (`tests/tidy.rs` reads the `use` lines):
+//! A module names its own floor and lower ones only (`tests/tidy` reads the `use` lines):
 //! - 0 [`base`]: errors, dtypes, random numbers
 //! - 1 [`device`]: buffers and the operations on them
 //! - 2 [`comm`]: groups of ranks

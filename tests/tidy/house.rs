@@ -145,7 +145,7 @@ fn the_files_to_read_first_hold_the_collectives_and_the_copies() {
     let files: Vec<String> = file.captures_iter(section).map(|found| found[1].to_string()).collect();
     assert_eq!(files.len(), 5, "{files:?}");
     let code: String = files.iter().map(|file| fs::read_to_string(root().join(file)).unwrap()).collect();
-    for call in [".all_gather(", ".reduce_scatter(", "copy_from_slice("] {
+    for call in [".all_gather(", ".reduce_scatter(", "copy_nonoverlapping("] {
         assert!(code.contains(call), "none of {files:?} has {call}");
     }
 }

@@ -187,7 +187,7 @@ fn nothing_is_unfinished() {
 
 #[test]
 fn pages_name_only_paths_that_exist() {
-    for page in ["README.md", "ARCHITECTURE.md"] {
+    for page in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let text = fs::read_to_string(root().join(page)).unwrap();
         let mut checked = 0;
         for code in text.split('`').skip(1).step_by(2) {
