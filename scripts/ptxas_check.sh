@@ -24,7 +24,8 @@ fi
 
 dir=$target/kernels
 rm -rf "$dir"
-cargo run --quiet --release -p flatshard-ptx --bin expand_kernels -- "$dir"
+cargo build --quiet --release --workspace --bin expand_kernels # not that package alone, which would be compiled again
+"$target/release/expand_kernels" "$dir"
 failed=0
 for arch in sm_80 sm_90 sm_90a sm_100; do
     for kernel in "$dir"/*.ptx; do
