@@ -1,6 +1,6 @@
 //! What memory is for: the categories that the meter counts in. Never counts.
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Category {
     /// Master shards and their compute-dtype copies.
     Params,

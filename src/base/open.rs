@@ -2,7 +2,7 @@
 //! so that a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, Metadata, OpenOptions};
-use std::io::{Error, ErrorKind, Read, Result};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -35,6 +35,13 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
 /// Whether both are one file or directory, by whatever links and mounts.
 pub fn is_same(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// A file to add lines to, made where it is missing. A device that takes nothing (/dev/full) is found now.
+pub fn append(path: &Path) -> Result<File> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write(&[]).map(|_| file)
 }
 
 fn name(kind: FileType) -> &'static str {

@@ -15,33 +15,9 @@ pub const PARENT_PID: &str = "FLATSHARD_PARENT_PID";
 /// Overrides this host's name. For tests, where one machine is several hosts.
 pub const HOST: &str = "FLATSHARD_HOST_ID";
 
-/// Set by our own launcher: that this is not the first start ([`Restart`]).
-pub const RESTART: &str = "FLATSHARD_RESTART";
-
 /// The secret that the job's ranks know and strangers do not ([`super::handshake`]). Set by the user, and by our own
 /// launcher.
 pub const JOB_SECRET: &str = "FLATSHARD_JOB_SECRET";
-
-/// What ranks of a restart must know of the first start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Restart {
-    /// Counts from 1.
-    pub attempt: u32,
-    /// Sequences in an optimizer step of all ranks.
-    pub global_batch: usize,
-}
-impl std::fmt::Display for Restart {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} {}", self.attempt, self.global_batch)
-    }
-}
-impl std::str::FromStr for Restart {
-    type Err = ();
-    fn from_str(text: &str) -> std::result::Result<Restart, ()> {
-        let (attempt, global_batch) = text.split_once(' ').ok_or(())?;
-        Ok(Restart { attempt: attempt.parse().map_err(|_| ())?, global_batch: global_batch.parse().map_err(|_| ())? })
-    }
-}
 
 /// This process's place in the job of a launcher.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,7 +36,6 @@ pub struct RankEnv {
     pub run_id: String,
     pub arena_fd: Option<RawFd>,
     pub parent_pid: Option<u32>,
-    pub restart: Option<Restart>,
     pub secret: Option<Secret>,
     /// Started so that it can join an MPI world: by mpirun, or srun with --mpi.
     pub mpi: bool,
@@ -108,7 +83,6 @@ pub(super) fn here(rank: usize, world: usize, port: u16) -> RankEnv {
         run_id: format!("test {}", std::process::id()),
         arena_fd: None,
         parent_pid: None,
-        restart: None,
         secret: None,
         mpi: false,
     }
@@ -161,7 +135,6 @@ impl Vars<'_> {
             run_id,
             arena_fd: self.number(ARENA_FD)?,
             parent_pid: self.number(PARENT_PID)?,
-            restart: self.number(RESTART)?,
             secret: self.text(JOB_SECRET).map(|text| Secret::new(&text, JOB_SECRET)).transpose()?,
             mpi: false,
         }))

@@ -4,7 +4,7 @@ use crate::base::{Error, Result};
 use std::sync::Arc;
 
 /// Ranks along each axis, outermost first: rank = ((dp_replicate * dp_shard + ...) * sp + ...) * tp + ...
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MeshSizes {
     pub dp_replicate: usize,
     pub dp_shard: usize,

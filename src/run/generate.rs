@@ -7,30 +7,17 @@ use crate::base::{Category, Error, Meter, Result, open};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
-use crate::comm::mesh::{Mesh, MeshSizes};
-use crate::comm::secret::Secret;
+use crate::comm::mesh::Mesh;
 use crate::data::Tokenizer;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
-use crate::run::launch;
-use crate::run::launch::Launch;
-use crate::run::launch::device;
-use crate::run::launch::device::Seat;
-use crate::run::launch::restart;
-use crate::run::plan::batch;
-use crate::run::plan::bytes;
-use crate::run::plan::carrier::Carrier;
-use crate::run::plan::derive;
-use crate::run::plan::derive::set;
-use crate::run::plan::memory;
-use crate::run::plan::mesh;
-use crate::run::plan::tensor;
-use crate::run::settings::DeviceName;
-use crate::run::settings::Settings;
-use crate::run::settings::ShardingName;
-use crate::run::settings::StrategyName;
-use crate::run::settings::effect;
+use crate::run::launch::device::{self, RankDevice};
+use crate::run::launch::{self, Job, Launch};
+use crate::run::plan::ranks::RankPlan;
+use crate::run::plan::{batch, bytes, data, engine, memory, model};
+use crate::run::settings::value::set;
+use crate::run::settings::{DeviceName, Settings, ShardingName};
 use serde_json::Value;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -38,9 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Everything that a rank needs to know.
 struct Request {
-    wanted: device::Wanted,
-    mesh: MeshSizes,
-    nproc: usize,
+    ranks: RankPlan,
     /// Weights are gathered for each token.
     lean: GeneratorOptions,
     /// Weights are gathered once, and the bytes that this takes of a rank; where it takes more.
@@ -58,15 +43,15 @@ struct Request {
 }
 
 /// Prints what the model writes after `prompt` on standard output.
-pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
-    let request = Request::new(settings, default, launched, prompt)?;
+pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
+    let job = Job::Generate(Box::new(settings.clone()), prompt.to_string());
+    let request = Request::new(settings, launched, prompt)?;
     match launched {
         Some(env) => request.run(env),
         None => launch::run(&Launch {
-            nproc: request.nproc,
-            ranks_per_gpu: request.wanted.ranks_per_gpu,
-            stage: None,
-            restart: None,
+            nproc: request.ranks.nproc,
+            ranks_per_gpu: request.ranks.ranks_per_gpu,
+            job: &job,
             poll: Duration::from_millis(10),
             signals: &request.signals,
             deadline: None,
@@ -75,23 +60,22 @@ pub fn main(settings: Settings, default: StrategyName, launched: Option<&RankEnv
 }
 
 impl Request {
-    fn new(mut s: Settings, default: StrategyName, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
-        crate::run::plan::check::numbers(&s)?;
-        let model = model(&s)?;
-        ckpt::is_model(&model)?;
-        s.model.pretrain = Some(model.clone());
+    fn new(mut s: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
+        let dir = model_dir(&s)?;
+        ckpt::is_model(&dir)?;
+        s.model.pretrain = Some(dir.clone());
         s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
-        let device = device::choose(set(&s.run.device, "run.device")?);
-        let strategy = derive::strategy(&mut s, default);
-        let (mesh, nproc) = mesh::sizes(&mut s, strategy, device, launched)?;
-        effect::engines(&s)?;
+        let mut ranks = RankPlan::new(&mut s, launched)?;
+        ranks.graphs = false; // every text has its own shapes
+        ranks.timeout = Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?);
+        let RankPlan { device, mesh, nproc, .. } = ranks;
         batch::solve(&mut s, &mesh)?;
-        let tokenizer = derive::tokenizer(&mut s)?;
-        let spec = derive::spec(&mut s, &tokenizer)?;
+        let tokenizer = data::tokenizer(&mut s)?;
+        let spec = model::spec(&mut s, &tokenizer)?;
         tokenizer.check_vocab(spec.vocab)?;
 
         let mut tokens = Vec::new();
-        match derive::format(&s.data, &tokenizer)?.asked(prompt)? {
+        match data::format(&s.data, &tokenizer)?.asked(prompt)? {
             Some(asked) => tokenizer.encode(&asked, &mut tokens)?,
             None => {
                 tokens.extend(tokenizer.affixes().0);
@@ -111,15 +95,14 @@ impl Request {
         }
         let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(room);
         let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
-            let mut engine = derive::engine(s, strategy, device, spec.clone())?;
-            tensor::settle(s, &mesh, &mut engine)?;
-            let EngineOptions { spec, strategy, cuts, .. } = engine;
+            let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, nproc, spec.clone())?;
             let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
             let planned = bytes::of_writing(&options, &mesh, device, nproc)?;
             let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
             Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
         };
         let (lean, planned) = options(&s)?;
+        ranks.planned = planned;
         let kept = options(&gathered_once(&s)).map(|kept| Some(kept).filter(|kept| kept.1 > planned))?;
         let g = &s.generate;
         let sampling = Sampling {
@@ -129,37 +112,26 @@ impl Request {
             seed: set(&s.run.seed, "run.seed")?,
         };
         Ok(Request {
-            wanted: device::Wanted {
-                device,
-                carrier: Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?,
-                secret: s.run.job_secret_file.as_deref().map(Secret::read).transpose()?,
-                ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
-                graphs: false, // every text has its own shapes
-                tf32: set(&s.precision.tf32, "precision.tf32")?,
-                planned,
-                timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
-            },
-            mesh,
-            nproc,
+            ranks,
             lean,
             kept,
-            stop: stop_tokens(&model, &tokenizer)?,
-            model,
+            stop: stop_tokens(&dir, &tokenizer)?,
+            model: dir,
             tokenizer,
             prompt: tokens,
-            signals: restart::signals(&s.faults)?,
+            signals: s.faults.signals()?,
             sampling,
         })
     }
 
     /// This process's rank.
     fn run(&self, env: &RankEnv) -> Result<()> {
-        let env = &self.wanted.known(env);
-        if let Some(caution) = self.wanted.caution(env) {
+        let env = &self.ranks.with_secret(env);
+        if let Some(caution) = self.ranks.caution(env) {
             let _ = writeln!(std::io::stderr(), "{caution}");
         }
-        let Seat { device, member, gpu, .. } = device::take(&self.wanted, env, Meter::default())?;
-        let mesh = Mesh::new(member, self.mesh)?;
+        let RankDevice { device, member, gpu, .. } = device::take(&self.ranks, env, Meter::default())?;
+        let mesh = Mesh::new(member, self.ranks.mesh)?;
         let write = || {
             let options = match &self.kept {
                 Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,
@@ -195,8 +167,8 @@ impl Request {
     /// Whether every rank has the memory for `planned` bytes, as they all say. Asked before the first large allocation.
     fn fits(&self, planned: usize, dev: &dyn Device, gpu: Option<&Cuda>, mesh: &Mesh) -> Result<bool> {
         let fits = match gpu {
-            Some(gpu) => gpu.require(planned, self.wanted.ranks_per_gpu).is_ok(),
-            None => memory::available().is_none_or(|bytes| planned * self.nproc <= bytes),
+            Some(gpu) => gpu.require(planned, self.ranks.ranks_per_gpu).is_ok(),
+            None => memory::available().is_none_or(|bytes| planned * self.ranks.nproc <= bytes),
         };
         let mut said = Exchange::new(dev, mesh.world.clone(), "room for weights", 1)?;
         Ok(said.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
@@ -257,7 +229,7 @@ fn gathered_once(s: &Settings) -> Settings {
 
 /// The checkpoint that `--resume` or `--ckpt-dir` names, else the model of `--pretrain`, which may be a directory of
 /// checkpoints too.
-fn model(s: &Settings) -> Result<PathBuf> {
+fn model_dir(s: &Settings) -> Result<PathBuf> {
     let c = &s.checkpoint;
     let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
         (None | Some("auto"), Some(dir), _) => dir,

@@ -1,23 +1,28 @@
 //! Floor 8: from flags to a finished run.
 //!
-//! [`args`] (flags) and [`config`] (files) give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong;
-//! [`launch`] starts the ranks, each of which does the loop.
-pub mod launch;
-pub mod r#loop;
-pub mod generate;
-pub mod plan;
+//! Flags and files give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong; [`launch`] starts the ranks,
+//! each of which does the [`mod@loop`].
+
+/// Every flag and file key, declared once with its check.
 pub mod settings;
-pub mod trace;
+/// read -> check -> derive -> fit.
+pub mod plan;
+/// What is shown of a run, and what is recorded of steps.
 pub mod watch;
+pub mod trace;
+/// Processes, restarts, signals, devices.
+pub mod launch;
+/// One rank's run: data, agreement, steps, checkpoints, reports.
+pub mod r#loop;
+/// `--generate`.
+pub mod generate;
 
 pub use settings::StrategyName;
 
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
-use launch::restart;
-
-use plan::Plan;
-use plan::check;
+use launch::{Job, restart};
+use plan::{Plan, check, fit};
 use settings::LogLevel;
 use settings::args::{self, Parsed};
 use settings::config;
@@ -38,45 +43,38 @@ pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) 
 }
 
 fn start(program: &'static str, about: &'static str, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<()> {
-    if let Some(parent) = launched.and_then(|env| env.parent_pid) {
-        launch::follow_parent(parent)?;
-    }
     launch::pass_over_file_sizes()?;
+    if let Some(env) = launched
+        && let Some(parent) = env.parent_pid
+    {
+        launch::follow_parent(parent)?;
+        return match Job::receive()? {
+            Job::Train(settled) => one(&Plan::inherit(*settled)?, Some(env)),
+            Job::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
+        };
+    }
     let cli = match args::parse::<args::Cli>(program, about, args::words()?)? {
-        Parsed::Help(text) => {
-            return print(&text);
-        }
+        Parsed::Help(text) => return print(&text),
         Parsed::Run(cli) => cli,
     };
+    let mut runs = config::runs(&cli, strategy)?;
     if let Some(prompt) = &cli.files.generate {
-        return generate::main(config::resolve(&cli, cli.files.stage.as_deref())?, strategy, launched, prompt);
+        return runs.pop().map_or(Ok(()), |(_, settings)| generate::main(settings, launched, prompt));
     }
-    match (config::stages(&cli)?, &cli.files.stage) {
-        (stages, None) if !stages.is_empty() => {
-            // Every stage's settings are read before the first one starts; its plan is made when its turn comes.
-            let settings = stages.iter().map(|stage| config::resolve(&cli, Some(stage)));
-            let settings: Vec<_> = settings.collect::<Result<_>>()?;
-            settings.iter().try_for_each(check::outputs)?;
-            for (i, (stage, settings)) in stages.iter().zip(settings).enumerate() {
-                let plan = Plan::new(settings, strategy, launched)?;
-                if cli.files.print_config {
-                    return print(&plan.print()?); // the others start from what this one will leave
-                }
-                let last = i + 1 == stages.len();
-                if last || !plan.is_done() {
-                    one(&plan, launched, Some(stage))?;
-                }
-            }
-            Ok(())
+    if runs.len() > 1 {
+        runs.iter().try_for_each(|(_, settings)| check::outputs(settings))?;
+    }
+    let last = runs.len() - 1;
+    for (i, (_, settings)) in runs.into_iter().enumerate() {
+        let plan = Plan::new(settings, launched)?;
+        if cli.files.print_config {
+            return print(&plan.print()?); // a later stage starts from what this one will leave
         }
-        (_, stage) => {
-            let plan = Plan::new(config::resolve(&cli, stage.as_deref())?, strategy, launched)?;
-            if cli.files.print_config {
-                return print(&plan.print()?);
-            }
-            one(&plan, launched, None)
+        if i == last || !plan.is_done() {
+            one(&plan, launched)?;
         }
     }
+    Ok(())
 }
 
 /// On standard output. Nobody reading to the end (`| head`) is no failure.
@@ -88,16 +86,16 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-/// One run. `stage`: which of several, for the ranks that this process starts.
-fn one(plan: &Plan, launched: Option<&RankEnv>, stage: Option<&str>) -> Result<()> {
+/// One run, or this process's rank of it.
+fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     // Started by us: the parent has made room and seen that the run fits.
     let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
     let first = launched.is_none_or(|env| env.rank == 0);
-    let _lock = if prepares { plan.prepare(first)? } else { None };
+    let _lock = if prepares { fit::prepare(plan, first)? } else { None };
     let log = Log::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
     let result = match launched {
         Some(env) => r#loop::run(plan, env, &log),
-        None => restart::run(plan, stage, &log),
+        None => restart::run(plan, &log),
     };
     if let Err(e) = &result {
         log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // stderr has it from `failed`

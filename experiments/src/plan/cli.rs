@@ -111,8 +111,8 @@ fn outline(
     per_node: usize,
 ) -> Result<Outline> {
     let cli = parse(argv, &candidate.flags)?.ok_or_else(|| Error::input("--help among the flags"))?;
-    let settings = config::resolve(&cli.run, cli.run.files.stage.as_deref())?;
-    Outline::new(settings, StrategyName::Fsdp, device, gpus, per_node)
+    let settings = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
+    Outline::new(settings, device, gpus, per_node)
 }
 
 /// Every candidate, and the machine that they were planned for.

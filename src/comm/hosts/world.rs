@@ -94,7 +94,6 @@ pub fn threads(sizes: MeshSizes, per_host: usize, meters: &[Meter], options: &sh
             run_id: format!("threads {}", std::process::id()),
             arena_fd: None,
             parent_pid: None,
-            restart: None,
             secret: None,
             mpi: false,
         };

@@ -6,7 +6,7 @@ use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
-use crate::run::plan::resume::Resume;
+use crate::run::plan::resume::ResumeFrom;
 use crate::run::watch::Log;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct Loaded {
     pub checkpointer: Checkpointer,
     /// The checkpoint that the run goes on from.
-    pub resumed: Option<Resume>,
+    pub resumed: Option<ResumeFrom>,
     /// That it took to read weights, where they were read.
     pub seconds: Option<f64>,
 }
@@ -31,7 +31,7 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
         checkpointer.load_model(dir, engine.state().0)?;
     }
     let resumed = plan.resume.clone().map(|resume| read(resume, plan, &mut checkpointer, engine)).transpose()?;
-    if let Some(Resume { dir, state, damaged, .. }) = &resumed {
+    if let Some(ResumeFrom { dir, state, damaged, .. }) = &resumed {
         if mesh.rank() == 0 && !damaged.is_empty() {
             damaged.iter().for_each(|what| log.warn(format_args!("warning: damaged checkpoint: {what}")));
             log.warn(format_args!("warning: going on from {}, after step {}", dir.display(), state.step));
@@ -44,7 +44,12 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
 }
 
 /// The checkpoint, or the newest older one whose tensors are whole: which one it was.
-fn read(mut resume: Resume, plan: &Plan, checkpointer: &mut Checkpointer, engine: &mut Engine) -> Result<Resume> {
+fn read(
+    mut resume: ResumeFrom,
+    plan: &Plan,
+    checkpointer: &mut Checkpointer,
+    engine: &mut Engine,
+) -> Result<ResumeFrom> {
     loop {
         let (store, optimizer) = engine.state();
         match checkpointer.load(&resume.dir, store, optimizer) {

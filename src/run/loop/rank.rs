@@ -9,7 +9,7 @@ use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
-use crate::run::launch::device::{self, Seat};
+use crate::run::launch::device::{self, RankDevice};
 use crate::run::plan::Plan;
 use crate::run::trace::Tracer;
 use crate::run::watch::{self, Log};
@@ -19,10 +19,9 @@ use std::time::Instant;
 pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     let stops = Stops::catch(plan, env)?;
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
-    let wanted = plan.wanted();
-    let env = &wanted.known(env);
-    wanted.caution(env).iter().for_each(|caution| log.warn(caution));
-    let Seat { device, member, gpu, graphs } = device::take(&wanted, env, tracer.meter())?;
+    let env = &plan.ranks.with_secret(env);
+    plan.ranks.caution(env).iter().for_each(|caution| log.warn(caution));
+    let RankDevice { device, member, gpu, graphs } = device::take(&plan.ranks, env, tracer.meter())?;
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     if let (Some(_), Some(_), 0) = (&graphs, &plan.profile, env.rank) {
         log.info(
@@ -39,7 +38,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
         }
         return Err(e);
     }
-    let mesh = tracer.watch(flight.watch(Mesh::with_world(world, member, plan.mesh)?));
+    let mesh = tracer.watch(flight.watch(Mesh::with_world(world, member, plan.ranks.mesh)?));
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {

@@ -12,7 +12,7 @@ use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
 use crate::device::Device;
 use crate::run::plan::Plan;
-use crate::run::plan::resume::Resume;
+use crate::run::plan::resume::ResumeFrom;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
@@ -106,7 +106,7 @@ fn shown(Facts { host, facts }: Facts) -> Facts {
 fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
     let data = &plan.dataset;
     let resume = match &plan.resume {
-        Some(Resume { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
+        Some(ResumeFrom { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
     };
     let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
@@ -116,7 +116,7 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
         ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
         ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("resume", resume),
-        ("device", format!("{:?}", plan.device).to_lowercase()),
+        ("device", format!("{:?}", plan.ranks.device).to_lowercase()),
     ];
     let mut facts: Vec<(String, String)> = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
     if let Value::Object(sections) = plan.config_json() {

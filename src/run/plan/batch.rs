@@ -29,3 +29,19 @@ pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
     (b.batch_size, b.grad_accum) = (Some(micro), Some(accum));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a failure on more ranks: as many sequences, whether the size of a micro-batch is known or follows from the step's.
+    #[test]
+    fn fewer_ranks_keep_the_batch() {
+        for (given, expected) in [(Some(2), (2, 3)), (None, (6, 1))] {
+            let mut s = Settings::default();
+            (s.batch.batch_size, s.batch.train_batch_size) = (given, Some(12));
+            solve(&mut s, &MeshSizes::sharded(2)).unwrap();
+            assert_eq!((s.batch.batch_size, s.batch.grad_accum), (Some(expected.0), Some(expected.1)));
+        }
+    }
+}

@@ -1,11 +1,11 @@
 //! What moves data between the ranks of a run: from `--comm`, the device, and where the ranks are. Never moves anything.
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
-use crate::run::settings::CommName;
-use crate::run::settings::DeviceName;
+use crate::run::settings::{CommName, DeviceName};
+use serde::{Deserialize, Serialize};
 
 /// Inside a host, CPU ranks always share memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Carrier {
     /// All ranks are on one host.
     Shm,

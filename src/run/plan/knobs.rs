@@ -2,26 +2,17 @@
 //! is not there. Never changes a setting.
 use crate::base::{Error, Result};
 use crate::nn::Layout;
-use crate::run::settings::*;
-use crate::store::Offload;
+use crate::run::settings::effect::contradiction;
+use crate::run::settings::{OffloadName, PrefetchName, Settings, StrategyName, WrapName};
 use crate::store::flat::{Flat, Wrap, runs};
 
-/// Before anything is derived. `strategy` is never `auto`.
-pub fn check(s: &Settings, strategy: StrategyName) -> Result<()> {
+/// Before anything is derived.
+pub fn check(s: &Settings) -> Result<()> {
     let f = &s.fsdp;
-    let replicated = strategy == StrategyName::Ddp;
-    let unsharded = f.sharding == Some(ShardingName::NoShard);
+    let replicated = s.run.strategy == Some(StrategyName::Ddp);
     let (wrap, limited) = (f.auto_wrap, f.limit_all_gathers != Some(false));
     let ahead = f.forward_prefetch == Some(true) || f.backward_prefetch != Some(PrefetchName::None);
-    let kept = "NO_SHARD keeps all weights on every rank: nothing is gathered";
     let refused = [
-        (unsharded && f.backward_prefetch == Some(PrefetchName::BackwardPost), "backward-prefetch BACKWARD_POST", kept),
-        (unsharded && !limited, "no-limit-all-gathers", kept),
-        (
-            unsharded && wrap != Some(WrapName::Transformer),
-            "auto-wrap",
-            "NO_SHARD has no units: gradients are reduced in buckets of 25 MiB",
-        ),
         (
             replicated && f.sync_each_batch == Some(true),
             "sync-each-batch",
@@ -51,18 +42,7 @@ pub fn check(s: &Settings, strategy: StrategyName) -> Result<()> {
     ];
     match refused.iter().find(|(contradicts, ..)| *contradicts) {
         None => Ok(()),
-        Some((_, flag, reason)) => Err(Error::input(format!("--{flag} contradicts the other settings: {reason}"))),
-    }
-}
-
-/// What is offloaded. CPU ranks have everything in host memory: there it is accepted, and changes nothing.
-pub fn offload(f: &Fsdp, device: DeviceName) -> Offload {
-    match f.cpu_offload {
-        _ if device == DeviceName::Cpu => Offload::Nothing,
-        None | Some(OffloadName::Off) => Offload::Nothing,
-        Some(OffloadName::Optimizer) => Offload::Optimizer,
-        Some(OffloadName::Gradients) => Offload::Gradients,
-        Some(OffloadName::Parameters) => Offload::Parameters,
+        Some((_, flag, reason)) => Err(contradiction(flag, reason)),
     }
 }
 

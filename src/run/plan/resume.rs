@@ -4,13 +4,14 @@ use crate::base::{Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::engine::EngineOptions;
 use crate::nn::Decoder;
-use crate::run::settings::Checkpoint;
+use crate::run::settings::checkpoint::CheckpointSettings;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 /// The checkpoint to go on from.
-#[derive(Clone, Debug)]
-pub struct Resume {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResumeFrom {
     pub dir: PathBuf,
     /// Where that run stood.
     pub state: TrainerState,
@@ -22,7 +23,7 @@ pub struct Resume {
 
 /// The checkpoint that the settings ask for, when it is one of this model and optimizer. Files and headers are verified here,
 /// tensors when they are read.
-pub fn find(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Option<Resume>> {
+pub fn find(c: &CheckpointSettings, e: &EngineOptions, decoder: &Decoder) -> Result<Option<ResumeFrom>> {
     let Some(from) = asked(c)? else { return Ok(None) };
     match ckpt::candidates(c.ckpt_dir.as_deref(), &from)? {
         none if none.is_empty() => Ok(None),
@@ -31,7 +32,7 @@ pub fn find(c: &Checkpoint, e: &EngineOptions, decoder: &Decoder) -> Result<Opti
 }
 
 /// What `--resume` says. Without it the run begins anew, in a directory without checkpoints.
-pub fn asked(c: &Checkpoint) -> Result<Option<ckpt::Resume>> {
+pub fn asked(c: &CheckpointSettings) -> Result<Option<ckpt::Resume>> {
     match (c.resume.as_deref(), &c.ckpt_dir) {
         (None, None) => Ok(None),
         // A fresh run would replace the checkpoints of equal steps and prune the others.
@@ -49,9 +50,9 @@ pub fn asked(c: &Checkpoint) -> Result<Option<ckpt::Resume>> {
     }
 }
 
-impl Resume {
+impl ResumeFrom {
     /// The next older one: the tensors of this one are damaged, as `what` says.
-    pub fn fall_back(mut self, what: String, e: &EngineOptions, decoder: &Decoder) -> Result<Resume> {
+    pub fn fall_back(mut self, what: String, e: &EngineOptions, decoder: &Decoder) -> Result<ResumeFrom> {
         self.damaged.push(what);
         first_whole(self.older, self.damaged, e, decoder)
     }
@@ -62,10 +63,10 @@ fn first_whole(
     mut damaged: Vec<String>,
     e: &EngineOptions,
     decoder: &Decoder,
-) -> Result<Resume> {
+) -> Result<ResumeFrom> {
     while let Some(dir) = older.pop_front() {
         match inspect(&dir, e, decoder) {
-            Ok(state) => return Ok(Resume { dir, state, damaged, older }),
+            Ok(state) => return Ok(ResumeFrom { dir, state, damaged, older }),
             Err(Error::Damaged(what)) => damaged.push(what),
             Err(other) => return Err(other),
         }

@@ -4,25 +4,28 @@ use crate::base::Result;
 use crate::ckpt::TrainerState;
 use crate::comm::mesh::MeshSizes;
 use crate::data::{Dataset, held_out, held_out_by_steps};
-use crate::run::plan::derive::set;
 use crate::run::settings::Settings;
+use crate::run::settings::value::set;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Key of the number in `data` of the trainer state.
 pub const HELD_OUT: &str = "held_out";
 
-pub struct Split {
+/// Rows that are evaluated and rows that are trained on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EvalSplit {
     /// Rows at the end of the data set that are evaluated and never trained on.
     pub held_out: u64,
     /// Where that is not what the run began with, or may not be.
     pub warning: Option<String>,
 }
 
-impl Split {
+impl EvalSplit {
     /// `then`: where the run goes on from.
-    pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<Split> {
+    pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<EvalSplit> {
         let shuffle = set(&s.data.shuffle, "data.shuffle")?;
-        let fresh = |warning| Split { held_out: held_out(dataset, shuffle), warning };
+        let fresh = |warning| EvalSplit { held_out: held_out(dataset, shuffle), warning };
         let Some(then) = then else { return Ok(fresh(None)) };
         let number = |key: &str| then.data.get(key).and_then(Value::as_u64);
         // The rows are the same ones: those of a stream begin elsewhere where they are of another length.
@@ -37,7 +40,7 @@ impl Split {
             )));
         }
         if let Some(held_out) = number(HELD_OUT) {
-            return Ok(Split { held_out, warning: None });
+            return Ok(EvalSplit { held_out, warning: None });
         }
         // Checkpoints of earlier versions: the batch decided.
         let ranks = then.world / (mesh.sp * mesh.tp).max(1);
@@ -48,6 +51,6 @@ impl Split {
             "the checkpoint does not say which rows are held out: it takes the last {held_out}, as for its steps of {global} \
              sequences"
         );
-        Ok(Split { held_out, warning: Some(warning) })
+        Ok(EvalSplit { held_out, warning: Some(warning) })
     }
 }

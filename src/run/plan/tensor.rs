@@ -5,8 +5,8 @@ use crate::ckpt::hf;
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::tp_plan::{self as plan, Meaning};
-use crate::run::plan::derive::set;
 use crate::run::settings::Settings;
+use crate::run::settings::value::set;
 
 /// Sets what is cut over tp. Sequence parallelism and a plan of transformers mean nothing without it, and are refused.
 pub fn settle(s: &Settings, mesh: &MeshSizes, engine: &mut EngineOptions) -> Result<()> {

@@ -1,7 +1,8 @@
 //! The command line: [`Settings`] as flags, the spellings that users know, `--help`. Never validates across settings.
 use crate::base::{Error, Result};
-use crate::run::settings::Settings;
-use crate::run::settings::config;
+use crate::run::settings::defaults::{default_text, defaults};
+use crate::run::settings::sections::Settings;
+use crate::run::settings::synonyms::{self, SynonymKind, nearest};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::any::TypeId;
@@ -149,10 +150,11 @@ const MODES: &str = "ON-MODE";
 
 /// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
 fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> clap::Command {
-    let defaults = config::defaults();
+    let defaults = defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
     C::command().name(program).about(about).term_width(0).mut_args(|arg| {
-        let arg = numeric(arg);
+        let synonyms = synonyms::all(SynonymKind::Flag).filter(|row| arg.get_id() == row.key).map(|row| row.spelling);
+        let arg = numeric(arg.clone().visible_aliases(synonyms));
         let arg = if is_switch(&arg) && !is_plain(&arg) {
             arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
         } else if is_switch(&arg) {
@@ -164,7 +166,7 @@ fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> cla
             arg.value_name("NAME")
         };
         let help = arg.get_help().map(|h| h.to_string()).unwrap_or_default();
-        match config::default_text(&defaults, arg.get_id().as_str()) {
+        match default_text(&defaults, arg.get_id().as_str()) {
             Some(default) => arg.help(format!("{help} [default: {default}]").trim_start().to_string()),
             None => arg,
         }
@@ -188,31 +190,32 @@ fn show_switches(help: &str) -> String {
     out
 }
 
-/// Underscores become dashes, `--no-x` becomes `--x=false`, and an unknown flag is named with its nearest.
+/// Underscores become dashes, `--no-x` becomes `--x=false`, values have our spelling, and an unknown flag is named with its nearest.
 fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Vec<String>> {
     let find = |name: &str| {
         command.get_arguments().find(|a| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name)))
     };
-    let mut out = Vec::new();
+    let (mut out, mut key) = (Vec::new(), String::new());
     for word in argv {
         let Some(flag) = word.strip_prefix("--").filter(|f| !f.is_empty()) else {
-            out.push(word);
+            out.push(synonyms::value(&key, &word).to_string());
             continue;
         };
         let (name, value) = match flag.split_once('=') {
             Some((name, value)) => (name.replace('_', "-"), Some(value)),
             None => (flag.replace('_', "-"), None),
         };
+        key = name.replace('-', "_");
         let off = name.strip_prefix("no-").filter(|x| find(x).is_some_and(is_switch));
         if let (Some(x), None) = (off, value) {
             out.push(format!("--{x}=false"));
         } else if ["help", "version"].contains(&name.as_str()) || find(&name).is_some() {
-            out.push(value.map_or(format!("--{name}"), |v| format!("--{name}={v}")));
+            out.push(value.map_or(format!("--{name}"), |v| format!("--{name}={}", synonyms::value(&key, v))));
         } else {
             let known =
                 command.get_arguments().filter(|a| !a.is_hide_set()).filter_map(|a| a.get_long_and_visible_aliases());
             let known: Vec<&str> = known.flatten().collect();
-            let near = config::nearest(name.strip_prefix("no-").unwrap_or(&name), known);
+            let near = nearest(name.strip_prefix("no-").unwrap_or(&name), known);
             return Err(Error::input(format!(
                 "unknown flag --{name}: the nearest known one is --{near} (--help lists all)"
             )));

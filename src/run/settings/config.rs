@@ -1,75 +1,46 @@
-//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid over the defaults key by key, so that an
-//! unknown key or a wrong type is named with its file and path. Never validates values against each other (`run/plan`).
+//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid over the
+//! defaults key by key, so that an unknown key or a wrong type is named with its file and path. Never looks at the machine.
 use crate::base::{Error, Result, open, quote};
-use crate::run::settings::Settings;
 use crate::run::settings::args::Cli;
 use crate::run::settings::deepspeed;
+use crate::run::settings::defaults::defaults;
 use crate::run::settings::effect;
+use crate::run::settings::names::StrategyName;
+use crate::run::settings::sections::Settings;
 use crate::run::settings::stages;
-use serde_json::{Map, Value};
+use crate::run::settings::synonyms::{self, nearest};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 
 type Tree = Map<String, Value>;
 
-/// Fuller names that files may use: (section, key) of the file, then of [`Settings`]. All of `runtime` is also `run`.
-const FULLER: [(&str, &str, &str, &str); 15] = [
-    ("runtime", "mixed_precision", "precision", "precision"),
-    ("fsdp", "sharding_strategy", "fsdp", "sharding"),
-    ("fsdp", "auto_wrap_policy", "fsdp", "auto_wrap"),
-    ("fsdp", "activation_checkpointing", "fsdp", "activation_checkpoint"),
-    ("training", "gradient_accumulation_steps", "batch", "grad_accum"),
-    ("training", "grad_accum", "batch", "grad_accum"),
-    ("training", "batch_size", "batch", "batch_size"),
-    ("training", "epochs", "run", "epochs"),
-    ("training", "max_steps", "run", "max_steps"),
-    ("training", "max_len", "data", "max_len"),
-    ("training", "seed", "run", "seed"),
-    ("training", "grad_clip", "optim", "grad_clip"),
-    ("distributed", "strategy", "run", "strategy"),
-    ("distributed", "num_nodes", "run", "num_nodes"),
-    ("distributed", "devices", "run", "nproc_per_node"),
-];
 /// Keys of a file beside the sections of [`Settings`].
 const OTHER: [&str; 7] =
     ["runtime", "training", "distributed", "model_configs", "distributed_examples", "training_stages", "plan"];
 
-/// The settings of a run without arguments or file.
-pub fn defaults() -> Value {
-    serde_saphyr::from_str(include_str!("defaults.yaml")).expect("defaults.yaml is compiled in; a test reads it")
+/// The runs that the command line asks for: those of the file's stages in their order, each with its name, or one. All are read,
+/// so that a fault in the last is known before the first has run. `default` is what the binary is for.
+pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<(Option<String>, Settings)>> {
+    let file = cli.files.config.as_deref().map(ConfigFile::read).transpose()?;
+    let stages = file.as_ref().map_or(Ok(Vec::new()), ConfigFile::stages)?;
+    let one = cli.files.stage.is_some() || cli.files.generate.is_some() || stages.is_empty();
+    let names = if one { vec![cli.files.stage.clone()] } else { stages.into_iter().map(|s| Some(s.0)).collect() };
+    names.into_iter().map(|name| Ok((name.clone(), one_run(cli, file.as_ref(), name.as_deref(), default)?))).collect()
 }
 
-/// For `--help`: the default of a key, wherever it is.
-pub fn default_text(defaults: &Value, key: &str) -> Option<String> {
-    let value = defaults.as_object()?.values().find_map(|section| section.get(key))?;
-    Some(match value {
-        Value::Bool(on) => if *on { "on" } else { "off" }.to_string(),
-        Value::String(s) => s.clone(),
-        Value::Array(items) => items.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
-        other => other.to_string(),
-    })
+/// The settings of one run: of the file's training stages, `stage`.
+pub fn resolve(cli: &Cli, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
+    let file = cli.files.config.as_deref().map(ConfigFile::read).transpose()?;
+    one_run(cli, file.as_ref(), stage, default)
 }
 
-/// The known name most like `name`.
-pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a str {
-    let like = |k: &str| strsim::normalized_damerau_levenshtein(name, k);
-    known.into_iter().max_by(|a, b| like(a).total_cmp(&like(b))).unwrap_or("--help")
-}
-
-/// The names of the file's training stages, in order; none where there are no stages.
-pub fn stages(cli: &Cli) -> Result<Vec<String>> {
-    let Some(path) = &cli.files.config else { return Ok(Vec::new()) };
-    Ok(File::read(path)?.stages()?.into_iter().map(|(name, _)| name).collect())
-}
-
-/// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags; of the file's training stages, `stage`.
-pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
+/// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags.
+fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
     let mut asked = Value::Object(Tree::new());
     let mut names = Vec::new();
-    if let Some(path) = &cli.files.config {
-        let file = File::read(path)?;
+    if let Some(file) = file {
         overlay(&mut asked, file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref())?);
         for (name, body) in file.stages()? {
-            // All are read, so that a fault in the last is known before the first has run.
             let sections = file.sections(&body)?;
             if stage == Some(name.as_str()) {
                 overlay(&mut asked, sections);
@@ -103,7 +74,9 @@ pub fn resolve(cli: &Cli, stage: Option<&str>) -> Result<Settings> {
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
-    let mut settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
+    let mut settings: Settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
+    settings.check()?;
+    effect::strategy(&mut settings, default)?;
     if let Some(stage) = stage {
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
     }
@@ -127,14 +100,14 @@ fn to_tree(settings: &Settings) -> Result<Value> {
     serde_json::to_value(settings).map_err(|e| Error::input(format!("settings: {e}")))
 }
 
-struct File<'a> {
+struct ConfigFile<'a> {
     path: &'a Path,
     tree: Tree,
 }
 
 /// The settings of a configuration file's bytes alone, without flags or defaults: YAML, or JSON where `path` ends so.
 pub fn parse(text: &[u8], path: &Path) -> Result<Value> {
-    let file = File::parse(text, path)?;
+    let file = ConfigFile::parse(text, path)?;
     let mut settings = file.settings(None, None)?;
     for (_, body) in file.stages()? {
         overlay(&mut settings, file.sections(&body)?);
@@ -142,14 +115,14 @@ pub fn parse(text: &[u8], path: &Path) -> Result<Value> {
     Ok(settings)
 }
 
-impl<'a> File<'a> {
-    fn read(path: &'a Path) -> Result<File<'a>> {
+impl<'a> ConfigFile<'a> {
+    fn read(path: &'a Path) -> Result<ConfigFile<'a>> {
         let text = open::read(path)
             .map_err(|e| Error::input(format!("{}: cannot read this configuration: {e}", path.display())))?;
-        File::parse(&text, path)
+        ConfigFile::parse(&text, path)
     }
 
-    fn parse(text: &[u8], path: &'a Path) -> Result<File<'a>> {
+    fn parse(text: &[u8], path: &'a Path) -> Result<ConfigFile<'a>> {
         let fault = |what: String| Error::input(format!("{}: {what}", path.display()));
         let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
         let json = path.extension().is_some_and(|e| e == "json");
@@ -164,8 +137,8 @@ impl<'a> File<'a> {
             })?,
         };
         match tree {
-            Value::Object(tree) => Ok(File { path, tree }),
-            Value::Null => Ok(File { path, tree: Tree::new() }),
+            Value::Object(tree) => Ok(ConfigFile { path, tree }),
+            Value::Null => Ok(ConfigFile { path, tree: Tree::new() }),
             other => Err(fault(format!("sections expected (model: ..., optim: ...), found {}", quote(other)))),
         }
     }
@@ -233,7 +206,7 @@ impl<'a> File<'a> {
     }
 
     fn section(&self, out: &mut Value, schema: &Value, section: &str, body: &Value) -> Result<()> {
-        let name = if section == "runtime" { "run" } else { section };
+        let name = synonyms::section(section);
         if schema.get(name).is_none() && !OTHER.contains(&section) {
             let known = schema.as_object().into_iter().flat_map(|s| s.keys().map(String::as_str)).chain(OTHER);
             return Err(self.fault(format!(
@@ -243,8 +216,8 @@ impl<'a> File<'a> {
             )));
         }
         for (key, value) in self.body(section, body)?.into_iter().flatten() {
-            match FULLER.iter().find(|f| (f.0, f.1) == (section, key.as_str())) {
-                Some((_, _, section, key)) => self.set(out, schema, section, key, value)?,
+            match synonyms::key(section, key) {
+                Some((section, key)) => self.set(out, schema, section, key, value)?,
                 None if schema[name].get(key).is_some() => self.set(out, schema, name, key, value)?,
                 None => return Err(self.unknown(schema, section, name, key)),
             }
@@ -253,13 +226,14 @@ impl<'a> File<'a> {
     }
 
     fn unknown(&self, schema: &Value, section: &str, name: &str, key: &str) -> Error {
-        let fuller = FULLER.iter().filter(|f| f.0 == section).map(|f| f.1);
         let keys = schema[name].as_object().into_iter().flat_map(|s| s.keys().map(String::as_str));
         // A key that exists in another section is a better hint than one that is spelt alike here.
         let elsewhere = schema.as_object().and_then(|s| s.iter().find(|(_, body)| body.get(key).is_some()));
         let hint = match elsewhere {
             Some((other, _)) => format!("it belongs to the section {other}"),
-            None => format!("the nearest known one is {section}.{}", nearest(key, keys.chain(fuller))),
+            None => {
+                format!("the nearest known one is {section}.{}", nearest(key, keys.chain(synonyms::keys_of(section))))
+            }
         };
         self.fault(format!("unknown key {section}.{}: {hint}", quote(key)))
     }
@@ -289,8 +263,8 @@ impl<'a> File<'a> {
                 "devices" if value == "auto" => {}
                 // Said already, and louder, by `enabled: false`.
                 "strategy" if value == "auto" => {}
-                _ => match FULLER.iter().find(|f| (f.0, f.1) == ("distributed", key.as_str())) {
-                    Some((_, _, section, key)) => self.set(out, schema, section, key, value)?,
+                _ => match synonyms::key("distributed", key) {
+                    Some((section, key)) => self.set(out, schema, section, key, value)?,
                     None => {
                         let near = nearest(key, ["strategy", "num_nodes", "devices", "fsdp"]);
                         return Err(self
@@ -305,11 +279,8 @@ impl<'a> File<'a> {
     /// Puts one value in its place, if it is of the key's type: a tree of this key alone must read as [`Settings`].
     fn set(&self, out: &mut Value, schema: &Value, section: &str, key: &str, value: &Value) -> Result<()> {
         debug_assert!(schema[section].get(key).is_some(), "{section}.{key} is a setting");
-        let mut alone = Tree::new();
-        alone.insert(key.into(), value.clone());
-        let mut tree = Tree::new();
-        tree.insert(section.into(), Value::Object(alone));
-        let tree = Value::Object(tree);
+        let value = value.as_str().map_or_else(|| value.clone(), |text| synonyms::value(key, text).into());
+        let tree = json!({section: {key: value}});
         if let Err(e) = serde_json::from_value::<Settings>(tree.clone()) {
             let mut text = e.to_string();
             for (rust, plain) in [
@@ -325,30 +296,5 @@ impl<'a> File<'a> {
         }
         overlay(out, tree);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn defaults_are_settings() {
-        let settings: Settings = serde_json::from_value(defaults()).unwrap();
-        assert_eq!(settings.optim.lr, Some(0.001));
-        let schema = to_tree(&Settings::default()).unwrap();
-        for (section, body) in defaults().as_object().unwrap() {
-            for key in body.as_object().unwrap().keys() {
-                assert!(schema[section].get(key).is_some(), "{section}.{key} of defaults.yaml is no setting");
-            }
-        }
-    }
-
-    #[test]
-    fn fuller_names_are_settings() {
-        let schema = to_tree(&Settings::default()).unwrap();
-        for (_, _, section, key) in FULLER {
-            assert!(schema[section].get(key).is_some(), "{section}.{key}");
-        }
     }
 }

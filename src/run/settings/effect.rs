@@ -2,26 +2,27 @@
 //! would come to nothing is refused, so that no run does something else than it was told. Never judges values by themselves.
 use crate::base::{Error, Result};
 use crate::ckpt;
-use crate::run::settings::Model;
-use crate::run::settings::Settings;
-use crate::run::settings::config;
+use crate::run::settings::defaults::defaults;
+use crate::run::settings::model::ModelSettings;
+use crate::run::settings::names::{BackendName, FsdpImpl, PrefetchName, ShardingName, StrategyName, WrapName};
+use crate::run::settings::sections::Settings;
 use serde_json::Value;
 use std::path::Path;
 
 /// An engine: `--fsdp-impl` of backend fsdp, or backend zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Engine {
+enum EngineName {
     Manual,
     Reference,
     Zero,
 }
-use Engine::*;
+use EngineName::*;
 
-impl Engine {
-    fn of(settings: &Value) -> Engine {
+impl EngineName {
+    fn of(settings: &Value) -> EngineName {
         let (backend, implementation) = (&settings["fsdp"]["backend"], &settings["fsdp"]["fsdp_impl"]);
         match (backend.as_str(), implementation.as_str()) {
-            (Some("zero" | "deepspeed"), _) => Zero,
+            (Some("zero"), _) => Zero,
             (_, Some("reference")) => Reference,
             _ => Manual,
         }
@@ -36,7 +37,7 @@ impl Engine {
 }
 
 /// Keys of the section fsdp that not every engine has; and what others do anyway, if they do.
-const KEYS: [(&str, &[Engine], Option<&str>); 11] = [
+const KEYS: [(&str, &[EngineName], Option<&str>); 11] = [
     ("fsdp_impl", &[Manual, Reference], None),
     ("sharding", &[Manual, Reference], None),
     ("auto_wrap", &[Manual], None),
@@ -63,7 +64,7 @@ pub fn imply(asked: &Value, defaults: &mut Value) {
 
 /// Takes out of `merged` what its engine does not have; an error where it was `asked` for.
 pub fn check(asked: &Value, merged: &mut Value) -> Result<()> {
-    let engine = Engine::of(merged);
+    let engine = EngineName::of(merged);
     for (key, engines, anyway) in KEYS.iter().filter(|(_, engines, _)| !engines.contains(&engine)) {
         let value = &asked["fsdp"][key];
         let text = value.to_string();
@@ -92,7 +93,7 @@ const IDLE: [(&str, &str, &str, &str, &str); 7] = [
 
 /// What was asked for and is not the default must not be idle. A default, as in a file of all settings, may stand anywhere.
 pub fn idle(asked: &Value, merged: &Value) -> Result<()> {
-    let defaults = config::defaults();
+    let defaults = defaults();
     for (section, key, by, other, value) in IDLE {
         let (asked, chosen) = (&asked[section][key], &merged[by][other]);
         let on = chosen.as_str().map_or(chosen == true && value == "true", |name| name == value);
@@ -111,7 +112,7 @@ pub fn idle(asked: &Value, merged: &Value) -> Result<()> {
 
 /// A model directory says how its model is built: flags beside it may say the same, and nothing else. (Those of a file stand
 /// back behind it, so that one file serves both.)
-pub fn shapes(flags: &Model, dir: &Path) -> Result<()> {
+pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
     let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan says what is wrong with it
     let both = [
         ("embed-dim", flags.embed_dim, spec.dim),
@@ -131,7 +132,7 @@ pub fn shapes(flags: &Model, dir: &Path) -> Result<()> {
     }
 }
 
-fn nothing(key: &str, value: &Value, engine: Engine, has: Engine) -> Error {
+fn nothing(key: &str, value: &Value, engine: EngineName, has: EngineName) -> Error {
     let (flag, value) = (key.replace('_', "-"), value.to_string());
     let value = value.trim_matches('"');
     Error::input(format!(
@@ -141,19 +142,48 @@ fn nothing(key: &str, value: &Value, engine: Engine, has: Engine) -> Error {
     ))
 }
 
-/// What only the manual engine can do.
-pub fn engines(s: &Settings) -> Result<()> {
-    use crate::run::settings::BackendName;
-    use crate::run::settings::FsdpImpl;
-    use crate::run::settings::StrategyName;
-    let other = match (s.fsdp.backend, s.fsdp.fsdp_impl) {
+/// Sharded or replicated, decided here for all that follows: what is asked for, or what the binary is for (`default`). NO_SHARD is
+/// what DDP does.
+pub fn strategy(s: &mut Settings, default: StrategyName) -> Result<()> {
+    let f = &s.fsdp;
+    let unsharded = f.sharding == Some(ShardingName::NoShard);
+    let asked = s.run.strategy.filter(|&x| x != StrategyName::Auto).unwrap_or(default);
+    let strategy = if unsharded { StrategyName::Ddp } else { asked };
+    s.run.strategy = Some(strategy);
+    if strategy == StrategyName::Fsdp {
+        return Ok(());
+    }
+    let engine = match (f.backend, f.fsdp_impl) {
         (Some(BackendName::Zero), _) => Zero,
         (_, Some(FsdpImpl::Reference)) => Reference,
-        _ => return Ok(()),
+        _ => Manual,
     };
-    let refused = |what: String, instead: &str| Err(Error::input(format!("{what} and {}: {instead}", other.flags())));
-    if s.run.strategy == Some(StrategyName::Ddp) {
-        return refused("every rank is to keep all weights (ddp, NO_SHARD)".into(), "use run_fsdp, or leave one out");
+    if engine != Manual {
+        return Err(Error::input(format!(
+            "every rank is to keep all weights (ddp, NO_SHARD) and {}: use run_fsdp, or leave one out",
+            engine.flags()
+        )));
     }
-    Ok(())
+    let kept = "NO_SHARD keeps all weights on every rank: nothing is gathered";
+    let buckets = "NO_SHARD has no units: gradients are reduced in buckets of 25 MiB";
+    for (contradicts, flag, reason) in [
+        (f.backward_prefetch == Some(PrefetchName::BackwardPost), "backward-prefetch BACKWARD_POST", kept),
+        (f.limit_all_gathers == Some(false), "no-limit-all-gathers", kept),
+        (f.auto_wrap != Some(WrapName::Transformer), "auto-wrap", buckets),
+    ] {
+        if unsharded && contradicts {
+            return Err(contradiction(flag, reason));
+        }
+    }
+    match f.sharding {
+        Some(ShardingName::HybridShard) => Err(Error::input(
+            "--sharding HYBRID_SHARD cuts parameters over ranks, which DDP does not: use run_fsdp, or leave the flag out",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `flag` could have no effect here, or another than it says.
+pub fn contradiction(flag: &str, reason: &str) -> Error {
+    Error::input(format!("--{flag} contradicts the other settings: {reason}"))
 }

@@ -29,30 +29,13 @@ names!(ArchName, "snake_case", Llama, Gpt);
 names!(OptimizerName, "snake_case", Adamw, Sgd);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
 names!(WarmupName, "snake_case", Linear, Log);
-names!(
-    BackendName,
-    "snake_case",
-    #[value(alias = "fsdp2")]
-    #[serde(alias = "fsdp2")]
-    Fsdp,
-    #[value(alias = "deepspeed")]
-    #[serde(alias = "deepspeed")]
-    Zero
-);
+names!(BackendName, "snake_case", Fsdp, Zero);
 names!(FsdpImpl, "snake_case", Manual, Reference);
 names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
 names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
-names!(
-    PrecisionName,
-    "lowercase",
-    #[value(alias = "no")]
-    #[serde(alias = "no")]
-    Fp32,
-    Bf16,
-    Fp16
-);
+names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16);
 
 /// A switch with modes: its first name is also `false` and `--no-x`, its second `true` and `--x` alone.
 macro_rules! modes {

@@ -11,8 +11,8 @@
 //! A stage's sections are laid over the file's, as flags are over both. Optimizer state and schedule begin anew.
 use crate::base::{Error, Result};
 use crate::ckpt;
-use crate::run::settings::Settings;
-use crate::run::settings::config::nearest;
+use crate::run::settings::sections::Settings;
+use crate::run::settings::synonyms::nearest;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "Trace")]
-pub struct Trace {
+pub struct TraceSettings {
     /// Write a trace of steps A to B, both of them, for ui.perfetto.dev: compute, collectives, optimizer, data and checkpoints
     /// of each rank, and how much of communication was exposed [default: none]
     #[arg(long, value_name = "A:B")]
@@ -21,7 +21,10 @@ pub struct Trace {
     pub memory_timeline: Option<PathBuf>,
 }
 
-impl Trace {
+impl TraceSettings {
+    pub fn check(&self) -> Result<()> {
+        self.steps().map(drop)
+    }
     /// Steps to profile: one number is that step.
     pub fn steps(&self) -> Result<Option<RangeInclusive<u64>>> {
         let Some(text) = &self.profile_steps else { return Ok(None) };

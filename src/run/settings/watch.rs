@@ -1,15 +1,12 @@
 //! Settings of what people see of a run. Never writes anything.
-use super::LogLevel;
-use crate::base::Result;
-use crate::run::plan::check::directory;
-use crate::run::plan::check::file;
+use super::names::LogLevel;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "Watch")]
-pub struct WatchArgs {
+pub struct WatchSettings {
     /// The least that is said on stderr and in log-file; below info there is no progress either
     #[arg(long)]
     pub log_level: Option<LogLevel>,
@@ -23,13 +20,7 @@ pub struct WatchArgs {
     pub tensorboard: Option<PathBuf>,
 }
 
-impl WatchArgs {
-    /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
-    pub fn check(&self) -> Result<()> {
-        self.log_file.as_deref().map_or(Ok(()), |path| file("--log-file", path))?;
-        self.tensorboard.as_deref().map_or(Ok(()), |path| directory("--tensorboard", path))
-    }
-
+impl WatchSettings {
     /// The file of one rank.
     pub fn log_file_of(&self, rank: usize) -> Option<PathBuf> {
         let file = self.log_file.as_ref()?;

@@ -12,9 +12,7 @@ use crate::comm::{Mesh, Tag, timed};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
-use crate::run::plan::check;
-use crate::run::plan::derive::set;
-use crate::run::settings::Settings;
+use crate::run::plan::profile::Profile;
 use chrome::{Distributed, Head};
 use memory::MemoryTimeline;
 use std::ops::RangeInclusive;
@@ -28,49 +26,6 @@ const OF_A_STEP: usize = 1 << 16;
 const KEPT: usize = 1 << 20;
 /// A verb of the store that takes less did nothing.
 const NOTHING_NS: i64 = 1000;
-
-/// Which steps, and where their traces go.
-#[derive(Clone, Debug)]
-pub struct Profile {
-    pub steps: RangeInclusive<u64>,
-    pub folder: PathBuf,
-}
-
-impl Profile {
-    pub fn new(s: &Settings) -> Result<Option<Profile>> {
-        if let Some(path) = &s.trace.memory_timeline {
-            check::file("--memory-timeline", path)?;
-        }
-        let Some(steps) = s.trace.steps()? else {
-            return match &s.trace.trace_folder {
-                Some(_) => Err(Error::input("--trace-folder is without effect alone: add --profile-steps A:B")),
-                None => Ok(None),
-            };
-        };
-        let last = set(&s.run.max_steps, "run.max_steps")?;
-        if *steps.end() > last {
-            return Err(Error::input(format!(
-                "--profile-steps {}:{}: the run ends with step {last}",
-                steps.start(),
-                steps.end()
-            )));
-        }
-        let beside = s.run.metrics_path.as_ref().and_then(|path| path.parent());
-        let near = || s.checkpoint.ckpt_dir.as_deref().or(beside).map(|dir| dir.join("traces"));
-        match s.trace.trace_folder.clone().or_else(near) {
-            Some(folder) => {
-                check::directory("--trace-folder", &folder)?;
-                Ok(Some(Profile { steps, folder }))
-            }
-            None => Err(Error::input("--profile-steps needs a place for its traces: add --trace-folder DIR")),
-        }
-    }
-    /// The file of one rank, or of all.
-    fn path(&self, rank: Option<usize>) -> PathBuf {
-        let rank = rank.map_or(String::new(), |rank| format!("-rank-{rank}"));
-        self.folder.join(format!("steps-{}-{}{rank}.json", self.steps.start(), self.steps.end()))
-    }
-}
 
 /// A [`Span`] in nanoseconds since its tracer was made.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +97,7 @@ impl Tracer {
     /// What the plan of a run asks for.
     pub fn of(plan: &Plan, rank: usize) -> Tracer {
         let memory = plan.settings.trace.memory_timeline.as_ref().map(|path| MemoryTimeline::new(path, rank));
-        Tracer { memory, ..Tracer::new(plan.profile.clone(), rank, plan.mesh.world()) }
+        Tracer { memory, ..Tracer::new(plan.profile.clone(), rank, plan.ranks.mesh.world()) }
     }
     /// Of the rank, with its history where that is asked for.
     pub fn meter(&self) -> Meter {

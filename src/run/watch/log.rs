@@ -2,12 +2,11 @@
 //! ends a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
 //!
 //! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state here.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::comm::env::RankEnv;
 use crate::run::settings::LogLevel;
-use crate::run::settings::WatchArgs;
 use crate::run::settings::args::with_flags;
-use crate::run::watch::metrics::to_add;
+use crate::run::settings::watch::WatchSettings;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
@@ -29,12 +28,12 @@ pub struct Log {
 
 impl Log {
     /// That of a rank, or of the process that starts them: it adds to the file of rank 0.
-    pub fn open(settings: &WatchArgs, launched: Option<&RankEnv>) -> Result<Log> {
+    pub fn open(settings: &WatchSettings, launched: Option<&RankEnv>) -> Result<Log> {
         let rank = launched.map(|env| env.rank);
         let level = settings.log_level.unwrap_or(LogLevel::Info);
         let file = settings.log_file_of(rank.unwrap_or(0)).map(|path| {
             let failed = |e| Error::io("write --log-file", &path, e);
-            to_add(&path).map_err(failed)
+            open::append(&path).map_err(failed)
         });
         let others = rank.is_some_and(|rank| rank > 0);
         let log = Log {

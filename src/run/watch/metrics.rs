@@ -1,6 +1,6 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never computes
 //! what it writes; a float that is not finite becomes null.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -74,13 +74,6 @@ pub trait Sink {
     fn event(&mut self, event: &Event) -> Result<()>;
 }
 
-/// A file to add lines to, made where it is missing. A device that takes nothing (/dev/full) is found now.
-pub fn to_add(path: &Path) -> std::io::Result<File> {
-    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    file.write(&[]).map(|_| file)
-}
-
 pub struct Metrics {
     file: File,
     path: PathBuf,
@@ -97,7 +90,7 @@ impl Metrics {
             let free = (1..).map(numbered).find(|kept| !kept.exists()).unwrap_or_else(|| numbered(0));
             std::fs::rename(path, free).map_err(failed)?;
         }
-        let mut file = to_add(path).map_err(failed)?;
+        let mut file = open::append(path).map_err(failed)?;
         file.write_all(end_of_line(path).as_bytes()).map_err(failed)?;
         Ok(Metrics { file, path: path.to_path_buf() })
     }

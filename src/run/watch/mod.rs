@@ -25,7 +25,7 @@ use crate::device::gpu::telemetry;
 use crate::engine::StepReport;
 use crate::run::plan::Plan;
 use crate::run::plan::memory;
-use crate::run::plan::resume::Resume;
+use crate::run::plan::resume::ResumeFrom;
 use crate::run::settings::DeviceName;
 use crate::run::settings::LogLevel;
 use crate::run::trace::Report;
@@ -106,7 +106,7 @@ impl<'a> Watch<'a> {
         };
         let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
         let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
-        let go_on = done > 0 || plan.attempt > 0;
+        let go_on = done > 0 || plan.ranks.attempt > 0;
         if let Some(path) = run.metrics_path.as_ref().filter(|_| first) {
             sinks.push(Box::new(Metrics::open(path, go_on || run.after.is_some())?));
         }
@@ -151,7 +151,7 @@ impl<'a> Watch<'a> {
     }
 
     /// The run begins, where `resumed` stands. `load_seconds`: that it took to read weights, where they were read.
-    pub fn begin(&mut self, resumed: Option<&Resume>, load_seconds: Option<f64>) -> Result<()> {
+    pub fn begin(&mut self, resumed: Option<&ResumeFrom>, load_seconds: Option<f64>) -> Result<()> {
         self.started = Instant::now();
         let device = self.device.name();
         self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
@@ -171,8 +171,8 @@ impl<'a> Watch<'a> {
             "world_size": self.mesh.world.size(),
             "mesh": self.plan.mesh_json(),
             "device": device,
-            "params": self.plan.params,
-            "trainable_params": self.plan.trainable,
+            "params": self.plan.size.params,
+            "trainable_params": self.plan.size.trainable,
             "planned_bytes": self.plan.planned_json(),
             "data": self.plan.dataset.report().to_string(),
             "gpu": gpu,
@@ -198,7 +198,7 @@ impl<'a> Watch<'a> {
     }
     /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
     fn held(&self) -> u64 {
-        match self.plan.device {
+        match self.plan.ranks.device {
             DeviceName::Cuda => self.device.meter().peak() as u64,
             _ => memory::held().unwrap_or(0) as u64,
         }

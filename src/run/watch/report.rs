@@ -2,17 +2,16 @@
 use crate::base::CATEGORIES;
 use crate::base::{Category, Result};
 use crate::ckpt;
+use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
-use crate::run::plan::recompute;
-use crate::run::plan::resume::Resume;
+use crate::run::plan::resume::ResumeFrom;
 use crate::run::settings::OffloadName;
 use crate::run::settings::ShardingName;
-use crate::run::settings::deepspeed;
 use crate::store::Offload;
 
 /// The run in a few lines.
-pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<String> {
+pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result<String> {
     let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
     let arch = spec.arch.name();
     let (compute, reduce) = (value(&s.precision.precision), value(&s.precision.reduce_dtype));
@@ -24,16 +23,16 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
         "zero_2" => "optimizer states and gradients partitioned".to_string(),
         "zero_3" => "optimizer states, gradients and parameters partitioned".to_string(),
         _ => {
-            let alone = s.fsdp.sharding == Some(ShardingName::HybridShard) && plan.mesh.dp_replicate == 1;
+            let alone = s.fsdp.sharding == Some(ShardingName::HybridShard) && plan.ranks.mesh.dp_replicate == 1;
             let note = if alone { "; one host is one replica: --dp-replicate-size N makes more" } else { "" };
             format!("{}, unit: {}{note}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap))
         }
     };
-    let hosts = match plan.hosts() {
+    let hosts = match plan.ranks.hosts() {
         1 => String::new(),
-        n => format!("{n} hosts {}, ", plan.carrier.between()),
+        n => format!("{n} hosts {}, ", plan.ranks.carrier.between()),
     };
-    let parts = plan.planned.iter().filter(|p| p.1 > 0 && p.0 != Category::Host).map(|(category, bytes)| {
+    let parts = plan.size.planned.iter().filter(|p| p.1 > 0 && p.0 != Category::Host).map(|(category, bytes)| {
         let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
         format!("{name} {}", mib(*bytes as u64))
     });
@@ -43,9 +42,9 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
     lines.extend([
         format!(
             "model    {arch} of {} parameters{}: {} layers, width {}, {} heads, ff {}, vocabulary {}{}",
-            count(plan.params as u64),
-            match plan.trainable {
-                all if all == plan.params => String::new(),
+            count(plan.size.params as u64),
+            match plan.size.trainable {
+                all if all == plan.size.params => String::new(),
                 some => format!(", {} of them learn", count(some as u64)),
             },
             spec.layers,
@@ -61,11 +60,11 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
         ),
         format!(
             "ranks    {} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}; {} ({sharding})",
-            plan.mesh.world(),
-            plan.mesh.dp_replicate,
-            plan.mesh.dp_shard,
-            plan.mesh.sp,
-            plan.mesh.tp,
+            plan.ranks.mesh.world(),
+            plan.ranks.mesh.dp_replicate,
+            plan.ranks.mesh.dp_shard,
+            plan.ranks.mesh.sp,
+            plan.ranks.mesh.tp,
             engine.strategy.name(),
         ),
         format!(
@@ -75,7 +74,7 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
                 Some(scaler) => format!("; loss scale {}", scaler.initial),
                 None => String::new(),
             },
-            recompute::told(engine.checkpoint)
+            recomputed(engine.checkpoint)
         ),
         format!(
             "step     {} sequences x {} tokens x {} micro-batches x {} ranks = {} tokens; {} steps",
@@ -95,16 +94,20 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
             if plan.schedule.rise == Warmup::Log { " (log)" } else { "" },
             engine.grad_clip
         ),
-        format!("memory   {} planned for a rank: {}", mib(plan.planned_total() as u64), parts.join(", ")),
+        format!("memory   {} planned for a rank: {}", mib(plan.size.on_device() as u64), parts.join(", ")),
         format!("data     {}{}", plan.dataset.report(), packed(plan)),
     ]);
-    let unclipped = s.fsdp.deepspeed.as_deref().filter(|_| engine.grad_clip == 0.0).and_then(deepspeed::unclipped);
-    lines.extend(unclipped.map(|what| format!("clip     {what}")));
+    if let (Some(path), Some(true), true) = (&s.fsdp.deepspeed, s.fsdp.deepspeed_unclipped, engine.grad_clip == 0.0) {
+        lines.push(format!(
+            "clip     {} has no gradient_clipping: gradients are not clipped; DeepSpeed clips at 1 since 0.19.3",
+            path.display()
+        ));
+    }
     lines.extend(undropped(plan)?);
     lines.extend(never_warm(plan));
     lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
-    if let Some(Resume { dir, state: then, .. }) = resumed {
+    if let Some(ResumeFrom { dir, state: then, .. }) = resumed {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
@@ -113,6 +116,17 @@ pub fn header(plan: &Plan, resumed: Option<&Resume>, device: &str) -> Result<Str
         }
     }
     Ok(lines.join("\n"))
+}
+
+/// Behind the dtypes of activations.
+fn recomputed(checkpointing: Checkpointing) -> String {
+    match checkpointing {
+        Checkpointing::Off => String::new(),
+        Checkpointing::Selective => "; activations recomputed but for attention's".into(),
+        Checkpointing::Full => "; activations recomputed".into(),
+        Checkpointing::SelectiveEvery(n) => format!("; activations of one block in {n} recomputed but for attention's"),
+        Checkpointing::FullEvery(n) => format!("; activations of one block in {n} recomputed"),
+    }
 }
 
 /// Samples of a sequence are counted apart from sequences.
@@ -138,7 +152,7 @@ fn never_warm(plan: &Plan) -> Option<String> {
 
 /// What it costs, and saves, that gradients of several micro-batches are reduced once.
 fn deferred(plan: &Plan) -> Result<Option<String>> {
-    let (now, each) = (plan.planned_total() as u64, plan.planned_if_synced()?);
+    let (now, each) = (plan.size.on_device() as u64, plan.planned_if_synced()?);
     Ok(each.filter(|&each| each as u64 != now).map(|each| {
         format!(
             "accum    gradients travel once a step, {} a rank; with --sync-each-batch {} times, {}",
@@ -197,7 +211,7 @@ fn offloaded(plan: &Plan) -> Option<String> {
         OffloadName::Gradients => "masters, optimizer state and gradients",
         OffloadName::Parameters => "parameters, gradients and optimizer state",
     };
-    let host = plan.planned.iter().find(|p| p.0 == Category::Host).map_or(0, |p| p.1);
+    let host = plan.size.planned.iter().find(|p| p.0 == Category::Host).map_or(0, |p| p.1);
     Some(format!("offload  {what} in host memory, {} a rank; updates run there", mib(host as u64)))
 }
 

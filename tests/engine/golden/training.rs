@@ -79,7 +79,7 @@ fn a_plan_has_the_optimizer_and_the_schedule_of_its_flags() {
         let words = format!("--dataset synthetic --device cpu --embed-dim 32 --num-layers 1 --max-len 16 {text}");
         let parsed = args::parse::<args::Cli>("run_fsdp", "", words.split(' ').map(str::to_string)).unwrap();
         let args::Parsed::Run(cli) = parsed else { panic!("{text} is help") };
-        Plan::new(config::resolve(&cli, None).unwrap(), StrategyName::Fsdp, None).unwrap()
+        Plan::new(config::resolve(&cli, None, StrategyName::Fsdp).unwrap(), None).unwrap()
     };
     let adamw = plan("--optimizer adamw --betas 0.7 0.6 --eps 0.5 --weight-decay 0.3 --grad-clip 0.75");
     assert_eq!(adamw.engine.rule, Rule::AdamW { beta1: 0.7, beta2: 0.6, eps: 0.5, weight_decay: 0.3 });

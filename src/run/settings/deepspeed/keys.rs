@@ -1,30 +1,11 @@
 //! DeepSpeed's keys, block by block: what becomes of each. Never reads a file.
-use super::File;
+use super::reader::DeepSpeedFile;
+use super::reader::DeepSpeedKey::{self, *};
 use crate::base::Result;
-use Key::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What becomes of a key.
-pub(super) enum Key {
-    /// It is this setting: section and name.
-    Set(&'static str, &'static str),
-    /// The same, and "auto" is a value of the setting.
-    Size(&'static str, &'static str),
-    /// It must be this, which is what is done anyway; and why.
-    Is(Value, &'static str),
-    /// It changes nothing here that could be otherwise.
-    Any,
-    /// Refused, whatever it says; and why.
-    Never(&'static str),
-    /// A block of keys.
-    Block(fn() -> Vec<(&'static str, Key)>),
-    /// A block that must be off: `enabled: false`.
-    Off(&'static str),
-    By(fn(&mut File, &str, &Value) -> Result<()>),
-}
-
-pub(super) fn top() -> Vec<(&'static str, Key)> {
+pub(super) fn top() -> Vec<(&'static str, DeepSpeedKey)> {
     let sums = "gradients are summed in fp32 and divided once, by the loss tokens of the step";
     let metrics = "metrics go to --metrics-path, as JSON lines, and scripts/wandb_follow.py tells W&B of them";
     vec![
@@ -60,7 +41,7 @@ pub(super) fn top() -> Vec<(&'static str, Key)> {
     ]
 }
 
-fn zero() -> Vec<(&'static str, Key)> {
+fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
     let persistence = "a layer's small tensors are gathered with its large ones, in one collective: keeping them would \
                        save none";
     let ranks = "every rank keeps its own Nth";
@@ -91,11 +72,11 @@ fn zero() -> Vec<(&'static str, Key)> {
 }
 
 /// 0 is none.
-fn tensor_parallel(file: &mut File, at: &str, value: &Value) -> Result<()> {
+fn tensor_parallel(file: &mut DeepSpeedFile, at: &str, value: &Value) -> Result<()> {
     if value == 0 { Ok(()) } else { file.key(at, value, &Set("parallel", "tp_size")) }
 }
 
-fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
+fn stage(file: &mut DeepSpeedFile, at: &str, value: &Value) -> Result<()> {
     match value.as_u64() {
         Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
         _ => file.key(at, value, &Set("fsdp", "zero_stage")),
@@ -103,7 +84,7 @@ fn stage(file: &mut File, at: &str, value: &Value) -> Result<()> {
 }
 
 /// `--tensorboard output_path/job_name`.
-fn tensorboard(file: &mut File, at: &str, body: &Value) -> Result<()> {
+fn tensorboard(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     file.keys(at, body, vec![("enabled", Any), ("output_path", Any), ("job_name", Any)])?;
     let text = |key: &str| body[key].as_str().filter(|text| !text.is_empty());
     match (body["enabled"] == true, text("output_path")) {
@@ -119,7 +100,7 @@ fn tensorboard(file: &mut File, at: &str, body: &Value) -> Result<()> {
 }
 
 /// Where the optimizer's state goes, or the parameters: `--cpu-offload`.
-fn offload(file: &mut File, at: &str, body: &Value) -> Result<()> {
+fn offload(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     let nvme = "nothing is kept on NVMe";
     let keys = || {
         vec![
@@ -143,7 +124,7 @@ fn offload(file: &mut File, at: &str, body: &Value) -> Result<()> {
     }
 }
 
-fn bf16() -> Vec<(&'static str, Key)> {
+fn bf16() -> Vec<(&'static str, DeepSpeedKey)> {
     let masters = "masters, gradients and optimizer states are fp32";
     vec![
         ("enabled", Any),
@@ -153,7 +134,7 @@ fn bf16() -> Vec<(&'static str, Key)> {
 }
 
 /// While fp16 is off the loss scaler's keys say nothing.
-fn fp16(on: bool) -> Vec<(&'static str, Key)> {
+fn fp16(on: bool) -> Vec<(&'static str, DeepSpeedKey)> {
     let mut keys = vec![
         ("enabled", Any),
         ("auto_cast", Is(json!(false), "inputs are token numbers")),
@@ -172,7 +153,7 @@ fn fp16(on: bool) -> Vec<(&'static str, Key)> {
 }
 
 /// `fp16` or `bf16`.
-fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
+fn precision(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     let name = if at == "fp16" { "fp16" } else { "bf16" };
     let (enabled, asked) = (&body["enabled"], file.asked["precision"]["precision"] == name);
     let on = enabled == true || enabled == "auto" && asked;
@@ -194,7 +175,7 @@ fn precision(file: &mut File, at: &str, body: &Value) -> Result<()> {
     Ok(())
 }
 
-fn optimizer(file: &mut File, at: &str, body: &Value) -> Result<()> {
+fn optimizer(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     let decoupled = "weight decay is decoupled (AdamW)";
     let adamw = || {
         vec![
@@ -232,7 +213,7 @@ fn optimizer(file: &mut File, at: &str, body: &Value) -> Result<()> {
     }
 }
 
-fn scheduler(file: &mut File, at: &str, body: &Value) -> Result<()> {
+fn scheduler(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     let mut warmup = vec![
         ("warmup_num_steps", Set("optim", "warmup_steps")),
         ("warmup_min_lr", Is(json!(0), "warmup starts at 0")),

@@ -1,15 +1,14 @@
-//! Precision: its settings, and what they come to: the dtypes of computation and of reduction, the loss scaler. Never knows
-//! how anything is cast or scaled.
+//! The dtypes of computation and of reduction, and the loss scaler. Never casts or scales anything.
+use super::names::PrecisionName;
+use super::value::set;
 use crate::base::{DType, Error, Result};
 use crate::optim::ScalerOptions;
-use crate::run::plan::derive::set;
-use crate::run::settings::names::PrecisionName;
 use serde::{Deserialize, Serialize};
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "Precision")]
-pub struct PrecisionArgs {
+pub struct PrecisionSettings {
     /// What is gathered and computed in; masters, gradients and optimizer stay fp32. fp16 scales the loss
     #[arg(long)]
     pub precision: Option<PrecisionName>,
@@ -47,7 +46,10 @@ fn dtype(name: PrecisionName) -> DType {
     }
 }
 
-impl PrecisionArgs {
+impl PrecisionSettings {
+    pub fn check(&self) -> Result<()> {
+        self.scaler().map(drop)
+    }
     /// Of weights and activations in computation.
     pub fn compute(&self) -> Result<DType> {
         set(&self.precision, "precision").map(dtype)

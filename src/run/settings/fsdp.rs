@@ -1,12 +1,13 @@
-//! How the model is spread over ranks: units and their stores, and the other axes of the mesh.
-use crate::run::settings::names::*;
+//! How the model is spread over ranks: the engine, its units and when they are gathered. Never builds one.
+use super::names::*;
+use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "FSDP")]
-pub struct Fsdp {
+pub struct FsdpSettings {
     /// Family of sharding engines; with zero-stage or deepspeed it is zero
     #[arg(long)]
     pub backend: Option<BackendName>,
@@ -52,28 +53,24 @@ pub struct Fsdp {
     /// DeepSpeed configuration: every key is honoured or refused; "auto" leaves it to flags [default: none]
     #[arg(long, value_name = "FILE.json")]
     pub deepspeed: Option<PathBuf>,
+    /// Whether that file leaves out clipping: derived.
+    #[arg(skip)]
+    pub deepspeed_unclipped: Option<bool>,
 }
 
-#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-#[command(next_help_heading = "Parallel")]
-pub struct Parallel {
-    /// Ranks that share each layer (tensor parallelism)
-    #[arg(long, value_name = "N")]
-    pub tp_size: Option<usize>,
-    /// Take the tensor-parallel plan of the Hugging Face configuration
-    #[arg(long)]
-    pub use_hf_tp_plan: Option<bool>,
-    /// Ranks that share each sequence (ring attention), of any length: what does not divide is padded
-    #[arg(long, value_name = "N")]
-    pub ring_attn_size: Option<usize>,
-    /// How keys and values reach those ranks: block by block, or all at once (short sequences, few key/value heads)
-    #[arg(long)]
-    pub ring_impl: Option<RingName>,
-    /// Norms and residuals cut over the tensor-parallel ranks
-    #[arg(long)]
-    pub sequence_parallel: Option<bool>,
-    /// Replicas of each set of shards [default: 1; HYBRID_SHARD: one a host; ddp: all ranks]
-    #[arg(long, value_name = "N")]
-    pub dp_replicate_size: Option<usize>,
+impl FsdpSettings {
+    pub fn check(&self) -> Result<()> {
+        if let Some(stage) = self.zero_stage.filter(|stage| !(1..=3).contains(stage)) {
+            return Err(Error::input(format!(
+                "zero_stage is {stage}: it must be 1, 2 or 3 (stage 0 is what run_ddp does, or --sharding NO_SHARD)"
+            )));
+        }
+        match (self.activation_checkpoint_every, self.activation_checkpoint) {
+            (Some(every), Some(CheckpointName::Off)) => Err(Error::input(format!(
+                "--activation-checkpoint-every {every} says how many blocks are computed again, and --activation-checkpoint is \
+                 off: add --activation-checkpoint full or selective"
+            ))),
+            _ => Ok(()),
+        }
+    }
 }

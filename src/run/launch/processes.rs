@@ -1,0 +1,272 @@
+//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`Job`] and watches them.
+//! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
+use super::job::Job;
+use crate::base::{Error, Result};
+use crate::comm::secret::Secret;
+use crate::comm::shm::{Arena, ShmWatch};
+use crate::comm::{env, nccl};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// After the first failure the others have so long to notice by themselves, and so long again after SIGTERM.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Lines of a rank's stderr that are kept for the report of its failure.
+const TAIL: usize = 30;
+/// How a rank begins the line that says why it failed; the parent tells it, so it is not printed twice.
+pub const FAILED: &str = "error: ";
+
+/// A file that would become larger than the user's limit (ulimit -f) fails the write, as on a full disk, and the error says which
+/// file it was; the signal would end the process without a word.
+pub fn pass_over_file_sizes() -> Result<()> {
+    let unread = Arc::new(AtomicBool::new(false));
+    let registered = signal_hook::flag::register(SIGXFSZ, unread);
+    registered.map(drop).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+}
+
+pub fn catch(signals: &[i32]) -> Result<Signals> {
+    Signals::new(signals).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+}
+
+/// What is started, and until when.
+pub struct Launch<'a> {
+    /// Ranks on this host.
+    pub nproc: usize,
+    pub ranks_per_gpu: usize,
+    /// What each of them does.
+    pub job: &'a Job,
+    /// How often ranks and signals are looked at.
+    pub poll: Duration,
+    /// Passed on to the ranks, which end after the step at hand.
+    pub signals: &'a [i32],
+    /// Then the ranks are sent SIGTERM.
+    pub deadline: Option<Instant>,
+}
+
+/// In a child: dies when the parent does, however that ends. `parent` is the process that started this one.
+pub fn follow_parent(parent: u32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| Error::Run(format!("prctl(PDEATHSIG): {e}")))?;
+    // It may have died before the call above: then this process has another parent already.
+    match getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent) {
+        true => Ok(()),
+        false => Err(Error::Run("the launching process is gone".into())),
+    }
+}
+
+struct Rank {
+    child: Child,
+    status: Option<ExitStatus>,
+    /// The end of its stderr; empty where it writes to the terminal itself.
+    tail: Arc<Mutex<VecDeque<String>>>,
+    printers: Vec<JoinHandle<()>>,
+}
+
+/// Starts the ranks and returns when all have ended. The error is that of the first that failed.
+pub fn run(launch: &Launch) -> Result<()> {
+    let (nproc, mut deadline) = (launch.nproc, launch.deadline);
+    let mut signals = catch(launch.signals)?;
+    let arena = Arc::new(Arena::create(nproc)?);
+    let watch = ShmWatch::new(arena.clone())?;
+    let secret = Secret::make()?;
+    let mut ranks = Ranks { ranks: Vec::new(), first_failed: None };
+    for rank in 0..nproc {
+        ranks.ranks.push(start(rank, launch, &arena, &secret)?);
+    }
+    let mut stopping = None;
+    let mut failed_at: Option<Instant> = None;
+    while ranks.running() {
+        let late = deadline.take_if(|deadline| Instant::now() > *deadline).map(|_| SIGTERM);
+        for signal in signals.pending().chain(late) {
+            // The first is passed on: ranks end after this step. Who asks again wants it now.
+            match stopping.replace(signal) {
+                None => ranks.signal(Signal::from_named_raw(signal).unwrap_or(Signal::TERM)),
+                Some(_) => ranks.signal(Signal::KILL),
+            }
+        }
+        if let Some(rank) = ranks.reap()? {
+            watch.abort(rank);
+            failed_at = Some(Instant::now());
+        }
+        match failed_at.map(|at| at.elapsed()) {
+            Some(since) if since > 2 * PATIENCE => ranks.signal(Signal::KILL),
+            Some(since) if since > PATIENCE => ranks.signal(Signal::TERM),
+            _ => {}
+        }
+        std::thread::sleep(launch.poll);
+    }
+    ranks.verdict(watch.failed(), stopping)
+}
+
+fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result<Rank> {
+    let &Launch { nproc: world, ranks_per_gpu, job, .. } = launch;
+    let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
+    let exe = std::env::current_exe().map_err(failed)?;
+    let mut command = Command::new(exe);
+    // Its own process group: a Ctrl-C at the terminal reaches the parent alone, which passes it on once. The arguments are for who
+    // lists processes: a rank reads its job instead.
+    command.args(std::env::args_os().skip(1)).process_group(0);
+    let numbers = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)];
+    command.envs(numbers.map(|(name, n)| (name, n.to_string())));
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "0");
+    command.env(env::ARENA_FD, arena.fd().to_string()).env(env::PARENT_PID, std::process::id().to_string());
+    command.env(env::JOB_SECRET, secret.reveal());
+    if ranks_per_gpu > 1 {
+        command.envs(nccl::shared_gpu(rank));
+    }
+    // Rank 0 may draw a progress bar; otherwise every line passes through this process, so that none is torn.
+    let bar = rank == 0 && std::io::stderr().is_terminal();
+    let stdout = if rank == 0 { Stdio::inherit() } else { Stdio::piped() };
+    command.stdin(Stdio::piped()).stdout(stdout).stderr(if bar { Stdio::inherit() } else { Stdio::piped() });
+    let mut child = command.spawn().map_err(failed)?;
+    if let Some(to) = child.stdin.take() {
+        job.send(to)?;
+    }
+    let tail = Arc::new(Mutex::new(VecDeque::new()));
+    let mut printers = Vec::new();
+    let prefix = if rank == 0 { String::new() } else { format!("[rank {rank}] ") };
+    if let Some(out) = child.stdout.take() {
+        let prefix = prefix.clone();
+        printers.push(std::thread::spawn(move || {
+            lines(out, |line| print(&mut std::io::stdout().lock(), &prefix, line));
+        }));
+    }
+    if let Some(err) = child.stderr.take() {
+        let tail = tail.clone();
+        printers.push(std::thread::spawn(move || {
+            lines(err, |line| {
+                let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+                if tail.len() == TAIL {
+                    tail.pop_front();
+                }
+                tail.push_back(line.to_string());
+                if !line.starts_with(FAILED) {
+                    print(&mut std::io::stderr().lock(), &prefix, line);
+                }
+            });
+        }));
+    }
+    Ok(Rank { child, status: None, tail, printers })
+}
+
+/// Calls `f` with each line, without its end; a last line without one counts.
+fn lines(from: impl Read, mut f: impl FnMut(&str)) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        f(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+        line.clear();
+    }
+}
+
+/// One write for one line. Nobody reading is no reason to fail.
+fn print(to: &mut impl Write, prefix: &str, line: &str) {
+    let _ = to.write_all(format!("{prefix}{line}\n").as_bytes());
+}
+
+struct Ranks {
+    ranks: Vec<Rank>,
+    first_failed: Option<usize>,
+}
+
+impl Ranks {
+    fn running(&self) -> bool {
+        self.ranks.iter().any(|r| r.status.is_none())
+    }
+    /// To all that still run.
+    fn signal(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
+            if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
+                let _ = kill_process(pid, signal); // it may have ended by itself
+            }
+        }
+    }
+    /// Takes note of ranks that have ended; the first that failed, once.
+    fn reap(&mut self) -> Result<Option<usize>> {
+        let before = self.first_failed;
+        for (rank, r) in self.ranks.iter_mut().enumerate().filter(|(_, r)| r.status.is_none()) {
+            r.status = r.child.try_wait().map_err(|e| Error::Run(format!("cannot wait for rank {rank}: {e}")))?;
+            let Some(status) = r.status else { continue };
+            // Killed outright says more than an error, which may be what a peer's death causes.
+            let worse = status.signal().is_some() && before.is_none();
+            let failed = !status.success() && stopped_by(status).is_none();
+            if failed && (self.first_failed.is_none() || worse) {
+                self.first_failed = Some(rank);
+            }
+        }
+        Ok(if before.is_none() { self.first_failed } else { None })
+    }
+    /// `aborted` is the rank that told its peers first of an error; `stopping` the signal that asked this run to end.
+    fn verdict(&mut self, aborted: Option<usize>, stopping: Option<i32>) -> Result<()> {
+        for printer in self.ranks.iter_mut().flat_map(|r| r.printers.drain(..)) {
+            let _ = printer.join(); // a printer that panicked has lost lines, not the run
+        }
+        let Some(seen) = self.first_failed else {
+            let stopped = self.ranks.iter().find_map(|r| stopped_by(r.status?));
+            return stopped.map_or(Ok(()), |signal| Err(Error::Signal(signal)));
+        };
+        let words: Vec<String> =
+            self.ranks.iter().map(|r| last_words(&r.tail.lock().unwrap_or_else(PoisonError::into_inner))).collect();
+        let killed = self.ranks[seen].status.is_some_and(|s| s.signal().is_some());
+        if let (true, Some(signal)) = (killed, stopping) {
+            return Err(Error::Signal(signal)); // it came before that rank could listen, or twice
+        }
+        let told = if killed { seen } else { aborted.unwrap_or(seen) };
+        let rank = blamed(&words[told]).filter(|&r| words.get(r).is_some_and(|w| !w.is_empty())).unwrap_or(told);
+        let text = words[rank].clone();
+        let status = self.ranks[rank].status.unwrap_or_default();
+        if let Some(signal) = status.signal() {
+            let oom = if signal == 9 { " (the kernel ends processes so when memory runs out)" } else { "" };
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+            let after = if text.is_empty() { String::new() } else { format!("; its last words: {text}") };
+            return Err(Error::Run(format!("rank {rank} was killed by signal {signal}, {name}{oom}{after}")));
+        }
+        Err(match status.code() {
+            Some(2) => Error::Input(text),
+            code => {
+                let text = if text.is_empty() { "see its output above".to_string() } else { text };
+                Error::Run(format!("rank {rank} failed with exit status {}: {text}", code.unwrap_or(1)))
+            }
+        })
+    }
+}
+
+impl Drop for Ranks {
+    /// Where the parent itself fails; otherwise all have ended.
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        for rank in &mut self.ranks {
+            let _ = rank.child.wait();
+        }
+    }
+}
+
+/// The signal after which a rank ended of its own accord: exit status 128 + n.
+fn stopped_by(status: ExitStatus) -> Option<i32> {
+    status.code().filter(|code| (129..=159).contains(code)).map(|code| code - 128)
+}
+
+/// The rank whose failure an error merely passes on: "rank 1 failed", "rank 1 could not ...".
+fn blamed(words: &str) -> Option<usize> {
+    words.match_indices("rank ").find_map(|(at, _)| {
+        let (number, rest) = words[at + 5..].split_once(' ')?;
+        (rest.starts_with("failed") || rest.starts_with("could not")).then(|| number.parse().ok()).flatten()
+    })
+}
+
+/// The error line of a rank, or its panic, or what it said last.
+fn last_words(tail: &VecDeque<String>) -> String {
+    if let Some(line) = tail.iter().rev().find_map(|l| l.strip_prefix(FAILED)) {
+        return line.to_string();
+    }
+    let panic = tail.iter().rposition(|l| l.starts_with("thread '")).unwrap_or(tail.len().saturating_sub(3));
+    let words: Vec<&str> = tail.iter().skip(panic).take(3).map(|l| l.trim()).filter(|l| !l.is_empty()).collect();
+    words.join(" ")
+}

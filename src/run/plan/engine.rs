@@ -1,0 +1,166 @@
+//! The engine's options: how parameters are kept, the optimizer's rule, what is computed again, what learns. Never builds an engine.
+use super::{tensor, zero};
+use crate::base::{Error, Result};
+use crate::comm::MeshSizes;
+use crate::engine::EngineOptions;
+use crate::nn::{Checkpointing, Cuts, Lora, RingImpl, Spec, Tuning};
+use crate::optim::Rule;
+use crate::run::settings::fsdp::FsdpSettings;
+use crate::run::settings::value::set;
+use crate::run::settings::*;
+use crate::store::flat::Wrap;
+use crate::store::reference::ReferenceOptions;
+use crate::store::replicated::ReplicatedOptions;
+use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
+use crate::store::{Offload, Strategy, ZeroOptions};
+use std::sync::Arc;
+
+/// Bytes of a rank: far above any machine, far below a word.
+const BYTES: f64 = (1u64 << 60) as f64;
+
+/// How parameters are kept. The settings have decided on sharded or replicated.
+pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn Strategy>> {
+    let (f, b) = (&s.fsdp, &s.batch);
+    let (dtype, reduce_dtype, offload) = (s.precision.compute()?, s.precision.reduce()?, offload(f, device));
+    Ok(match (s.run.strategy, f.backend, f.fsdp_impl) {
+        (Some(StrategyName::Ddp), ..) => {
+            Arc::new(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload })
+        }
+        (_, Some(BackendName::Zero), _) => Arc::new(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }),
+        (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceOptions {
+            dtype,
+            reduce_dtype,
+            reshard: f.sharding != Some(ShardingName::ShardGradOp),
+            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
+            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+            offload,
+        }),
+        _ => Arc::new(ShardedOptions {
+            dtype,
+            reduce_dtype,
+            wrap: wrap(f)?,
+            reshard: f.sharding != Some(ShardingName::ShardGradOp),
+            forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
+            backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
+                PrefetchName::BackwardPre => BackwardPrefetch::Pre,
+                PrefetchName::BackwardPost => BackwardPrefetch::Post,
+                PrefetchName::None => BackwardPrefetch::None,
+            },
+            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
+            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+            limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
+            offload,
+        }),
+    })
+}
+
+/// What is offloaded. CPU ranks have everything in host memory: there it is accepted, and changes nothing.
+fn offload(f: &FsdpSettings, device: DeviceName) -> Offload {
+    match f.cpu_offload {
+        _ if device == DeviceName::Cpu => Offload::Nothing,
+        None | Some(OffloadName::Off) => Offload::Nothing,
+        Some(OffloadName::Optimizer) => Offload::Optimizer,
+        Some(OffloadName::Gradients) => Offload::Gradients,
+        Some(OffloadName::Parameters) => Offload::Parameters,
+    }
+}
+
+/// What one unit is.
+pub fn wrap(f: &FsdpSettings) -> Result<Wrap> {
+    Ok(match set(&f.auto_wrap, "fsdp.auto_wrap")? {
+        WrapName::Transformer => Wrap::Transformer,
+        WrapName::Size => Wrap::Size(set(&f.wrap_min_params, "fsdp.wrap_min_params")?),
+        WrapName::None => Wrap::None,
+    })
+}
+
+/// What a model of `blocks` blocks computes again in backward.
+fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
+    let every = f.activation_checkpoint_every.unwrap_or(1);
+    let all = match set(&f.activation_checkpoint, "fsdp.activation_checkpoint")? {
+        CheckpointName::Off => Checkpointing::Off,
+        CheckpointName::Selective => Checkpointing::Selective,
+        CheckpointName::Full => Checkpointing::Full,
+    };
+    // What the last of them keeps is still there when backward comes to it.
+    if every == 0 || every > 1 && blocks / every < 2 {
+        return Err(Error::input(format!(
+            "--activation-checkpoint-every {every}: of {blocks} blocks none would be computed again, as backward finds the last \
+             {every}th one's activations still there; choose 1 to {}, or --no-activation-checkpoint",
+            (blocks / 2).max(1)
+        )));
+    }
+    Ok(all.every(every))
+}
+
+/// Tensors by name, and adapters where a rank is given.
+fn tuning(s: &Settings) -> Result<Tuning> {
+    let (t, l) = (&s.tune, &s.lora);
+    let targets = || l.target_modules.clone().unwrap_or_else(|| vec!["q_proj".into(), "v_proj".into()]);
+    Ok(Tuning {
+        freeze: t.freeze.clone().unwrap_or_default(),
+        no_decay: t.no_decay.clone().unwrap_or_default(),
+        lr_scale: t.lr_scales()?,
+        lora: l.rank.map(|rank| Lora { rank, alpha: l.alpha.unwrap_or(rank as f64) as f32, targets: targets() }),
+        uniform: s.fsdp.use_orig_params == Some(false),
+    })
+}
+
+/// What every rank's engine is built from. `nproc` ranks share this host.
+pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, nproc: usize, spec: Spec) -> Result<EngineOptions> {
+    let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
+    let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
+    let rule = match set(&o.optimizer, "optim.optimizer")? {
+        OptimizerName::Adamw => {
+            let betas = set(&o.betas, "optim.betas")?;
+            Rule::AdamW {
+                beta1: betas[0] as f32,
+                beta2: betas[1] as f32,
+                eps: set(&o.eps, "optim.eps")? as f32,
+                weight_decay,
+            }
+        }
+        OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
+    };
+    let strategy = strategy(s, device, &spec)?;
+    let checkpoint = checkpointing(f, spec.layers)?;
+    let mut options = EngineOptions {
+        tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
+        spec,
+        tuning: tuning(s)?,
+        strategy,
+        rule,
+        grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
+        scaler: s.precision.scaler()?,
+        checkpoint,
+        seed: set(&s.run.seed, "run.seed")?,
+        sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
+        cuts: Cuts::ALL,
+        ring: match set(&s.parallel.ring_impl, "parallel.ring_impl")? {
+            RingName::Ring => RingImpl::Ring,
+            RingName::Allgather => RingImpl::AllGather,
+        },
+        update_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() / nproc).max(1),
+    };
+    fits_a_word(&options)?;
+    tensor::settle(s, mesh, &mut options)?;
+    Ok(options)
+}
+
+/// Everything behind this computes with plain products: parameters with gradients and moments, and what a micro-batch leaves behind, each generously.
+fn fits_a_word(e: &EngineOptions) -> Result<()> {
+    let (s, tokens) = (&e.spec, e.tokens as f64);
+    let [layers, dim, ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);
+    let heads = (s.heads * s.head_dim) as f64;
+    let adapters = e.tuning.lora.as_ref().map_or(0.0, |lora| lora.rank as f64 * 7.0 * (dim + heads + ff));
+    let params = layers * (dim * (4.0 * heads + 3.0 * ff) + adapters) + dim * (2.0 * vocab + positions);
+    let activations = tokens * (layers * (8.0 * dim + 8.0 * heads + 3.0 * ff) + vocab + dim);
+    if 32.0 * (params + activations) <= BYTES {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "a model of {} layers, width {}, ff {}, vocabulary {} and {} tokens in a micro-batch is larger than any machine; make \
+         some of these numbers smaller",
+        s.layers, s.dim, s.ff, s.vocab, e.tokens
+    )))
+}

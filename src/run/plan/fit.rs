@@ -1,0 +1,75 @@
+//! Whether a plan fits on this host: its memory, its GPUs, its files. Never starts a rank.
+use super::memory;
+use super::training::Plan;
+use crate::base::{Error, Result, open};
+use crate::ckpt;
+use crate::comm::nccl;
+use crate::device::gpu::cuda::{self, Machine};
+use crate::run::settings::{DeviceName, Settings};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+/// Once on a host, before any rank starts. On the `first` host the directory of checkpoints is there, and this run's own for as
+/// long as what is returned lives.
+pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
+    match plan.ranks.device {
+        DeviceName::Cuda => gpus(plan)?,
+        _ => host(plan)?,
+    }
+    if first {
+        opened(&plan.settings)?;
+    }
+    plan.settings.checkpoint.ckpt_dir.as_deref().filter(|_| first).map(ckpt::prepare).transpose()
+}
+
+/// Every local rank has its GPU, and would fit if nothing else were on it.
+fn gpus(plan: &Plan) -> Result<()> {
+    let (machine, r) = (Machine::probe()?, &plan.ranks);
+    if !cuda::has_blas() {
+        return Err(cuda::no_blas());
+    }
+    for local_rank in 0..r.nproc {
+        let (index, gpu) = machine.choose(local_rank, r.ranks_per_gpu)?;
+        let name = format!("GPU {index} ({})", gpu.name);
+        cuda::fits(&name, r.planned, r.ranks_per_gpu, gpu.bytes, gpu.bytes)?;
+    }
+    match r.mesh.world() {
+        1 => Ok(()),
+        _ => nccl::present(),
+    }
+}
+
+fn host(plan: &Plan) -> Result<()> {
+    // The device's memory is the host's, too.
+    let (rank, available) = (plan.size.planned.iter().map(|p| p.1).sum::<usize>(), memory::available());
+    let needed = rank * plan.ranks.nproc;
+    if available.is_some_and(|available| needed > available) {
+        let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+        return Err(Error::input(format!(
+            "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use a smaller \
+             model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts",
+            gib(needed),
+            plan.ranks.nproc,
+            gib(rank),
+            gib(available.unwrap_or(0)),
+        )));
+    }
+    Ok(())
+}
+
+/// What the first rank will write is opened, once, before any rank starts: finds a full device, or a name that is too long. A file
+/// that was not there is removed again, since ranks may still be refused.
+fn opened(s: &Settings) -> Result<()> {
+    let bad = |flag: &str, path: &Path, e| Error::input(format!("{flag} {}: {e}", path.display()));
+    // Who reads a pipe would take its first end for the last.
+    let is_pipe = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_fifo());
+    if let Some(path) = s.run.metrics_path.as_ref().filter(|path| !is_pipe(path)) {
+        let new = !path.exists();
+        let opened = open::append(path).and_then(|_| if new { std::fs::remove_file(path) } else { Ok(()) });
+        opened.map_err(|e| bad("--metrics-path", path, e))?;
+    }
+    if let Some(dir) = &s.watch.tensorboard {
+        std::fs::create_dir_all(dir).map_err(|e| bad("--tensorboard", dir, e))?;
+    }
+    Ok(())
+}

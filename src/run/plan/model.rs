@@ -1,0 +1,78 @@
+//! The shapes of the model, from its directory or the settings, which they are filled in to. Never builds a model.
+use crate::base::{Error, Result};
+use crate::ckpt;
+use crate::data::Tokenizer;
+use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
+use crate::run::settings::model::ModelSettings;
+use crate::run::settings::value::set;
+use crate::run::settings::{ArchName, Settings};
+use std::path::Path;
+
+/// The model: what its directory says, or the settings.
+pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
+    let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
+    let mut spec = match m.pretrain.clone() {
+        Some(dir) => pretrained(m, &dir)?,
+        None => described(m, tokenizer, max_len)?,
+    };
+    if let Some(Rotary { scaling: Scaling::Dynamic { .. }, .. }) = spec.rope {
+        // Made for sequences longer than the model's own.
+        spec.max_len = spec.max_len.max(max_len);
+    }
+    if max_len > spec.max_len {
+        return Err(Error::input(format!(
+            "max_len {max_len} is longer than the model's max_positions {}: use a shorter --max-len or a longer model",
+            spec.max_len
+        )));
+    }
+    spec.validate()?;
+    Ok(spec)
+}
+
+/// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
+fn pretrained(m: &mut ModelSettings, dir: &Path) -> Result<Spec> {
+    ckpt::is_model(dir)?;
+    let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
+    m.arch = Some(if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama });
+    m.embed_dim = Some(spec.dim);
+    m.num_layers = Some(spec.layers);
+    m.num_heads = Some(spec.heads);
+    m.num_kv_heads = Some(spec.kv_heads);
+    m.ff_hidden_dim = Some(spec.ff);
+    m.vocab_size = Some(spec.vocab);
+    m.max_positions = Some(spec.max_len);
+    m.tie_embeddings = Some(spec.tied);
+    Ok(spec)
+}
+
+fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Result<Spec> {
+    let arch = match set(&m.arch, "model.arch")? {
+        ArchName::Llama => Arch::Llama,
+        ArchName::Gpt => Arch::Gpt,
+    };
+    let (dim, heads) = (set(&m.embed_dim, "model.embed_dim")?, set(&m.num_heads, "model.num_heads")?);
+    if dim % heads != 0 {
+        return Err(Error::input(format!(
+            "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
+        )));
+    }
+    let gpt = arch == Arch::Gpt;
+    let ff = if gpt { 4 * dim } else { (8 * dim).div_ceil(3).next_multiple_of(64) };
+    Ok(Spec {
+        arch,
+        vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
+        dim,
+        layers: set(&m.num_layers, "model.num_layers")?,
+        heads,
+        kv_heads: *m.num_kv_heads.get_or_insert(heads),
+        head_dim: dim / heads,
+        ff: *m.ff_hidden_dim.get_or_insert(ff),
+        max_len: *m.max_positions.get_or_insert(max_len),
+        norm_eps: 1e-5,
+        rope: (!gpt).then_some(Rotary::new(10_000.0)),
+        activation: if gpt { Activation::Gelu } else { Activation::SwiGlu },
+        tied: *m.tie_embeddings.get_or_insert(gpt),
+        dropout: set(&m.dropout, "model.dropout")? as f32,
+        ..Spec::default()
+    })
+}

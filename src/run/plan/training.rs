@@ -1,0 +1,304 @@
+//! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or another
+//! launcher started; the ranks that we start inherit what it has [`Settled`]. Never starts anything and writes nothing but the
+//! cache of tokens: an error leaves every file as it was.
+use super::profile::Profile;
+use super::ranks::RankPlan;
+use super::restarts::Restarts;
+use super::resume::{self, ResumeFrom};
+use super::save::SaveOptions;
+use super::split::{self, EvalSplit};
+use super::{batch, bytes, check, data, engine, knobs, model, schedule};
+use crate::base::{CATEGORIES, Category, Error, Result};
+use crate::ckpt::{self, TrainerState};
+use crate::comm::MeshSizes;
+use crate::comm::env::RankEnv;
+use crate::data::{Dataset, LoaderOptions, Tokenizer};
+use crate::engine::EngineOptions;
+use crate::nn::{Decoder, Segment};
+use crate::optim::{Rule, Schedule};
+use crate::run::settings::*;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub struct Plan {
+    /// With every derived value filled in: what `--print-config` and the metrics say.
+    pub settings: Settings,
+    pub ranks: RankPlan,
+    pub size: ModelSize,
+    /// The checkpoint to resume from.
+    pub resume: Option<ResumeFrom>,
+    pub split: EvalSplit,
+    pub tokenizer: Tokenizer,
+    pub engine: EngineOptions,
+    pub dataset: Arc<Dataset>,
+    pub schedule: Schedule,
+    pub save: SaveOptions,
+    pub restarts: Restarts,
+    pub profile: Option<Profile>,
+}
+
+/// Parameters, and the bytes that they and the rest take.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelSize {
+    pub params: usize,
+    /// Those of them that are not frozen.
+    pub trainable: usize,
+    /// Bytes of one rank, in the order of [`CATEGORIES`].
+    pub planned: Vec<(Category, usize)>,
+}
+
+impl ModelSize {
+    /// Bytes of a rank on its device.
+    pub fn on_device(&self) -> usize {
+        self.planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
+    }
+}
+
+/// What the launching process settles once for all its ranks: plain values. The rest of a plan follows from them.
+#[derive(Serialize, Deserialize)]
+pub struct Settled {
+    settings: Settings,
+    ranks: RankPlan,
+    size: ModelSize,
+    resume: Option<ResumeFrom>,
+    split: EvalSplit,
+}
+
+impl Plan {
+    /// Of checked settings. `launched`: this process's rank, where another launcher started it.
+    pub fn new(s: Settings, launched: Option<&RankEnv>) -> Result<Plan> {
+        Plan::settle(s, launched, None).map_err(Error::before_start)
+    }
+    /// After `attempt` failures: on `nproc` ranks, from the newest checkpoint, with as many sequences in a step as before, in the
+    /// micro-batches that [`batch::solve`] finds.
+    pub fn again(&self, nproc: usize, attempt: u32) -> Result<Plan> {
+        let mut s = self.settings.clone();
+        s.run.nproc_per_node = Some(nproc);
+        s.checkpoint.resume = Some("auto".into());
+        let global_batch = self.loader(0)?.global_batch() as usize;
+        (s.batch.train_batch_size, s.batch.grad_accum) = (Some(global_batch), None);
+        let mut plan = Plan::settle(s, None, Some(self.dataset.clone())).map_err(Error::before_start)?;
+        plan.ranks.attempt = attempt;
+        Ok(plan)
+    }
+    fn settle(mut s: Settings, launched: Option<&RankEnv>, dataset: Option<Arc<Dataset>>) -> Result<Plan> {
+        check::outputs(&s)?;
+        check::merge(&s)?;
+        if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
+            s.model.pretrain = Some(stages::weights(before)?);
+        }
+        knobs::check(&s)?;
+        let save = SaveOptions::new(&s.checkpoint)?;
+        let mut ranks = RankPlan::new(&mut s, launched)?;
+        let restarts = Restarts::new(&s)?;
+        check::restarts(&s, &restarts, ranks.nproc, launched)?;
+        batch::solve(&mut s, &ranks.mesh)?;
+        let tokenizer = data::tokenizer(&mut s)?;
+        let spec = model::spec(&mut s, &tokenizer)?;
+        let engine = engine::options(&s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
+        let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
+        if engine.tuning.uniform {
+            knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
+        }
+        let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
+        let size = ModelSize {
+            params: segments().map(Segment::len).sum(),
+            trainable: segments().filter(|s| s.trainable).map(Segment::len).sum(),
+            planned: bytes::of_training(&engine, &ranks.mesh, save.behind, ranks.device, ranks.nproc)?,
+        };
+        ranks.planned = size.on_device();
+        let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
+        // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
+        if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
+            ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
+        }
+        if s.lora.merge.is_some() {
+            s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
+        }
+        let dataset = match dataset {
+            Some(dataset) => dataset,
+            None => Arc::new(data::dataset(&s, &tokenizer, &engine.spec)?),
+        };
+        let split = EvalSplit::new(&s, &ranks.mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
+        let loader = data::loader(&s, &ranks.mesh, 0, split.held_out)?;
+        schedule::steps(&mut s, &dataset, loader)?;
+        let plan = Plan::derive(Settled { settings: s, ranks, size, resume, split }, tokenizer, engine, dataset)?;
+        check::profile(&plan.settings, plan.profile.as_ref())?;
+        Ok(plan)
+    }
+
+    /// For the ranks that this process starts.
+    pub fn settled(&self) -> Settled {
+        Settled {
+            settings: self.settings.clone(),
+            ranks: self.ranks.clone(),
+            size: self.size.clone(),
+            resume: self.resume.clone(),
+            split: self.split.clone(),
+        }
+    }
+    /// In such a rank: only what cannot be inherited is made again.
+    pub fn inherit(mut settled: Settled) -> Result<Plan> {
+        let (s, ranks) = (&mut settled.settings, &settled.ranks);
+        let tokenizer = data::tokenizer(s)?;
+        let spec = model::spec(s, &tokenizer)?;
+        let engine = engine::options(s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
+        let dataset = Arc::new(data::dataset(s, &tokenizer, &engine.spec)?);
+        Plan::derive(settled, tokenizer, engine, dataset)
+    }
+    fn derive(settled: Settled, tokenizer: Tokenizer, engine: EngineOptions, dataset: Arc<Dataset>) -> Result<Plan> {
+        let Settled { settings: s, ranks, size, resume, split } = settled;
+        Ok(Plan {
+            schedule: schedule::schedule(&s)?,
+            save: SaveOptions::new(&s.checkpoint)?,
+            restarts: Restarts::new(&s)?,
+            profile: Profile::new(&s)?,
+            settings: s,
+            ranks,
+            size,
+            resume,
+            split,
+            tokenizer,
+            engine,
+            dataset,
+        })
+    }
+
+    /// The checkpoint to resume from is the last step's.
+    pub fn is_done(&self) -> bool {
+        self.resume.as_ref().is_some_and(|resume| resume.state.step >= self.steps())
+    }
+    pub fn steps(&self) -> u64 {
+        self.schedule.total
+    }
+    pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
+        data::loader(&self.settings, &self.ranks.mesh, dp_rank, self.split.held_out)
+    }
+    /// Tokens of an optimizer step, at most: rows that are shorter than max_len are not padded.
+    pub fn tokens_per_step(&self) -> Result<u64> {
+        Ok(self.loader(0)?.global_batch() * self.dataset.max_len() as u64)
+    }
+
+    /// Bytes of a rank on its device with --sync-each-batch, where that is off and could be on.
+    pub fn planned_if_synced(&self) -> Result<Option<usize>> {
+        let (mut s, r) = (self.settings.clone(), &self.ranks);
+        if s.batch.grad_accum == Some(1) || s.fsdp.sync_each_batch != Some(false) || !self.is_sharded() {
+            return Ok(None);
+        }
+        s.fsdp.sync_each_batch = Some(true);
+        let strategy = engine::strategy(&s, r.device, &self.engine.spec)?;
+        let engine = EngineOptions { strategy, ..self.engine.clone() };
+        let planned = bytes::of_training(&engine, &r.mesh, self.save.behind, r.device, r.nproc)?;
+        Ok(Some(ModelSize { planned, ..self.size.clone() }.on_device()))
+    }
+
+    pub fn is_sharded(&self) -> bool {
+        self.settings.run.strategy != Some(StrategyName::Ddp)
+    }
+    /// Whether the tokenizer can show what the tokens say.
+    pub fn is_text(&self) -> bool {
+        !self.dataset.has_rows_of_its_own() && self.dataset.loss_floor().is_none()
+    }
+    /// Where the run stands, as checkpoints keep it.
+    pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
+        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let (o, s) = (&self.settings.optim, &self.schedule);
+        TrainerState {
+            step,
+            samples_consumed,
+            trained_tokens,
+            optimizer_steps: 0, // the checkpointer asks the optimizer
+            seed: self.engine.seed,
+            rng: "philox4x32-10".into(),
+            optimizer: object(match self.engine.rule {
+                Rule::AdamW { .. } => {
+                    json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                }
+                Rule::Sgd { .. } => {
+                    json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
+                }
+            }),
+            schedule: object(json!({
+                "kind": o.lr_scheduler,
+                "lr": s.peak,
+                "warmup_steps": s.warmup,
+                "warmup_type": o.warmup_type,
+                "total_steps": s.total,
+                "grad_clip": o.grad_clip,
+            })),
+            scaler: None, // the engine knows
+            world: self.ranks.mesh.world(),
+            strategy: self.engine.strategy.name().into(),
+            precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
+            data: object(json!({
+                "dataset": self.dataset.report().what,
+                "rows": self.dataset.rows(),
+                "max_len": self.dataset.max_len(),
+                "fingerprint": self.dataset.fingerprint_text(),
+                (split::HELD_OUT): self.split.held_out,
+                "shuffle": self.settings.data.shuffle,
+                "packing_samples": self.settings.data.packing_samples,
+                "batch_size": self.settings.batch.batch_size,
+                "grad_accum": self.settings.batch.grad_accum,
+            })),
+            run: None, // the checkpointer knows
+        }
+    }
+
+    /// Micro-batches have the same shape, in each step and on each rank: rows are of one length, or sequences are filled up.
+    pub fn static_shapes(&self) -> bool {
+        !self.dataset.has_rows_of_its_own() || self.fills_up()
+    }
+    /// Packed sequences lack a few tokens of their full length. Where steps are captured they are filled up.
+    pub fn fills_up(&self) -> bool {
+        let (run, packing) = (&self.settings.run, self.settings.data.packing_samples == Some(true));
+        run.compile == Some(true)
+            && self.ranks.device != DeviceName::Cpu
+            && packing
+            && self.dataset.has_rows_of_its_own()
+    }
+
+    pub fn mesh_json(&self) -> Value {
+        let MeshSizes { dp_replicate, dp_shard, sp, tp } = self.ranks.mesh;
+        json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp})
+    }
+    pub fn planned_json(&self) -> Value {
+        let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
+            let (_, bytes) = self.size.planned.iter().find(|(c, _)| c == category)?;
+            Some((name.to_string(), json!(bytes)))
+        });
+        let mut map: serde_json::Map<String, Value> = by_name.collect();
+        map.insert("total".into(), json!(self.size.on_device()));
+        Value::Object(map)
+    }
+
+    /// The resolved settings, without those that were left out on purpose.
+    pub fn config_json(&self) -> Value {
+        let mut config = json!(self.settings);
+        for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
+            if let Some(section) = section.as_object_mut() {
+                section.retain(|_, value| !value.is_null());
+            }
+        }
+        config
+    }
+
+    /// What `--print-config` prints: a file that `--config` takes, with the plan beside the settings.
+    pub fn print(&self) -> Result<String> {
+        let mut config = self.config_json();
+        config["plan"] = json!({
+            "strategy": self.engine.strategy.name(),
+            "world_size": self.ranks.mesh.world(),
+            "mesh": self.mesh_json(),
+            "params": self.size.params,
+            "trainable_params": self.size.trainable,
+            "steps": self.steps(),
+            "tokens_per_step": self.tokens_per_step()?,
+            "dataset": self.dataset.report().to_string(),
+            "resume": self.resume.as_ref().map(|r| &r.dir),
+            "planned_bytes": self.planned_json(),
+        });
+        serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
+    }
+}

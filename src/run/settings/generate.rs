@@ -1,0 +1,31 @@
+//! How `--generate` picks tokens. Never picks one.
+use super::value::{count, number};
+use crate::base::Result;
+use serde::{Deserialize, Serialize};
+
+/// How `--generate` picks tokens.
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Generate")]
+pub struct GenerateSettings {
+    /// Tokens to write at most; an end-of-text token ends earlier
+    #[arg(long, value_name = "TOKENS")]
+    pub max_new_tokens: Option<usize>,
+    /// Divides the logits; 0: always the likeliest token
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Pick among so many likeliest tokens; 0: all
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Pick among the fewest tokens whose probabilities add up to this; 1: all
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f64>,
+}
+
+impl GenerateSettings {
+    pub fn check(&self) -> Result<()> {
+        count("max_new_tokens", self.max_new_tokens)?;
+        number("temperature", self.temperature, |x| x >= 0.0, "0 or more")?;
+        number("top_p", self.top_p, |x| x > 0.0 && x <= 1.0, "above 0, at most 1")
+    }
+}

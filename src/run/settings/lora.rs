@@ -1,0 +1,39 @@
+//! Adapters, and a merge of them. Never trains or merges any.
+use super::value::{one_or_many, size};
+use crate::base::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "LoRA")]
+pub struct LoraSettings {
+    /// Train adapters of this rank beside frozen matrices [default: none, train the model itself]
+    #[arg(long = "lora-rank", value_name = "N")]
+    pub rank: Option<usize>,
+    /// Adapters are scaled by alpha / rank [default: lora-rank]
+    #[arg(long = "lora-alpha", value_name = "ALPHA")]
+    pub alpha: Option<f64>,
+    /// Modules that are adapted: last parts of their names, or all-linear [default: q_proj v_proj]
+    #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub target_modules: Option<Vec<String>>,
+    /// Add the adapter in this directory to the model of pretrain, write it to save-hf and end [default: none]
+    #[arg(long = "lora-merge", value_name = "DIR")]
+    pub merge: Option<PathBuf>,
+}
+
+impl LoraSettings {
+    pub fn check(&self) -> Result<()> {
+        size("lora_rank", self.rank)?;
+        match self.rank {
+            None if self.alpha.is_some() || self.target_modules.is_some() => {
+                Err(Error::input("lora: alpha or target_modules is given, but no rank: add --lora-rank N"))
+            }
+            Some(_) if self.merge.is_some() => {
+                Err(Error::input("lora: --lora-merge trains nothing: leave out --lora-rank"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The shapes of a model, or the directory that has them. Never reads that directory.
+use super::names::ArchName;
+use super::value::{count, number, size};
+use crate::base::Result;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Model")]
+pub struct ModelSettings {
+    /// Hugging Face model directory to start from; shapes come from its config.json [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub pretrain: Option<PathBuf>,
+    /// llama: RMSNorm, RoPE, SwiGLU; gpt: LayerNorm, learned positions, GELU, biases
+    #[arg(long)]
+    pub arch: Option<ArchName>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N")]
+    pub embed_dim: Option<usize>,
+    /// Decoder blocks
+    #[arg(long, value_name = "N")]
+    pub num_layers: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    pub num_heads: Option<usize>,
+    /// Key and value heads (grouped-query attention) [default: num-heads]
+    #[arg(long, value_name = "N")]
+    pub num_kv_heads: Option<usize>,
+    /// Width inside the MLP [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4 embed-dim]
+    #[arg(long, value_name = "N")]
+    pub ff_hidden_dim: Option<usize>,
+    /// Rows of the token table [default: the tokenizer's, rounded up to a multiple of 64]
+    #[arg(long, value_name = "TOKENS")]
+    pub vocab_size: Option<usize>,
+    /// Longest sequence of the model [default: max-len]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_positions: Option<usize>,
+    /// After the embeddings and each residual branch, 0 to 1
+    #[arg(long, value_name = "P")]
+    pub dropout: Option<f64>,
+    /// Head and token table are one tensor [default: llama no, gpt yes]
+    #[arg(long)]
+    pub tie_embeddings: Option<bool>,
+}
+
+impl ModelSettings {
+    pub fn check(&self) -> Result<()> {
+        size("num_layers", self.num_layers)?;
+        count("num_heads", self.num_heads)?;
+        size("num_kv_heads", self.num_kv_heads)?;
+        size("embed_dim", self.embed_dim)?;
+        size("ff_hidden_dim", self.ff_hidden_dim)?;
+        size("vocab_size", self.vocab_size)?;
+        size("max_positions", self.max_positions)?;
+        number("dropout", self.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")
+    }
+}

@@ -1,0 +1,61 @@
+//! The optimizer, its learning rate and clipping. Never updates anything.
+use super::names::{OptimizerName, SchedulerName, WarmupName};
+use super::value::number;
+use crate::base::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+#[command(next_help_heading = "Optim")]
+pub struct OptimSettings {
+    /// What turns gradients into updates
+    #[arg(long)]
+    pub optimizer: Option<OptimizerName>,
+    /// Peak learning rate, after warmup
+    #[arg(long)]
+    pub lr: Option<f64>,
+    /// AdamW: decay of the two moments, each in [0, 1)
+    #[arg(long, num_args = 2, value_names = ["B1", "B2"])]
+    pub betas: Option<Vec<f64>>,
+    /// AdamW: added to the root of the second moment
+    #[arg(long)]
+    pub eps: Option<f64>,
+    /// SGD: momentum, in [0, 1)
+    #[arg(long)]
+    pub momentum: Option<f64>,
+    /// Decoupled decay of matrices (not of norms and biases)
+    #[arg(long)]
+    pub weight_decay: Option<f64>,
+    /// Steps of warmup; with linear warmup the first step trains at lr / warmup-steps
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<u64>,
+    /// How the learning rate rises during warmup; log: as in DeepSpeed's WarmupLR, 0 in the first step
+    #[arg(long)]
+    pub warmup_type: Option<WarmupName>,
+    /// After warmup, down to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio)
+    #[arg(long)]
+    pub lr_scheduler: Option<SchedulerName>,
+    /// cosine_with_min_lr: the last learning rate as a part of lr
+    #[arg(long, value_name = "RATIO")]
+    pub min_lr_ratio: Option<f64>,
+    /// Largest norm of the whole gradient; 0: no clipping
+    #[arg(long, value_name = "NORM")]
+    pub grad_clip: Option<f64>,
+}
+
+impl OptimSettings {
+    pub fn check(&self) -> Result<()> {
+        number("lr", self.lr, |x| x >= 0.0, "0 or more")?;
+        for beta in self.betas.iter().flatten() {
+            number("betas", Some(*beta), |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        }
+        if let Some(betas) = self.betas.as_ref().filter(|b| b.len() != 2) {
+            return Err(Error::input(format!("betas has {} values: it must have 2", betas.len())));
+        }
+        number("eps", self.eps, |x| x > 0.0, "above 0")?;
+        number("momentum", self.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        number("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
+        number("min_lr_ratio", self.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
+        number("grad_clip", self.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")
+    }
+}
