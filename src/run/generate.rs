@@ -1,8 +1,8 @@
-//! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never trains and
-//! writes no file.
+//! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never
+//! trains and writes no file.
 //!
-//! Each token takes all weights once. Where the ranks have the memory, sharded weights are gathered for the first token and
-//! stay; elsewhere they are gathered for each.
+//! Each token takes all weights once. Where the ranks have the memory, sharded weights are gathered for the first token
+//! and stay; elsewhere they are gathered for each.
 use crate::base::{Category, Error, Meter, Result, open};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;

@@ -1,7 +1,7 @@
 //! Floor 8: from flags to a finished run.
 //!
-//! Flags and files give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong; [`launch`] starts the ranks,
-//! each of which does the [`mod@loop`].
+//! Flags and files give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong; [`launch`]
+//! starts the ranks, each of which does the [`mod@loop`].
 
 /// Every flag and file key, declared once with its check.
 pub mod settings;
@@ -98,7 +98,7 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
         None => restart::run(plan, &log),
     };
     if let Err(e) = &result {
-        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // stderr has it from `failed`
+        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // `failed` tells stderr
     }
     result
 }

@@ -1,4 +1,5 @@
-//! The one place where a rank's device and its group come from: what the plan settled becomes a [`RankDevice`]. Never computes.
+//! The one place where a rank's device and its group come from: what the plan settled becomes a [`RankDevice`]. Never
+//! computes.
 use crate::base::{Error, Meter, Result};
 use crate::comm::cuts::Cutting;
 use crate::comm::env::{RankEnv, names_nccl_host};

@@ -1,5 +1,5 @@
-//! What a rank that this program starts is to do: settled by its parent, and read by the rank from its standard input, so that
-//! nothing is parsed, checked or decided twice. Never settles anything.
+//! What a rank that this program starts is to do: settled by its parent, and read by the rank from its standard input,
+//! so that nothing is parsed, checked or decided twice. Never settles anything.
 use crate::base::{Error, Result};
 use crate::run::plan::training::Settled;
 use crate::run::settings::Settings;

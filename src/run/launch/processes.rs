@@ -1,5 +1,5 @@
-//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`Job`] and watches them.
-//! Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
+//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`Job`] and watches
+//! them. Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
 use super::job::Job;
 use crate::base::{Error, Result};
 use crate::comm::secret::Secret;
@@ -24,8 +24,8 @@ const TAIL: usize = 30;
 /// How a rank begins the line that says why it failed; the parent tells it, so it is not printed twice.
 pub const FAILED: &str = "error: ";
 
-/// A file that would become larger than the user's limit (ulimit -f) fails the write, as on a full disk, and the error says which
-/// file it was; the signal would end the process without a word.
+/// A file that would become larger than the user's limit (ulimit -f) fails the write, as on a full disk, and the error
+/// says which file it was; the signal would end the process without a word.
 pub fn pass_over_file_sizes() -> Result<()> {
     let unread = Arc::new(AtomicBool::new(false));
     let registered = signal_hook::flag::register(SIGXFSZ, unread);
@@ -110,8 +110,8 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
-    // Its own process group: a Ctrl-C at the terminal reaches the parent alone, which passes it on once. The arguments are for who
-    // lists processes: a rank reads its job instead.
+    // Its own process group: a Ctrl-C at the terminal reaches the parent alone, which passes it on once. The arguments
+    // are for who lists processes: a rank reads its job instead.
     command.args(std::env::args_os().skip(1)).process_group(0);
     let numbers = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)];
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));

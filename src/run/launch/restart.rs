@@ -1,5 +1,6 @@
 //! A job that outlives its failures: the ranks that this process started are started again, from the last complete
-//! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a checkpoint.
+//! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a
+//! checkpoint.
 use super::job::Job;
 use super::processes::{self, Launch};
 use crate::base::{Error, Result};

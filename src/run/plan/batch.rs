@@ -1,11 +1,11 @@
-//! How many sequences a step takes: `train_batch_size = batch_size x grad_accum x data-parallel ranks`. Never guesses: what
-//! does not divide is refused, with the numbers.
+//! How many sequences a step takes: `train_batch_size = batch_size x grad_accum x data-parallel ranks`. Never guesses:
+//! what does not divide is refused, with the numbers.
 use crate::base::{Error, Result};
 use crate::comm::mesh::MeshSizes;
 use crate::run::settings::Settings;
 
-/// Fills in what follows from a given `train_batch_size`, as DeepSpeed does: of `batch_size` and `grad_accum` the one that
-/// is not given; where neither is, one micro-batch.
+/// Fills in what follows from a given `train_batch_size`, as DeepSpeed does: of `batch_size` and `grad_accum` the one
+/// that is not given; where neither is, one micro-batch.
 pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
     let (dp, b) = (mesh.dp_replicate * mesh.dp_shard, &mut s.batch);
     let Some(train) = b.train_batch_size else { return Ok(()) };
@@ -34,7 +34,8 @@ pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// As after a failure on more ranks: as many sequences, whether the size of a micro-batch is known or follows from the step's.
+    /// As after a failure on more ranks: as many sequences, whether the size of a micro-batch is known or follows from
+    /// the step's.
     #[test]
     fn fewer_ranks_keep_the_batch() {
         for (given, expected) in [(Some(2), (2, 3)), (None, (6, 1))] {

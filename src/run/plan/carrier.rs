@@ -1,4 +1,5 @@
-//! What moves data between the ranks of a run: from `--comm`, the device, and where the ranks are. Never moves anything.
+//! What moves data between the ranks of a run: from `--comm`, the device, and where the ranks are. Never moves
+//! anything.
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::run::settings::{CommName, DeviceName};

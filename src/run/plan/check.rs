@@ -1,5 +1,5 @@
-//! What is wrong with settings together, and with the places that they name. Values by themselves are checked where they are
-//! declared. Never changes anything.
+//! What is wrong with settings together, and with the places that they name. Values by themselves are checked where
+//! they are declared. Never changes anything.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::env::RankEnv;

@@ -17,7 +17,8 @@ pub fn tokenizer(s: &mut Settings) -> Result<Tokenizer> {
     Tokenizer::from_name(s.data.tokenizer.get_or_insert(beside.unwrap_or_else(|| "bytes".into())))
 }
 
-/// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks of.
+/// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks
+/// of.
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);

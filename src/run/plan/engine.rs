@@ -1,4 +1,5 @@
-//! The engine's options: how parameters are kept, the optimizer's rule, what is computed again, what learns. Never builds an engine.
+//! The engine's options: how parameters are kept, the optimizer's rule, what is computed again, what learns. Never
+//! builds an engine.
 use super::{tensor, zero};
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
@@ -147,7 +148,8 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, nproc: usize,
     Ok(options)
 }
 
-/// Everything behind this computes with plain products: parameters with gradients and moments, and what a micro-batch leaves behind, each generously.
+/// Everything behind this computes with plain products: parameters with gradients and moments, and what a micro-batch
+/// leaves behind, each generously.
 fn fits_a_word(e: &EngineOptions) -> Result<()> {
     let (s, tokens) = (&e.spec, e.tokens as f64);
     let [layers, dim, ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);

@@ -9,8 +9,8 @@ use crate::run::settings::{DeviceName, Settings};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Once on a host, before any rank starts. On the `first` host the directory of checkpoints is there, and this run's own for as
-/// long as what is returned lives.
+/// Once on a host, before any rank starts. On the `first` host the directory of checkpoints is there, and this run's
+/// own for as long as what is returned lives.
 pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
     match plan.ranks.device {
         DeviceName::Cuda => gpus(plan)?,
@@ -57,8 +57,8 @@ fn host(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What the first rank will write is opened, once, before any rank starts: finds a full device, or a name that is too long. A file
-/// that was not there is removed again, since ranks may still be refused.
+/// What the first rank will write is opened, once, before any rank starts: finds a full device, or a name that is too
+/// long. A file that was not there is removed again, since ranks may still be refused.
 fn opened(s: &Settings) -> Result<()> {
     let bad = |flag: &str, path: &Path, e| Error::input(format!("{flag} {}: {e}", path.display()));
     // Who reads a pipe would take its first end for the last.

@@ -1,5 +1,5 @@
-//! The knobs of sharding against each other: one that could have no effect is refused, so that nobody measures a difference that
-//! is not there. Never changes a setting.
+//! The knobs of sharding against each other: one that could have no effect is refused, so that nobody measures a
+//! difference that is not there. Never changes a setting.
 use crate::base::{Error, Result};
 use crate::nn::Layout;
 use crate::run::settings::effect::contradiction;

@@ -1,9 +1,9 @@
-//! What the kernel says about memory: how much this host still has, and how much this process holds. Never allocates for the
-//! run.
+//! What the kernel says about memory: how much this host still has, and how much this process holds. Never allocates
+//! for the run.
 use std::fs::read_to_string;
 
-/// Bytes that may still be allocated here: the host's estimate, or what is left of this control group's limit. `None` where
-/// the kernel does not say.
+/// Bytes that may still be allocated here: the host's estimate, or what is left of this control group's limit. `None`
+/// where the kernel does not say.
 pub fn available() -> Option<usize> {
     let host = field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
     let bytes = |name: &str| read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<usize>().ok();
@@ -11,9 +11,9 @@ pub fn available() -> Option<usize> {
     Some(host.min(group.unwrap_or(usize::MAX)))
 }
 
-/// Bytes that this process holds: its private memory, and of the memory that ranks share (the arena) its share, each page
-/// divided by the number of processes that map it. Files (the program, mapped tokens) are not counted: the kernel drops
-/// them when it wants the room. Costs a walk of the page tables, so it is sampled, not read at every step.
+/// Bytes that this process holds: its private memory, and of the memory that ranks share (the arena) its share, each
+/// page divided by the number of processes that map it. Files (the program, mapped tokens) are not counted: the kernel
+/// drops them when it wants the room. Costs a walk of the page tables, so it is sampled, not read at every step.
 pub fn held() -> Option<usize> {
     let text = read_to_string("/proc/self/smaps_rollup").ok()?;
     match (field(&text, "Pss_Anon:"), field(&text, "Pss_Shmem:")) {

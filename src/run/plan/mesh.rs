@@ -5,8 +5,8 @@ use crate::run::plan::device;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings, ShardingName, StrategyName};
 
-/// The mesh, and how many of its ranks are on this host. `started`: ranks of the job and of this host, where a launcher has
-/// started them.
+/// The mesh, and how many of its ranks are on this host. `started`: ranks of the job and of this host, where a launcher
+/// has started them.
 pub fn sizes(s: &mut Settings, device: DeviceName, started: Option<(usize, usize)>) -> Result<(MeshSizes, usize)> {
     let (world, nproc) = ranks(s, device, started)?;
     let asked = AskedAxes {

@@ -1,5 +1,5 @@
-//! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any device. Needs
-//! no data, starts nothing and writes nothing: what a planner asks.
+//! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any
+//! device. Needs no data, starts nothing and writes nothing: what a planner asks.
 use crate::base::{Category, Result};
 use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;

@@ -14,7 +14,8 @@ pub struct Restarts {
     pub monitor_interval: Duration,
     /// Longest wait for other ranks once the first step is done.
     pub comm_timeout: Duration,
-    /// Where ranks of a failed run write their last collectives: the place that was given, or one in the directory of checkpoints.
+    /// Where ranks of a failed run write their last collectives: the place that was given, or one in the directory of
+    /// checkpoints.
     pub traces: Option<PathBuf>,
     pub time_limit: Option<Duration>,
     /// That end the run after the step at hand.

@@ -1,5 +1,5 @@
-//! Which checkpoint a run goes on from: the newest, or, where that is damaged and nobody named it, the newest one that is whole.
-//! Never starts afresh where there was a checkpoint, and never passes over one without a word.
+//! Which checkpoint a run goes on from: the newest, or, where that is damaged and nobody named it, the newest one that
+//! is whole. Never starts afresh where there was a checkpoint, and never passes over one without a word.
 use crate::base::{Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::engine::EngineOptions;
@@ -21,8 +21,8 @@ pub struct ResumeFrom {
     older: VecDeque<PathBuf>,
 }
 
-/// The checkpoint that the settings ask for, when it is one of this model and optimizer. Files and headers are verified here,
-/// tensors when they are read.
+/// The checkpoint that the settings ask for, when it is one of this model and optimizer. Files and headers are verified
+/// here, tensors when they are read.
 pub fn find(c: &CheckpointSettings, e: &EngineOptions, decoder: &Decoder) -> Result<Option<ResumeFrom>> {
     let Some(from) = asked(c)? else { return Ok(None) };
     match ckpt::candidates(c.ckpt_dir.as_deref(), &from)? {
@@ -74,8 +74,8 @@ fn first_whole(
     Err(Error::input(format!("{}; resume from another checkpoint (--resume DIR)", damaged.join("; "))))
 }
 
-/// Whether the checkpoint holds adapters or a model, and which optimizer it is of, before tensors are looked for by name. One
-/// that is not whole is for others to judge.
+/// Whether the checkpoint holds adapters or a model, and which optimizer it is of, before tensors are looked for by
+/// name. One that is not whole is for others to judge.
 fn kind(dir: &Path, e: &EngineOptions) -> Result<()> {
     let refused = |what: String| Err(Error::input(format!("{}: {what}", dir.display())));
     let adapters = dir.join(ckpt::adapter::FILE).exists();

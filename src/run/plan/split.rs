@@ -1,5 +1,5 @@
-//! Which rows a run holds out, fixed at its first start: a checkpoint keeps the number, so that a run that goes on with another
-//! batch or on another mesh never trains on them. Never looks into a row.
+//! Which rows a run holds out, fixed at its first start: a checkpoint keeps the number, so that a run that goes on with
+//! another batch or on another mesh never trains on them. Never looks into a row.
 use crate::base::Result;
 use crate::ckpt::TrainerState;
 use crate::comm::mesh::MeshSizes;

@@ -1,5 +1,5 @@
-//! The part of a plan that is tensor parallelism: which plan of modules, what it comes down to for this model, and whether the model
-//! can be cut so. Never starts a rank.
+//! The part of a plan that is tensor parallelism: which plan of modules, what it comes down to for this model, and
+//! whether the model can be cut so. Never starts a rank.
 use crate::base::{Error, Result};
 use crate::ckpt::hf;
 use crate::comm::MeshSizes;

@@ -1,6 +1,6 @@
-//! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or another
-//! launcher started; the ranks that we start inherit what it has [`Settled`]. Never starts anything and writes nothing but the
-//! cache of tokens: an error leaves every file as it was.
+//! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
+//! another launcher started; the ranks that we start inherit what it has [`Settled`]. Never starts anything and writes
+//! nothing but the cache of tokens: an error leaves every file as it was.
 use super::profile::Profile;
 use super::ranks::RankPlan;
 use super::restarts::Restarts;
@@ -70,8 +70,8 @@ impl Plan {
     pub fn new(s: Settings, launched: Option<&RankEnv>) -> Result<Plan> {
         Plan::settle(s, launched, None).map_err(Error::before_start)
     }
-    /// After `attempt` failures: on `nproc` ranks, from the newest checkpoint, with as many sequences in a step as before, in the
-    /// micro-batches that [`batch::solve`] finds.
+    /// After `attempt` failures: on `nproc` ranks, from the newest checkpoint, with as many sequences in a step as
+    /// before, in the micro-batches that [`batch::solve`] finds.
     pub fn again(&self, nproc: usize, attempt: u32) -> Result<Plan> {
         let mut s = self.settings.clone();
         s.run.nproc_per_node = Some(nproc);
@@ -246,7 +246,8 @@ impl Plan {
         }
     }
 
-    /// Micro-batches have the same shape, in each step and on each rank: rows are of one length, or sequences are filled up.
+    /// Micro-batches have the same shape, in each step and on each rank: rows are of one length, or sequences are
+    /// filled up.
     pub fn static_shapes(&self) -> bool {
         !self.dataset.has_rows_of_its_own() || self.fills_up()
     }

@@ -35,8 +35,8 @@ pub struct Files {
     /// One of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; with --apply-chat-template it is a
-    /// user's message, and --input-template stands around it. Nothing is trained
+    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; with --apply-chat-template it
+    /// is a user's message, and --input-template stands around it. Nothing is trained
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Print the resolved settings and the plan (mesh, parameters, planned bytes of a rank), start nothing
@@ -190,7 +190,8 @@ fn show_switches(help: &str) -> String {
     out
 }
 
-/// Underscores become dashes, `--no-x` becomes `--x=false`, values have our spelling, and an unknown flag is named with its nearest.
+/// Underscores become dashes, `--no-x` becomes `--x=false`, values have our spelling, and an unknown flag is named with
+/// its nearest.
 fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Vec<String>> {
     let find = |name: &str| {
         command.get_arguments().find(|a| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name)))

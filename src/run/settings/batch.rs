@@ -13,7 +13,8 @@ pub struct BatchSettings {
     /// Micro-batches of a rank in an optimizer step
     #[arg(long, value_name = "N")]
     pub grad_accum: Option<usize>,
-    /// Sequences in an optimizer step of all ranks: gives batch-size or grad-accum where one is left out [default: none]
+    /// Sequences in an optimizer step of all ranks: gives batch-size or grad-accum where one is left out [default:
+    /// none]
     #[arg(long, value_name = "SEQUENCES")]
     pub train_batch_size: Option<usize>,
 }

@@ -1,5 +1,6 @@
-//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid over the
-//! defaults key by key, so that an unknown key or a wrong type is named with its file and path. Never looks at the machine.
+//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid
+//! over the defaults key by key, so that an unknown key or a wrong type is named with its file and path. Never looks at
+//! the machine.
 use crate::base::{Error, Result, open, quote};
 use crate::run::settings::args::Cli;
 use crate::run::settings::deepspeed;
@@ -18,8 +19,8 @@ type Tree = Map<String, Value>;
 const OTHER: [&str; 7] =
     ["runtime", "training", "distributed", "model_configs", "distributed_examples", "training_stages", "plan"];
 
-/// The runs that the command line asks for: those of the file's stages in their order, each with its name, or one. All are read,
-/// so that a fault in the last is known before the first has run. `default` is what the binary is for.
+/// The runs that the command line asks for: those of the file's stages in their order, each with its name, or one. All
+/// are read, so that a fault in the last is known before the first has run. `default` is what the binary is for.
 pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<(Option<String>, Settings)>> {
     let file = cli.files.config.as_deref().map(ConfigFile::read).transpose()?;
     let stages = file.as_ref().map_or(Ok(Vec::new()), ConfigFile::stages)?;

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
-    /// Text, .jsonl, .json, .parquet, .npy: files or directories; or `synthetic` [default: Rust sources of cargo's registry]
+    /// Text, .jsonl, .json, .parquet, .npy: files or directories; or `synthetic` [default: Rust sources of cargo's
+    /// registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
@@ -21,7 +22,8 @@ pub struct DataSettings {
     /// Field of a row that holds the answer [default: the last message]
     #[arg(long, value_name = "KEY")]
     pub output_key: Option<String>,
-    /// Render messages with the tokenizer's chat template; of Alpaca's rows, instruction and input are the user's message
+    /// Render messages with the tokenizer's chat template; of Alpaca's rows, instruction and input are the user's
+    /// message
     #[arg(long)]
     pub apply_chat_template: Option<bool>,
     /// Loss on every message of the assistant, not on the last only; renders with the chat template
@@ -54,13 +56,15 @@ pub struct DataSettings {
     /// A new order of samples each epoch, from the seed
     #[arg(long)]
     pub shuffle: Option<bool>,
-    /// Keep the tokens of data sets on disk for later runs; off: each process tokenizes for itself, into a temporary file
+    /// Keep the tokens of data sets on disk for later runs; off: each process tokenizes for itself, into a temporary
+    /// file
     #[arg(long)]
     pub cache: Option<bool>,
     /// Directory of the token cache [default: $FLATSHARD_CACHE_DIR, or flatshard in $XDG_CACHE_HOME or ~/.cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Size of the token cache, as 10GB or 500MB: beyond it, the least recently used data sets that no run is reading are removed
+    /// Size of the token cache, as 10GB or 500MB: beyond it, the least recently used data sets that no run is reading
+    /// are removed
     #[arg(long, value_name = "SIZE")]
     pub cache_limit: Option<String>,
 }

@@ -1,8 +1,10 @@
-//! `--deepspeed ds_config.json`, read as settings. Every key is honoured, or refused with the reason why it cannot be; an
-//! unknown one is named with its nearest. Never decides what a run does: the settings that come of it go the way of all others.
+//! `--deepspeed ds_config.json`, read as settings. Every key is honoured, or refused with the reason why it cannot be;
+//! an unknown one is named with its nearest. Never decides what a run does: the settings that come of it go the way of
+//! all others.
 //!
-//! As in Hugging Face's integration, `"auto"` leaves a key to flags and files, and a key that contradicts one of those is
-//! refused. A key that is left out has DeepSpeed's default ([`defaults`]). Keys: `docs/_pages/config-json.md` of DeepSpeed.
+//! As in Hugging Face's integration, `"auto"` leaves a key to flags and files, and a key that contradicts one of those
+//! is refused. A key that is left out has DeepSpeed's default ([`defaults`]). Keys: `docs/_pages/config-json.md` of
+//! DeepSpeed.
 mod reader;
 mod defaults;
 mod keys;

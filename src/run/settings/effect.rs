@@ -1,5 +1,6 @@
-//! What asked-for settings make of each other. Defaults that another setting takes away are taken away; what was asked for and
-//! would come to nothing is refused, so that no run does something else than it was told. Never judges values by themselves.
+//! What asked-for settings make of each other. Defaults that another setting takes away are taken away; what was asked
+//! for and would come to nothing is refused, so that no run does something else than it was told. Never judges values
+//! by themselves.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::run::settings::defaults::defaults;
@@ -91,7 +92,8 @@ const IDLE: [(&str, &str, &str, &str, &str); 7] = [
     ("data", "cache_limit", "data", "cache", "true"),
 ];
 
-/// What was asked for and is not the default must not be idle. A default, as in a file of all settings, may stand anywhere.
+/// What was asked for and is not the default must not be idle. A default, as in a file of all settings, may stand
+/// anywhere.
 pub fn idle(asked: &Value, merged: &Value) -> Result<()> {
     let defaults = defaults();
     for (section, key, by, other, value) in IDLE {
@@ -110,8 +112,8 @@ pub fn idle(asked: &Value, merged: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A model directory says how its model is built: flags beside it may say the same, and nothing else. (Those of a file stand
-/// back behind it, so that one file serves both.)
+/// A model directory says how its model is built: flags beside it may say the same, and nothing else. (Those of a file
+/// stand back behind it, so that one file serves both.)
 pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
     let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan says what is wrong with it
     let both = [
@@ -142,8 +144,8 @@ fn nothing(key: &str, value: &Value, engine: EngineName, has: EngineName) -> Err
     ))
 }
 
-/// Sharded or replicated, decided here for all that follows: what is asked for, or what the binary is for (`default`). NO_SHARD is
-/// what DDP does.
+/// Sharded or replicated, decided here for all that follows: what is asked for, or what the binary is for (`default`).
+/// NO_SHARD is what DDP does.
 pub fn strategy(s: &mut Settings, default: StrategyName) -> Result<()> {
     let f = &s.fsdp;
     let unsharded = f.sharding == Some(ShardingName::NoShard);

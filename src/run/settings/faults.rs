@@ -17,8 +17,8 @@ pub struct FaultSettings {
     /// Time between looks at the ranks that this process started
     #[arg(long, value_name = "SECONDS")]
     pub monitor_interval: Option<f64>,
-    /// A restart that follows a failure without a checkpoint in between takes fewer ranks, down to MIN; the batch of a step
-    /// stays as it is [default: as many as before]
+    /// A restart that follows a failure without a checkpoint in between takes fewer ranks, down to MIN; the batch of a
+    /// step stays as it is [default: as many as before]
     #[arg(long, value_name = "MIN:MAX")]
     pub elastic: Option<String>,
     /// Ends the run as SIGTERM does: saved, after the step at hand, with status 143 [default: none]
@@ -34,12 +34,12 @@ pub struct FaultSettings {
     /// Signals that end the run after the step at hand, saved, with status 128 + n
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub signals: Option<Vec<String>>,
-    /// Most steps in a row that are left out since their loss or gradient is not finite; one more ends the run. A loss scale
-    /// that can still fall is given the time to
+    /// Most steps in a row that are left out since their loss or gradient is not finite; one more ends the run. A loss
+    /// scale that can still fall is given the time to
     #[arg(long, value_name = "N")]
     pub max_bad_steps: Option<u32>,
-    /// Steps between comparisons, bit by bit, of what several ranks hold alike: parameters and optimizer states of replicas,
-    /// and what ranks of tp have whole; 0: never
+    /// Steps between comparisons, bit by bit, of what several ranks hold alike: parameters and optimizer states of
+    /// replicas, and what ranks of tp have whole; 0: never
     #[arg(long, value_name = "STEPS")]
     pub verify_every: Option<u64>,
 }

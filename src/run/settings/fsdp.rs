@@ -14,7 +14,8 @@ pub struct FsdpSettings {
     /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against
     #[arg(long)]
     pub fsdp_impl: Option<FsdpImpl>,
-    /// FULL_SHARD reshards after forward, HYBRID_SHARD too, on each host by itself; SHARD_GRAD_OP after backward; NO_SHARD keeps all
+    /// FULL_SHARD reshards after forward, HYBRID_SHARD too, on each host by itself; SHARD_GRAD_OP after backward;
+    /// NO_SHARD keeps all
     #[arg(long)]
     pub sharding: Option<ShardingName>,
     /// What one unit is: a decoder block, blocks up to wrap-min-params, or the whole model
@@ -41,7 +42,8 @@ pub struct FsdpSettings {
     /// Every Nth block only; the others keep all [default: 1]
     #[arg(long, value_name = "N")]
     pub activation_checkpoint_every: Option<usize>,
-    /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run there
+    /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run
+    /// there
     #[arg(long)]
     pub cpu_offload: Option<OffloadName>,
     /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)

@@ -1,5 +1,5 @@
-//! Settings that are one of a few names: each name with its spelling, the same as a flag and in a file. Never says what a
-//! name means.
+//! Settings that are one of a few names: each name with its spelling, the same as a flag and in a file. Never says what
+//! a name means.
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 

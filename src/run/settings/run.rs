@@ -51,12 +51,12 @@ pub struct RunSettings {
     /// Length of that text in tokens
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
-    /// What moves data between ranks: NCCL for GPUs; for the rest shared memory, between hosts TCP, or MPI (feature mpi)
-    /// under mpirun
+    /// What moves data between ranks: NCCL for GPUs; for the rest shared memory, between hosts TCP, or MPI (feature
+    /// mpi) under mpirun
     #[arg(long)]
     pub comm: Option<CommName>,
-    /// File with the secret by which ranks of a job over several hosts know each other: at least 16 bytes, the same for all ranks,
-    /// closed to other users [default: that of FLATSHARD_JOB_SECRET]
+    /// File with the secret by which ranks of a job over several hosts know each other: at least 16 bytes, the same for
+    /// all ranks, closed to other users [default: that of FLATSHARD_JOB_SECRET]
     #[arg(long, value_name = "FILE")]
     pub job_secret_file: Option<PathBuf>,
     /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow

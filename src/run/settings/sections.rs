@@ -1,5 +1,5 @@
-//! All settings: one struct of all sections. Never fills defaults: all is `Option`, so that defaults < file < flags can be decided by
-//! laying one over the other ([`super::config`]).
+//! All settings: one struct of all sections. Never fills defaults: all is `Option`, so that defaults < file < flags can
+//! be decided by laying one over the other ([`super::config`]).
 use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
     fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings, optim::OptimSettings,

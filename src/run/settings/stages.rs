@@ -1,6 +1,6 @@
 //! `training_stages:` of a file: runs one after the other, each with its own data, optimizer, freezing and steps, each
-//! starting from the weights that the one before it left. Never trains: a stage is a run like any other, whose checkpoints
-//! are in a directory of its name under `--ckpt-dir`.
+//! starting from the weights that the one before it left. Never trains: a stage is a run like any other, whose
+//! checkpoints are in a directory of its name under `--ckpt-dir`.
 //!
 //! ```yaml
 //! training_stages:

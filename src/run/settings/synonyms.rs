@@ -1,5 +1,5 @@
-//! Spellings of other tools, from the one table `synonyms.tsv`; and the known name that is most like an unknown one. Never
-//! decides what a setting means.
+//! Spellings of other tools, from the one table `synonyms.tsv`; and the known name that is most like an unknown one.
+//! Never decides what a setting means.
 use std::sync::LazyLock;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,5 @@
-//! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms that a file
-//! may write. Never knows a setting.
+//! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms
+//! that a file may write. Never knows a setting.
 use crate::base::{Error, Result, limits};
 use serde::{Deserialize, Deserializer};
 

@@ -10,8 +10,8 @@ pub struct WatchSettings {
     /// The least that is said on stderr and in log-file; below info there is no progress either
     #[arg(long)]
     pub log_level: Option<LogLevel>,
-    /// What is said, with times, added to this file; rank 3 writes to FILE.rank-3, or where {rank} stands in the name to
-    /// that [default: none]
+    /// What is said, with times, added to this file; rank 3 writes to FILE.rank-3, or where {rank} stands in the name
+    /// to that [default: none]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Event files for TensorBoard, one run a directory, with torchtitan's names (loss_metrics/global_avg_loss,
