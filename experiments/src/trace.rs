@@ -168,16 +168,17 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
 mod tests {
     use super::*;
     use flatshard::base::timeline::{Flow, Lane};
-    use flatshard::run::trace::Done;
+    use flatshard::run::trace::TracedSpan;
     use flatshard::run::trace::chrome::Distributed;
 
     /// Two ranks, each one step of 10 ms.
     fn merged(dir: &Path) -> PathBuf {
         let ms = |n: i64| n * 1_000_000;
-        let span = |lane, what, number, from, to| Done { lane, what, number, start: ms(from), end: ms(to), flow: None };
+        let span =
+            |lane, what, number, from, to| TracedSpan { lane, what, number, start: ms(from), end: ms(to), flow: None };
         let gather = |from, to, call| {
             let flow = Some(Flow { id: 1, axis: "fsdp", bytes: 1 << 20, call });
-            Done { flow, ..span(Lane::Gathers, "gather", Some(1), from, to) }
+            TracedSpan { flow, ..span(Lane::Gathers, "gather", Some(1), from, to) }
         };
         let files = [0, 1].map(|rank| {
             let spans = [

@@ -11,7 +11,7 @@ use flatshard::comm::delayed::Slow;
 use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::engine::{Engine, Step, Strategy};
 use flatshard::run::plan::profile::Profile;
-use flatshard::run::trace::Done;
+use flatshard::run::trace::TracedSpan;
 use flatshard::run::trace::Tracer;
 use flatshard::run::trace::chrome;
 use flatshard::run::trace::summary::Summary;
@@ -36,7 +36,7 @@ fn paused(inner: Arc<dyn Strategy>, pause: fn(usize) -> Duration) -> Arc<dyn Str
 
 /// Of one step: its spans, and what the groups say of it.
 struct Traced {
-    spans: Vec<Done>,
+    spans: Vec<TracedSpan>,
     stats: CommStats,
 }
 
@@ -162,7 +162,8 @@ fn a_step_holds_every_layer_and_every_collective_once() {
         2, \
                         backward 1, embed backward 0";
         assert_eq!(names, expected);
-        let of = |lane: Lane| -> Vec<&Done> { step.spans.iter().filter(|s| s.lane == lane && !s.is_call()).collect() };
+        let of =
+            |lane: Lane| -> Vec<&TracedSpan> { step.spans.iter().filter(|s| s.lane == lane && !s.is_call()).collect() };
         // In the order of their starts: what has landed is told first.
         let told = |lane| {
             let mut of = of(lane);
@@ -174,7 +175,7 @@ fn a_step_holds_every_layer_and_every_collective_once() {
         let optimizer = of(Lane::Optimizer).iter().map(|s| s.what).collect::<Vec<_>>();
         assert_eq!(optimizer, ["norm", "update"]);
         // A call belongs to an operation that was under way when it began, and was over when the wait for it returned.
-        let ops: BTreeMap<u64, &Done> =
+        let ops: BTreeMap<u64, &TracedSpan> =
             step.spans.iter().filter(|s| !s.is_call()).filter_map(|s| Some((s.flow?.id, s))).collect();
         for call in step.spans.iter().filter(|s| s.is_call()) {
             let (flow, op) = (call.flow.unwrap(), ops[&call.flow.unwrap().id]);

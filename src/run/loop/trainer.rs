@@ -17,7 +17,7 @@ use crate::engine::{Engine, Step, StepReport};
 use crate::run::plan::Plan;
 use crate::run::settings::LogLevel;
 use crate::run::trace::Tracer;
-use crate::run::watch::{Log, StepDone, Watch};
+use crate::run::watch::{Log, Reporter, StepDone};
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,7 +55,7 @@ pub struct Trainer<'a> {
     checkpointer: Checkpointer,
     verify: Option<Verify>,
     tracer: &'a mut Tracer,
-    watch: Watch<'a>,
+    watch: Reporter<'a>,
     /// Now, and where this start began.
     position: Position,
     began: Position,
@@ -83,7 +83,7 @@ impl<'a> Trainer<'a> {
         loader.seek(position.samples);
         tracer.attach(&mut engine, &mut checkpointer)?;
 
-        let mut watch = Watch::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
+        let mut watch = Reporter::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
         let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
         let verify = |every| Verify::new(rank.device.clone(), mesh, engine.state().0, every);
         let verify = every.map(verify).transpose()?;
@@ -328,7 +328,7 @@ impl<'a> Trainer<'a> {
 }
 
 /// What this rank says before a step of `tokens` loss tokens.
-fn vote(tokens: u64, rank: &Rank, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Watch) -> Vote {
+fn vote(tokens: u64, rank: &Rank, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Reporter) -> Vote {
     let schedule = rank.flight.schedule() ^ rank.graphs.as_deref().map_or(0, Graphs::decided);
     Vote { tokens, stop: stops.pending(), held_bytes: watch.held_bytes(), saved: checkpointer.ended(), schedule }
 }

@@ -6,7 +6,7 @@
 //! store's verbs, and within them the calls that started collectives or waited for them; arrows lead from the one to the other.
 //!
 //! The first line of a file holds all but the events, then comes an event a line: so files are merged by lines.
-use super::Done;
+use super::TracedSpan;
 use super::summary::Summary;
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
@@ -38,7 +38,7 @@ pub struct Distributed {
 const ROWS: usize = 16;
 
 /// The row of a span in its rank.
-fn row(span: &Done, taken: &mut BTreeMap<Lane, Vec<i64>>) -> (Lane, usize) {
+fn row(span: &TracedSpan, taken: &mut BTreeMap<Lane, Vec<i64>>) -> (Lane, usize) {
     let lane = if span.is_call() || span.lane == Lane::Store { Lane::Compute } else { span.lane };
     // Nested, or one after the other; but for what threads write behind training.
     if !lane.is_communication() && lane != Lane::Checkpoint {
@@ -63,12 +63,12 @@ fn us(ns: i64) -> String {
 }
 
 /// One rank's file.
-pub fn write(path: &Path, head: &Head, rank: usize, spans: &[Done]) -> Result<()> {
+pub fn write(path: &Path, head: &Head, rank: usize, spans: &[TracedSpan]) -> Result<()> {
     let failed = |e| Error::io("write a trace", path, e);
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     begin(&mut out, head).map_err(failed)?;
     let mut lines = Lines { rank, text: String::new() };
-    let mut spans: Vec<&Done> = spans.iter().collect();
+    let mut spans: Vec<&TracedSpan> = spans.iter().collect();
     // What holds others comes before them.
     spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     let (mut taken, mut rows) = (BTreeMap::new(), BTreeMap::new());
@@ -100,7 +100,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn span(&mut self, span: &Done, tid: usize) {
+    fn span(&mut self, span: &TracedSpan, tid: usize) {
         let (start, length, rank) = (us(span.start), us(span.end - span.start), self.rank);
         let call = span.flow.and_then(|flow| flow.call);
         let verb = match call {

@@ -10,7 +10,7 @@
 //!
 //! All as sets of times. What is exposed is what the metrics call `exposed_comm_s`, the time in calls, and where something is
 //! in flight while the rank does none of this (waits for data, loops) that too.
-use super::Done;
+use super::TracedSpan;
 use super::intervals::Intervals;
 use crate::base::timeline::Lane;
 use serde::{Deserialize, Serialize};
@@ -50,11 +50,11 @@ impl Comm {
 }
 
 impl Summary {
-    pub fn of(rank: usize, spans: &[Done], lost: u64) -> Summary {
-        let set = |is: &dyn Fn(&Done) -> bool| -> Intervals {
+    pub fn of(rank: usize, spans: &[TracedSpan], lost: u64) -> Summary {
+        let set = |is: &dyn Fn(&TracedSpan) -> bool| -> Intervals {
             spans.iter().filter(|span| is(span)).map(|span| (span.start, span.end)).collect()
         };
-        let calls = set(&Done::is_call);
+        let calls = set(&TracedSpan::is_call);
         let of_lane = |lane: Lane| set(&|span| span.lane == lane && !span.is_call());
         let busy = |lane| of_lane(lane).minus(&calls);
         let (compute, store, optimizer) = (busy(Lane::Compute), busy(Lane::Store), busy(Lane::Optimizer));
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
     use crate::base::timeline::Flow;
 
-    fn span(lane: Lane, start: i64, end: i64, call: Option<&'static str>) -> Done {
+    fn span(lane: Lane, start: i64, end: i64, call: Option<&'static str>) -> TracedSpan {
         let flow = lane.is_communication().then_some(Flow { id: 1, axis: "fsdp", bytes: 100, call });
-        Done { lane, what: "x", number: None, start, end, flow }
+        TracedSpan { lane, what: "x", number: None, start, end, flow }
     }
 
     /// A gather in flight over 0..100, started by a call of 10, waited for in 60..100; compute in 10..60 and 100..150. A

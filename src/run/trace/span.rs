@@ -1,0 +1,19 @@
+//! What a traced rank did, in nanoseconds since its tracer was made. Never records.
+use crate::base::timeline::{Flow, Lane};
+
+/// A [`Span`](crate::base::timeline::Span) with its times in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct TracedSpan {
+    pub lane: Lane,
+    pub what: &'static str,
+    pub number: Option<u64>,
+    pub start: i64,
+    pub end: i64,
+    pub flow: Option<Flow>,
+}
+impl TracedSpan {
+    /// The compute stream in a call of a group, and not the operation itself.
+    pub fn is_call(&self) -> bool {
+        self.flow.is_some_and(|flow| flow.call.is_some())
+    }
+}

@@ -1,0 +1,321 @@
+//! What is reported of a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get it.
+//! Also measures what is only reported: time between steps, communication, memory, the GPU, MFU. Never changes what the loop does.
+use super::gpu::Gpu;
+use super::log::Log;
+use super::metrics::Event;
+use super::metrics::Metrics;
+use super::metrics::Sink;
+use super::metrics::StepRecord;
+use super::metrics::record_failure;
+use super::progress::Progress;
+use super::tensorboard::TensorBoard;
+use super::{peak, report};
+use crate::base::{Error, Result};
+use crate::ckpt::SavedCheckpoint;
+use crate::comm::CommStats;
+use crate::comm::env::RankEnv;
+use crate::comm::mesh::Mesh;
+use crate::data::StepData;
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::device::gpu::telemetry;
+use crate::engine::StepReport;
+use crate::run::plan::Plan;
+use crate::run::plan::memory;
+use crate::run::plan::resume::ResumeFrom;
+use crate::run::settings::DeviceName;
+use crate::run::settings::LogLevel;
+use crate::run::trace::ProfileReport;
+use crate::run::trace::summary::Summary;
+use serde_json::json;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
+const MEMORY_EVERY: u64 = 16;
+/// So many steps of a start have their timings in each rank's log file; the others where --log-level is debug.
+const FIRST_STEPS: u32 = 2;
+
+/// What the loop knows of a step that is done.
+pub struct StepDone<'r> {
+    pub number: u64,
+    pub lr: f32,
+    pub report: &'r StepReport,
+    /// This rank's.
+    pub data: &'r StepData,
+    /// Spent on waiting for them.
+    pub data_time_s: f64,
+    /// Loss tokens, and the largest [`Reporter::held_bytes`] before this step: of all ranks.
+    pub trained_tokens: u64,
+    pub held_bytes: u64,
+    /// Steps so far that changed weights.
+    pub updates: u64,
+}
+
+pub struct Reporter<'a> {
+    plan: &'a Plan,
+    log: &'a Log,
+    mesh: &'a Mesh,
+    device: Arc<dyn Device>,
+    gpu: Gpu,
+    /// Of rank 0.
+    sinks: Vec<Box<dyn Sink>>,
+    /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
+    progress: Option<Progress>,
+    held_bytes: u64,
+    /// Steps of this start.
+    steps: u32,
+    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
+    /// or by the GPU's data sheet.
+    mfu_of_a_token: Option<f64>,
+    tokens_per_step: u64,
+    started: Instant,
+    /// End of the last step, evaluation or checkpoint; what communication had come to by then.
+    clock: Instant,
+    comm: CommStats,
+}
+
+impl<'a> Reporter<'a> {
+    /// All ranks call it: they measure the peak together. `done` steps lie behind.
+    pub fn new(
+        plan: &'a Plan,
+        log: &'a Log,
+        device: Arc<dyn Device>,
+        gpu: Option<&Cuda>,
+        mesh: &'a Mesh,
+        done: u64,
+    ) -> Result<Reporter<'a>> {
+        let (run, first) = (&plan.settings.run, mesh.rank() == 0);
+        let dtype = plan.engine.strategy.dtype();
+        let peak = match (run.measure_peak, gpu) {
+            (Some(true), _) => Some(peak::flops(&*device, dtype, &mesh.world)?),
+            (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
+            _ => None,
+        };
+        let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
+        let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+        let go_on = done > 0 || plan.ranks.attempt > 0;
+        if let Some(path) = run.metrics_path.as_ref().filter(|_| first) {
+            sinks.push(Box::new(Metrics::open(path, go_on || run.after.is_some())?));
+        }
+        if let Some(dir) = plan.settings.watch.tensorboard.as_ref().filter(|_| first) {
+            sinks.push(Box::new(TensorBoard::open(dir, go_on, done, mesh.world.size(), &plan.print()?)?));
+        }
+        Ok(Reporter {
+            sinks,
+            progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
+            gpu: Gpu::new(gpu)?,
+            held_bytes: 0,
+            steps: 0,
+            mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
+            tokens_per_step: plan.tokens_per_step()?,
+            started: Instant::now(),
+            clock: Instant::now(),
+            comm: mesh.stats(),
+            plan,
+            log,
+            mesh,
+            device,
+        })
+    }
+
+    fn tell_sinks(&mut self, event: &Event) -> Result<()> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
+    }
+
+    /// What concerns all ranks, told by rank 0.
+    pub fn say(&self, level: LogLevel, text: impl Display) {
+        if let Some(progress) = &self.progress {
+            progress.say(self.log, level, text);
+        }
+    }
+    /// What concerns this rank: on stderr if it is a warning, and in its file.
+    fn tell(&self, level: LogLevel, text: impl Display) {
+        match &self.progress {
+            _ if level > LogLevel::Warn => self.log.note(level, text),
+            Some(progress) => progress.say(self.log, level, text),
+            None => self.log.say(level, text),
+        }
+    }
+
+    /// The run begins, where `resumed` stands. `load_seconds`: that it took to read weights, where they were read.
+    pub fn begin(&mut self, resumed: Option<&ResumeFrom>, load_seconds: Option<f64>) -> Result<()> {
+        self.started = Instant::now();
+        let device = self.device.name();
+        self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
+        if let Some(unkept) = &self.plan.dataset.report().unkept {
+            let what = format!("warning: the token cache cannot be written: {unkept}");
+            self.say(
+                LogLevel::Warn,
+                format_args!("{what}. Each process tokenizes for itself: name another with --cache-dir"),
+            );
+        }
+        self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, format_args!("warning: {text}")));
+        load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
+        let (gpu, warnings) = self.gpu.sample();
+        warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
+        self.tell_sinks(&Event::Run(&json!({
+            "config": self.plan.config_json(),
+            "world_size": self.mesh.world.size(),
+            "mesh": self.plan.mesh_json(),
+            "device": device,
+            "params": self.plan.size.params,
+            "trainable_params": self.plan.size.trainable,
+            "planned_bytes": self.plan.planned_json(),
+            "data": self.plan.dataset.report().to_string(),
+            "gpu": gpu,
+            "resumed_from_step": resumed.map(|resume| resume.state.step),
+            "load_seconds": load_seconds,
+        })))?;
+        for (what, from) in resumed.iter().flat_map(|resume| resume.damaged.iter().map(|what| (what, &resume.dir))) {
+            self.tell_sinks(&Event::Damaged(&json!({"message": what, "from": from})))?;
+        }
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// What was done since the last step belongs to no step.
+    pub fn restart_clock(&mut self) {
+        self.comm = self.mesh.stats();
+        self.clock = Instant::now();
+    }
+
+    /// The most that this rank was seen to hold.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+    /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
+    fn held(&self) -> u64 {
+        match self.plan.ranks.device {
+            DeviceName::Cuda => self.device.meter().peak() as u64,
+            _ => memory::held().unwrap_or(0) as u64,
+        }
+    }
+
+    /// One optimizer step.
+    pub fn step(&mut self, done: &StepDone) -> Result<()> {
+        let &StepDone { number, report, data, .. } = done;
+        if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
+            self.held_bytes = self.held_bytes.max(self.held());
+        }
+        let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
+        self.clock = Instant::now();
+        let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
+        let (gpu, warnings) = if logged { self.gpu.sample() } else { Default::default() };
+        let tokens_per_sec = data.tokens as f64 / step_time_s;
+        let record = StepRecord {
+            step: number,
+            loss: report.loss,
+            lr: done.lr,
+            grad_norm: report.grad_norm,
+            loss_scale: report.loss_scale,
+            skipped_steps: number - done.updates,
+            samples: data.samples,
+            tokens: data.tokens,
+            fill: data.tokens as f64 / self.tokens_per_step as f64,
+            trained_tokens: done.trained_tokens,
+            tokens_per_sec,
+            step_time_s,
+            comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
+            exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
+            comm_bytes: comm.bytes - self.comm.bytes,
+            data_time_s: done.data_time_s,
+            peak_mem_bytes: done.held_bytes.max(self.held_bytes),
+            mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
+            gpu,
+        };
+        self.comm = comm;
+        self.tell_sinks(&Event::Step(&record))?;
+        self.progress.iter().for_each(|progress| progress.step(self.log, &record));
+        self.tell_own(&record);
+        warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
+        if report.skipped {
+            let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
+            let text = format_args!("step {number}: the gradient is not finite{scale}; no weight was changed");
+            self.say(LogLevel::Warn, text);
+        }
+        Ok(())
+    }
+    /// This rank's part of a step. Those of the first show what each rank was waiting for.
+    fn tell_own(&mut self, r: &StepRecord) {
+        let level = if self.steps < FIRST_STEPS { LogLevel::Info } else { LogLevel::Debug };
+        self.steps += 1;
+        let (step, whole, data) = (r.step, r.step_time_s, r.data_time_s);
+        let (comm, exposed, held) = (r.comm_time_s, r.exposed_comm_s, report::mib(self.held_bytes));
+        self.tell(
+            level,
+            format_args!(
+                "step {step}: {whole:.3}s, of it {data:.3}s for data, {exposed:.3}s in collectives ({comm:.3}s in flight); holds {held}"
+            ),
+        );
+    }
+
+    /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks.
+    pub fn evaluated(&mut self, step: u64, loss: f64, tokens: u64, seconds: f64) -> Result<()> {
+        if tokens > 0 {
+            let loss = loss / tokens as f64;
+            let (perplexity, count) = (loss.exp(), report::count(tokens));
+            self.say(
+                LogLevel::Info,
+                format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"),
+            );
+            self.tell_sinks(&Event::Eval(&json!({
+                "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
+            })))?;
+        }
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// That a checkpoint is complete, if one is.
+    pub fn checkpoint(&mut self, saved: Option<SavedCheckpoint>) -> Result<()> {
+        let Some(saved) = saved else { return Ok(()) };
+        let (path, size) = (saved.path.display(), report::mib(saved.bytes));
+        self.say(LogLevel::Info, format_args!("checkpoint: {path}, {size} in {:.2}s", saved.seconds));
+        if let Some(note) = &saved.note {
+            self.say(LogLevel::Warn, note);
+        }
+        self.tell_sinks(&Event::Checkpoint(&json!({
+            "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
+        })))
+    }
+
+    /// What came of profiled steps, where it is known by now.
+    pub fn traced(&mut self, report: Option<ProfileReport>) -> Result<()> {
+        if let Some(ProfileReport { path, steps, ranks }) = report {
+            let which = format_args!("trace: steps {} to {} in {}", steps.start(), steps.end(), path.display());
+            self.say(LogLevel::Info, which);
+            ranks.iter().flat_map(Summary::lines).for_each(|line| self.say(LogLevel::Info, line));
+            let steps = [steps.start(), steps.end()];
+            self.tell_sinks(&Event::Trace(&json!({"steps": steps, "path": path, "ranks": ranks})))?;
+        }
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// All steps are done, and the model is in `exported` where that was asked for.
+    pub fn trained(&mut self, exported: Option<&SavedCheckpoint>) {
+        self.progress.iter().for_each(Progress::finish);
+        if let Some(saved) = exported {
+            let (path, size) = (saved.path.display(), report::mib(saved.bytes));
+            self.say(LogLevel::Info, format_args!("model in {path}, {size}"));
+        }
+    }
+
+    /// The last that is told of a run that ends well.
+    pub fn end(&mut self, steps: u64) -> Result<()> {
+        let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.held_bytes));
+        self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
+        report::next(self.plan).iter().for_each(|text| self.say(LogLevel::Info, text));
+        self.tell_sinks(&Event::End(&json!({"steps": steps, "seconds": seconds})))
+    }
+}
+
+/// This rank failed, at whatever point.
+pub fn failed(plan: &Plan, env: &RankEnv, e: &Error) {
+    // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
+    if env.rank == 0 && env.parent_pid.is_none() {
+        record_failure(plan.settings.run.metrics_path.as_deref(), e);
+    }
+}
