@@ -28,7 +28,7 @@ use settings::args::{self, Parsed};
 use settings::config;
 use std::io::Write;
 use std::process::ExitCode;
-use watch::log::Log;
+use watch::log::RunLog;
 
 /// The whole of a training binary. `strategy`: what it is for, where the settings do not say.
 pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) -> ExitCode {
@@ -92,7 +92,7 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
     let first = launched.is_none_or(|env| env.rank == 0);
     let _lock = if prepares { fit::prepare(plan, first)? } else { None };
-    let log = Log::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
+    let log = RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
     let result = match launched {
         Some(env) => r#loop::run(plan, env, &log),
         None => restart::run(plan, &log),

@@ -59,9 +59,9 @@ fn pretrained(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained").join(name)
 }
 fn golden(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
-    said(&pretrained(name))
+    generated(&pretrained(name))
 }
-fn said(dir: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
+fn generated(dir: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
     let said: Value = serde_json::from_slice(&fs::read(dir.join("logits.json")).unwrap()).unwrap();
     let parse = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect::<Vec<_>>();
     let tokens = parse(&said["tokens"]).into_iter().map(|t| t as u32).collect();
@@ -86,7 +86,7 @@ fn what_transformers_saved_gives_its_logits() {
 #[test]
 fn an_adapter_of_peft_merges_to_its_logits() {
     let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora");
-    let (tokens, theirs) = said(&adapter);
+    let (tokens, theirs) = generated(&adapter);
     let largest = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
     let off = |ours: Vec<Vec<f32>>| {
         ours.iter().flatten().zip(theirs.iter().flatten()).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest

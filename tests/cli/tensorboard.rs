@@ -158,7 +158,7 @@ fn curves(dir: &Path) -> BTreeMap<String, BTreeMap<u64, f32>> {
     curves
 }
 /// The last value of a number at each step.
-fn told(path: &Path, name: &str, number: &str) -> BTreeMap<u64, f64> {
+fn scalars_of(path: &Path, name: &str, number: &str) -> BTreeMap<u64, f64> {
     let value = |e: &Value| Some((e["step"].as_u64()?, number.split('.').fold(e, |e, key| &e[key]).as_f64()?));
     events(path, name).iter().filter_map(value).collect()
 }
@@ -181,8 +181,10 @@ fn same(metrics: &Path, dir: &Path, ranks: f64) {
             "/rank" => x / ranks,
             _ => x,
         };
-        let expected: BTreeMap<u64, u32> =
-            told(metrics, &event, &number).into_iter().map(|(step, x)| (step, (factor(x) as f32).to_bits())).collect();
+        let expected: BTreeMap<u64, u32> = scalars_of(metrics, &event, &number)
+            .into_iter()
+            .map(|(step, x)| (step, (factor(x) as f32).to_bits()))
+            .collect();
         let found: BTreeMap<u64, u32> =
             curves.remove(&name).unwrap_or_default().into_iter().map(|(step, x)| (step, x.to_bits())).collect();
         assert_eq!(found, expected, "{name}");
@@ -242,7 +244,7 @@ fn a_restarted_run_is_one_curve_and_another_run_is_kept_apart() {
     let args = ["--max-steps", "40", "--save-every", "10", "--max-restarts", "1", "--ckpt-dir", &ckpt];
     let run = Run::start(FSDP, &[&args[..], &["--metrics-path", &metrics, "--tensorboard", &board]].concat());
     let path = dir.path("m.jsonl");
-    wait_until("steps after a checkpoint are done", || told(&path, "step", "loss").len() > 12);
+    wait_until("steps after a checkpoint are done", || scalars_of(&path, "step", "loss").len() > 12);
     send(Signal::KILL, run.ranks(2)[1]);
     let ended = run.end();
     assert!(ended.status.success(), "{}", ended.stderr);

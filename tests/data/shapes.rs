@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 fn chat() -> Format {
     Format { chat: chatml(), multiturn: true, ..Format::default() }
 }
-fn said(role: &str, content: &str) -> Value {
+fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 fn text(format: Format, row: Value) -> String {
@@ -40,12 +40,12 @@ fn sharegpt_is_the_conversation_that_it_says() {
         {"from": "assistant", "value": "yes"},
     ]);
     let turns = vec![
-        said("user", "1+1?"),
-        said("assistant", "{\"name\": \"add\"}"),
-        said("tool", "2"),
-        said("assistant", "two"),
-        said("user", "sure?"),
-        said("assistant", "yes"),
+        message("user", "1+1?"),
+        message("assistant", "{\"name\": \"add\"}"),
+        message("tool", "2"),
+        message("assistant", "two"),
+        message("user", "sure?"),
+        message("assistant", "yes"),
     ];
     let expected = text(chat(), json!({"messages": turns}));
     assert!(expected.contains("<|im_start|>tool\n2<|im_end|>"), "{expected}");
@@ -55,7 +55,7 @@ fn sharegpt_is_the_conversation_that_it_says() {
         assert_eq!(text(Format { chat: chatml(), ..Format::default() }, row), expected);
     }
     assert_eq!(text(Format { input_key: Some("talk".into()), ..chat() }, json!({"talk": talk})), expected);
-    let with_system = [vec![said("system", "be brief")], turns].concat();
+    let with_system = [vec![message("system", "be brief")], turns].concat();
     let expected = text(chat(), json!({"messages": with_system}));
     assert_eq!(text(chat(), json!({"system": "be brief", "conversations": talk})), expected);
     let own = [vec![json!({"from": "system", "value": "be brief"})], talk.as_array().unwrap().clone()].concat();
@@ -67,13 +67,21 @@ fn alpaca_is_the_users_message_and_the_answer() {
     let row = json!({"instruction": "Add.", "input": "1 and 1", "output": "2"});
     let bare = json!({"instruction": "Say hi.", "input": "", "output": "hi"});
     let as_messages = |turns: Vec<Value>| text(chat(), json!({"messages": turns}));
-    assert_eq!(text(chat(), row.clone()), as_messages(vec![said("user", "Add.\n1 and 1"), said("assistant", "2")]));
+    assert_eq!(
+        text(chat(), row.clone()),
+        as_messages(vec![message("user", "Add.\n1 and 1"), message("assistant", "2")])
+    );
     for none in [bare.clone(), json!({"instruction": "Say hi.", "output": "hi", "text": "ignored"})] {
-        assert_eq!(text(chat(), none), as_messages(vec![said("user", "Say hi."), said("assistant", "hi")]));
+        assert_eq!(text(chat(), none), as_messages(vec![message("user", "Say hi."), message("assistant", "hi")]));
     }
     let long = json!({"system": "s", "history": [["a", "b"]], "instruction": "c", "input": null, "output": "d"});
-    let turns =
-        [said("system", "s"), said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")];
+    let turns = [
+        message("system", "s"),
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "c"),
+        message("assistant", "d"),
+    ];
     assert_eq!(text(chat(), long.clone()), as_messages(turns.to_vec()));
 
     // Without a chat template: PROMPT_DICT of Stanford Alpaca's train.py.
@@ -157,7 +165,7 @@ fn the_same_rows_are_the_same_tokens_in_every_file() {
         .map(|[q, a]| json!({"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}))
         .collect();
     let openai: Vec<Value> =
-        talks.iter().map(|[q, a]| json!({"messages": [said("user", q), said("assistant", a)]})).collect();
+        talks.iter().map(|[q, a]| json!({"messages": [message("user", q), message("assistant", a)]})).collect();
     let alpaca: Vec<Value> = talks.iter().map(|[q, a]| json!({"instruction": q, "input": "", "output": a})).collect();
     let parts = |i: usize| talks.iter().map(|talk| talk[i].as_str()).collect::<Vec<_>>();
     let element = group("element", Some(Repetition::REQUIRED), false, vec![texts("from"), texts("value")]);

@@ -93,7 +93,7 @@ fn options(checkpoint: Checkpointing) -> WorkspaceOptions {
     WorkspaceOptions { tokens: TOKENS, dtype: DType::F32, checkpoint, train: true }
 }
 
-fn told(dev: &dyn Device, decoder: &Decoder) -> Told {
+fn directions(dev: &dyn Device, decoder: &Decoder) -> Told {
     Told::dropping(dev, decoder, LOSS_SCALE, DROPOUT_KEY)
 }
 
@@ -115,7 +115,7 @@ impl Model {
         let store = Plain::random(&dev, &decoder, options.dtype, 0.25);
         let ws = decoder.workspace(&dev, &groups(), &options).unwrap();
         let docs = Docs::random(&dev, 3, decoder.spec().vocab, &LENGTHS, 5);
-        let told = told(&dev, &decoder);
+        let told = directions(&dev, &decoder);
         Model { dev, decoder, store, ws, docs, told }
     }
     /// Adds gradients; the summed loss of this micro-batch.
@@ -207,7 +207,7 @@ fn chunks_of_logits_add_up() {
             let (docs, n) = (lengths.len() / parts, tokens / parts);
             let range = part * n..(part + 1) * n;
             let docs = Docs::new(&dev, &ids[range.clone()], &targets[range], &lengths[..docs]);
-            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told(&dev, &decoder).micro()).unwrap();
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &directions(&dev, &decoder).micro()).unwrap();
         }
         let scratch = dev.meter().live(Category::Scratch);
         assert!(scratch < 100 << 20, "{scratch} bytes: 704 rows of logits alone would be 186 MB");
@@ -333,7 +333,7 @@ fn memory_is_as_planned() {
             }
             let mut store = Plain::random(&dev, &decoder, dtype, 0.25);
             let docs = Docs::random(&dev, 3, spec.vocab, &LENGTHS, 0);
-            let told = told(&dev, &decoder);
+            let told = directions(&dev, &decoder);
             let mut step = || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
             step();
             let after_one = dev.meter().allocations();

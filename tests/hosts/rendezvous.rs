@@ -51,7 +51,7 @@ fn secretly(secret: Option<&str>, rank: usize, world: usize, port: u16, seconds:
     }
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
-fn said(child: Child) -> String {
+fn stdout_of(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -77,7 +77,7 @@ fn a_rank_that_never_comes_is_named_within_the_timeout() {
     let agent = Agent::new();
     let port = agent.port;
     let ranks = [rank(0, 3, port, 3.0), rank(2, 3, port, 3.0)];
-    let [first, third] = ranks.map(said);
+    let [first, third] = ranks.map(stdout_of);
     assert!(first.contains("rank 1 of 3 did not come to the NCCL rendezvous"), "{first}");
     assert!(third.starts_with("ID "), "{third}");
 }
@@ -124,7 +124,7 @@ fn strangers_that_say_a_byte_a_second_keep_nobody_from_joining() {
     let expected = format!("ID {}", first.id());
     let others = [1, 2].map(|r| secretly(Some(SECRET), r, 3, port, 60.0));
     let all = others.into_iter().chain([first]);
-    let said: Vec<String> = time::within(time::scaled(15_000), || all.map(said).collect());
+    let said: Vec<String> = time::within(time::scaled(15_000), || all.map(stdout_of).collect());
     assert!(said.iter().all(|said| *said == expected), "{said:?}");
 }
 
@@ -157,7 +157,7 @@ fn ranks_with_different_secrets_say_so() {
     let port = agent.port;
     let ranks =
         [(0, SECRET), (1, "another job's own secret")].map(|(r, secret)| secretly(Some(secret), r, 2, port, 3.0));
-    let [first, second] = ranks.map(said);
+    let [first, second] = ranks.map(stdout_of);
     assert!(
         first.contains("rank 1 of 2 did not come") && first.contains("is the job secret the same for all ranks?"),
         "{first}"

@@ -10,7 +10,7 @@ use crate::comm::mesh::MeshSizes;
 use crate::run::plan::Plan;
 use crate::run::plan::restarts::Restarts;
 use crate::run::settings::value::set;
-use crate::run::watch::Log;
+use crate::run::watch::RunLog;
 use crate::run::watch::metrics;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Opt
 }
 
 /// Runs all ranks to their end, again after a failure while there are restarts left.
-pub fn run(plan: &Plan, log: &Log) -> Result<()> {
+pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
     let Restarts { max, elastic, monitor_interval, time_limit, signals, traces, .. } = &plan.restarts;
     let metrics = plan.settings.run.metrics_path.as_deref();
     let global_batch = plan.loader(0)?.global_batch() as usize;

@@ -7,12 +7,12 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
-use crate::run::watch::Log;
+use crate::run::watch::RunLog;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub struct Loaded {
+pub struct LoadedRun {
     pub checkpointer: Checkpointer,
     /// The checkpoint that the run goes on from.
     pub resumed: Option<ResumeFrom>,
@@ -21,7 +21,7 @@ pub struct Loaded {
 }
 
 /// Assigns the engine's weights, moments and loss scale, where there are any to read. All ranks together.
-pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engine, log: &Log) -> Result<Loaded> {
+pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engine, log: &RunLog) -> Result<LoadedRun> {
     let pretrain = plan.settings.model.pretrain.as_deref();
     let source = plan.resume.as_ref().map(|r| r.dir.as_path()).or(pretrain);
     let mut checkpointer = checkpointer(plan, device, mesh, engine, source)?;
@@ -40,7 +40,7 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
             scaler.resume(state)?;
         }
     }
-    Ok(Loaded { checkpointer, resumed, seconds: source.map(|_| started.elapsed().as_secs_f64()) })
+    Ok(LoadedRun { checkpointer, resumed, seconds: source.map(|_| started.elapsed().as_secs_f64()) })
 }
 
 /// The checkpoint, or the newest older one whose tensors are whole: which one it was.

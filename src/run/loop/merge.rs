@@ -6,12 +6,12 @@ use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::nn::Decoder;
 use crate::run::plan::Plan;
-use crate::run::watch::Log;
+use crate::run::watch::RunLog;
 use crate::run::watch::report;
 use std::path::Path;
 use std::sync::Arc;
 
-pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, log: &Log) -> Result<()> {
+pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, log: &RunLog) -> Result<()> {
     let asked = (&plan.settings.model.pretrain, &plan.settings.checkpoint.save_hf);
     let (Some(base), Some(target)) = asked else { return Err(Error::op("merge", "a model and a place for it")) };
     let decoder = Decoder::new(plan.engine.spec.clone())?;

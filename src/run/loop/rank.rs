@@ -4,7 +4,7 @@ use super::merge;
 use super::same;
 use super::shared;
 use super::stops::Stops;
-use super::trainer::{Rank, Trainer};
+use super::trainer::{RankContext, Trainer};
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;
@@ -12,11 +12,11 @@ use crate::comm::mesh::Mesh;
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::plan::Plan;
 use crate::run::trace::Tracer;
-use crate::run::watch::{self, Log};
+use crate::run::watch::{self, RunLog};
 use std::time::Instant;
 
 /// Runs this process's rank to its end.
-pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
+pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     let stops = Stops::catch(plan, env)?;
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
     let env = &plan.ranks.with_secret(env);
@@ -42,7 +42,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &Log) -> Result<()> {
     let result = match &plan.settings.lora.merge {
         Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
         None => {
-            let rank = Rank { plan, log, device, gpu, graphs: graphs.clone(), flight: &flight, mesh: &mesh };
+            let rank = RankContext { plan, log, device, gpu, graphs: graphs.clone(), flight: &flight, mesh: &mesh };
             Trainer::new(&rank, &mut tracer, stops).and_then(|mut trainer| trainer.run())
         }
     };

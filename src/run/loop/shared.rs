@@ -32,7 +32,7 @@ pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collecti
 fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let what = format!("look at {flag} {}", dir.display());
     let mut exchange = Exchange::new(dev, world.clone(), "directories", 1 + WORDS)?;
-    let ranks = exchange.share(dev, &what, look(dir, host), WORDS)?;
+    let ranks = exchange.share(dev, &what, identity(dir, host), WORDS)?;
     if ranks.iter().all(|rank| *rank == ranks[0]) {
         return Ok(()); // of one host, and the same place there
     }
@@ -71,7 +71,7 @@ fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Col
     )))
 }
 
-fn look(dir: &Path, host: &str) -> Result<Vec<u64>> {
+fn identity(dir: &Path, host: &str) -> Result<Vec<u64>> {
     let failed = |e| Error::io("look at", dir, e);
     let path = absolute(dir).map_err(failed)?;
     let there = path.ancestors().enumerate().find(|(_, p)| p.exists());
@@ -102,7 +102,7 @@ mod tests {
     use crate::device::cpu::CpuDevice;
 
     /// Every rank on a host of its own, with a path of its own.
-    fn told(dirs: &[PathBuf]) -> Vec<Result<()>> {
+    fn verdicts(dirs: &[PathBuf]) -> Vec<Result<()>> {
         let meters: Vec<Meter> = dirs.iter().map(|_| Meter::default()).collect();
         let meshes = shm::threads(MeshSizes::sharded(dirs.len()), &meters).unwrap();
         let rank = |(rank, (mesh, dir)): (usize, (crate::comm::Mesh, &PathBuf))| {
@@ -125,9 +125,9 @@ mod tests {
         let (real, link) = (dir.path().join("shared"), dir.path().join("link"));
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert!(told(&[real.clone(), link.clone(), real.clone()]).iter().all(Result::is_ok));
+        assert!(verdicts(&[real.clone(), link.clone(), real.clone()]).iter().all(Result::is_ok));
         // Not made yet: two levels above it.
-        assert!(told(&[real.join("a/b"), link.join("a/b")]).iter().all(Result::is_ok));
+        assert!(verdicts(&[real.join("a/b"), link.join("a/b")]).iter().all(Result::is_ok));
         assert!(empty(&real));
     }
 
@@ -136,7 +136,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [shared, local] = ["shared", "local"].map(|name| dir.path().join(name));
         [&shared, &local].iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        for (rank, told) in told(&[shared.clone(), local.clone(), shared.clone()]).into_iter().enumerate() {
+        for (rank, told) in verdicts(&[shared.clone(), local.clone(), shared.clone()]).into_iter().enumerate() {
             let (path, e) = (if rank == 1 { &local } else { &shared }, told.unwrap_err());
             assert_eq!(e.exit_status(), 2);
             let says = format!(
@@ -146,7 +146,7 @@ mod tests {
             assert!(e.to_string().starts_with(&says), "{e}");
         }
         // The mount point is missing.
-        assert!(told(&[shared.clone(), local.join("shared")]).iter().all(Result::is_err));
+        assert!(verdicts(&[shared.clone(), local.join("shared")]).iter().all(Result::is_err));
         assert!(empty(&shared) && empty(&local));
     }
 
@@ -154,7 +154,7 @@ mod tests {
     fn a_probe_that_cannot_be_written_fails_on_all_ranks() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "").unwrap();
-        let told = told(&[dir.path().join("file"), dir.path().into()]);
+        let told = verdicts(&[dir.path().join("file"), dir.path().into()]);
         assert!(told[0].as_ref().unwrap_err().to_string().starts_with("write "), "{told:?}");
         let says = "rank 0 could not look at --ckpt-dir";
         assert!(told[1].as_ref().unwrap_err().to_string().starts_with(says), "{told:?}");

@@ -1,7 +1,7 @@
 //! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
 use super::agree::{Agreement, Vote};
 use super::evaluation::{self, HeldOut};
-use super::load::{self, Loaded};
+use super::load::{self, LoadedRun};
 use super::stops::Stops;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
@@ -17,15 +17,15 @@ use crate::engine::{Engine, Step, StepReport};
 use crate::run::plan::Plan;
 use crate::run::settings::LogLevel;
 use crate::run::trace::Tracer;
-use crate::run::watch::{Log, Reporter, StepDone};
+use crate::run::watch::{Reporter, RunLog, StepDone};
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Where a rank runs, and what records it.
-pub struct Rank<'a> {
+pub struct RankContext<'a> {
     pub plan: &'a Plan,
-    pub log: &'a Log,
+    pub log: &'a RunLog,
     pub device: Arc<dyn Device>,
     pub gpu: Option<Arc<Cuda>>,
     /// Where steps are captured.
@@ -46,7 +46,7 @@ struct Position {
 }
 
 pub struct Trainer<'a> {
-    rank: &'a Rank<'a>,
+    rank: &'a RankContext<'a>,
     engine: Engine,
     batches: Prefetch,
     agreement: Agreement,
@@ -66,14 +66,14 @@ pub struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     /// Builds the engine, reads weights or a checkpoint, and starts to fetch data. Collective.
-    pub fn new(rank: &'a Rank<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
-        let Rank { plan, mesh, log, .. } = *rank;
+    pub fn new(rank: &'a RankContext<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
+        let RankContext { plan, mesh, log, .. } = *rank;
         let mut engine = Engine::new(rank.device.clone(), mesh, &plan.engine)?;
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = HeldOut::of(plan, &loader)?;
 
         tracer.phase(0, "load");
-        let Loaded { mut checkpointer, resumed, seconds } =
+        let LoadedRun { mut checkpointer, resumed, seconds } =
             load::load(plan, rank.device.clone(), mesh, &mut engine, log)?;
         let mut position = Position { updates: engine.updates(), ..Position::default() };
         if let Some(state) = resumed.as_ref().map(|resume| &resume.state) {
@@ -328,7 +328,7 @@ impl<'a> Trainer<'a> {
 }
 
 /// What this rank says before a step of `tokens` loss tokens.
-fn vote(tokens: u64, rank: &Rank, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Reporter) -> Vote {
+fn vote(tokens: u64, rank: &RankContext, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Reporter) -> Vote {
     let schedule = rank.flight.schedule() ^ rank.graphs.as_deref().map_or(0, Graphs::decided);
     Vote { tokens, stop: stops.pending(), held_bytes: watch.held_bytes(), saved: checkpointer.ended(), schedule }
 }

@@ -26,15 +26,15 @@ pub struct Summary {
     pub optimizer_s: f64,
     pub data_s: f64,
     pub checkpoint_s: f64,
-    pub comm: Comm,
+    pub comm: CommSummary,
     /// By lane, those that had something to do.
-    pub lanes: Vec<(String, Comm)>,
+    pub lanes: Vec<(String, CommSummary)>,
     /// Spans that there was no room for: then all of this is too little.
     pub lost: u64,
 }
 
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
-pub struct Comm {
+pub struct CommSummary {
     pub ops: usize,
     pub bytes: u64,
     /// While at least one operation was under way.
@@ -42,7 +42,7 @@ pub struct Comm {
     pub exposed_s: f64,
 }
 
-impl Comm {
+impl CommSummary {
     /// The part of it under which something was computed.
     pub fn overlap(&self) -> f64 {
         if self.in_flight_s > 0.0 { 1.0 - self.exposed_s / self.in_flight_s } else { 1.0 }
@@ -62,7 +62,7 @@ impl Summary {
         let comm = |is: &dyn Fn(Lane) -> bool| {
             let under_way = set(&|span| is(span.lane) && span.lane.is_communication());
             let ops = spans.iter().filter(|span| is(span.lane) && !span.is_call() && span.lane.is_communication());
-            Comm {
+            CommSummary {
                 ops: ops.clone().count(),
                 bytes: ops.filter_map(|span| span.flow).map(|flow| flow.bytes as u64).sum(),
                 in_flight_s: under_way.seconds(),
@@ -90,7 +90,7 @@ impl Summary {
     pub fn lines(&self) -> Vec<String> {
         let steps = self.steps.max(1) as f64;
         let ms = |seconds: f64| format!("{:.2} ms", 1e3 * seconds / steps);
-        let comm = |c: &Comm| {
+        let comm = |c: &CommSummary| {
             format!(
                 "in flight {}, exposed {} ({:.0} % overlapped)",
                 ms(c.in_flight_s),

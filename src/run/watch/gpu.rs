@@ -3,16 +3,16 @@ use crate::base::Result;
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::telemetry::{Sample, Telemetry};
 
-pub struct Gpu {
+pub struct GpuWatch {
     telemetry: Option<Telemetry>,
     last: Sample,
 }
 
-impl Gpu {
+impl GpuWatch {
     /// Nothing to tell where there is no GPU.
-    pub fn new(gpu: Option<&Cuda>) -> Result<Gpu> {
+    pub fn new(gpu: Option<&Cuda>) -> Result<GpuWatch> {
         let telemetry = gpu.map(|gpu| gpu.pci_bus_id().map(Telemetry::new)).transpose()?;
-        Ok(Gpu { telemetry, last: Sample::default() })
+        Ok(GpuWatch { telemetry, last: Sample::default() })
     }
     /// What it tells, and what is new and bad in that.
     pub fn sample(&mut self) -> (Option<Sample>, Vec<String>) {

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-pub struct Log {
+pub struct RunLog {
     level: LogLevel,
     /// The least that goes to stderr: ranks other than 0 show warnings there.
     shown: LogLevel,
@@ -26,9 +26,9 @@ pub struct Log {
     lost: AtomicBool,
 }
 
-impl Log {
+impl RunLog {
     /// That of a rank, or of the process that starts them: it adds to the file of rank 0.
-    pub fn open(settings: &WatchSettings, launched: Option<&RankEnv>) -> Result<Log> {
+    pub fn open(settings: &WatchSettings, launched: Option<&RankEnv>) -> Result<RunLog> {
         let rank = launched.map(|env| env.rank);
         let level = settings.log_level.unwrap_or(LogLevel::Info);
         let file = settings.log_file_of(rank.unwrap_or(0)).map(|path| {
@@ -36,7 +36,7 @@ impl Log {
             open::append(&path).map_err(failed)
         });
         let others = rank.is_some_and(|rank| rank > 0);
-        let log = Log {
+        let log = RunLog {
             level,
             shown: if others { level.min(LogLevel::Warn) } else { level },
             name: rank.map_or("launcher".into(), |rank| format!("rank {rank}")),

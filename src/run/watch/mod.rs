@@ -1,6 +1,6 @@
 //! Observability: what a run shows and writes while it trains. Never changes what it does.
 
-/// Log levels, stderr and log files.
+/// RunLog levels, stderr and log files.
 pub mod log;
 /// The metrics file, its events, and the interface of a sink.
 pub mod metrics;
@@ -20,5 +20,5 @@ pub mod report;
 /// All of them, fed by the loop.
 pub mod reporter;
 
-pub use log::Log;
+pub use log::RunLog;
 pub use reporter::{Reporter, StepDone, failed};

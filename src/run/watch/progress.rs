@@ -1,6 +1,6 @@
 //! How far the run is: a bar where stderr is a terminal, else one readable line a step. The log file has the lines in either
 //! case. Never measures.
-use super::log::Log;
+use super::log::RunLog;
 use crate::run::settings::LogLevel;
 use crate::run::watch::metrics::StepRecord;
 use crate::run::watch::report::count;
@@ -20,7 +20,7 @@ pub struct Progress {
 
 impl Progress {
     /// Steps `done + 1..=total` are to come.
-    pub fn new(log: &Log, done: u64, total: u64, log_every: u64) -> Progress {
+    pub fn new(log: &RunLog, done: u64, total: u64, log_every: u64) -> Progress {
         let bar = (log.shows(LogLevel::Info) && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total).with_position(done);
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left");
@@ -31,7 +31,7 @@ impl Progress {
         Progress { bar, log_every, first: done + 1, total, started: Instant::now() }
     }
 
-    pub fn step(&self, log: &Log, r: &StepRecord) {
+    pub fn step(&self, log: &RunLog, r: &StepRecord) {
         let tps = count(r.tokens_per_sec as u64);
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {:.4} {tps} tokens/s", r.loss));
@@ -53,7 +53,7 @@ impl Progress {
     }
 
     /// A line of its own, above the bar.
-    pub fn say(&self, log: &Log, level: LogLevel, text: impl Display) {
+    pub fn say(&self, log: &RunLog, level: LogLevel, text: impl Display) {
         match &self.bar {
             Some(bar) => bar.suspend(|| log.say(level, text)),
             None => log.say(level, text),

@@ -1,7 +1,7 @@
 //! What is reported of a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get it.
 //! Also measures what is only reported: time between steps, communication, memory, the GPU, MFU. Never changes what the loop does.
-use super::gpu::Gpu;
-use super::log::Log;
+use super::gpu::GpuWatch;
+use super::log::RunLog;
 use super::metrics::Event;
 use super::metrics::Metrics;
 use super::metrics::Sink;
@@ -55,10 +55,10 @@ pub struct StepDone<'r> {
 
 pub struct Reporter<'a> {
     plan: &'a Plan,
-    log: &'a Log,
+    log: &'a RunLog,
     mesh: &'a Mesh,
     device: Arc<dyn Device>,
-    gpu: Gpu,
+    gpu: GpuWatch,
     /// Of rank 0.
     sinks: Vec<Box<dyn Sink>>,
     /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
@@ -80,7 +80,7 @@ impl<'a> Reporter<'a> {
     /// All ranks call it: they measure the peak together. `done` steps lie behind.
     pub fn new(
         plan: &'a Plan,
-        log: &'a Log,
+        log: &'a RunLog,
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
@@ -105,7 +105,7 @@ impl<'a> Reporter<'a> {
         Ok(Reporter {
             sinks,
             progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
-            gpu: Gpu::new(gpu)?,
+            gpu: GpuWatch::new(gpu)?,
             held_bytes: 0,
             steps: 0,
             mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),

@@ -5,11 +5,11 @@ use serde_json::Value;
 const TABLE: &str = include_str!("scalars.tsv");
 
 pub struct Scalars {
-    rows: Vec<Row>,
+    rows: Vec<Scalar>,
     ranks: f64,
 }
 
-struct Row {
+struct Scalar {
     event: &'static str,
     /// A number of the event, or `record.number`.
     number: &'static str,
@@ -21,7 +21,7 @@ impl Scalars {
     pub fn new(ranks: usize) -> Scalars {
         let rows = TABLE.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
             let mut words = line.split_whitespace();
-            Some(Row { event: words.next()?, number: words.next()?, name: words.next()?, unit: words.next()? })
+            Some(Scalar { event: words.next()?, number: words.next()?, name: words.next()?, unit: words.next()? })
         });
         Scalars { rows: rows.collect(), ranks: ranks as f64 }
     }

@@ -42,7 +42,7 @@ fn cross_entropy() {
 }
 
 /// What the parts between `cuts` say of the rows, one after the other.
-fn said(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Vec<f64> {
+fn losses(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Vec<f64> {
     let (vocab, given) = (cuts[cuts.len() - 1], targets.iter().map(|&t| t as f64).collect::<Vec<_>>());
     let one = |part: &[usize]| {
         let (columns, shape) = columns(logits, vocab, part, cap);
@@ -84,7 +84,7 @@ fn cross_entropy_in_parts() {
                         grad,
                         vec![
                             operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
-                            f32_in("said", &said(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
+                            f32_in("said", &losses(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
                             y("logits", &mine),
                             operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
                         ],

@@ -51,7 +51,7 @@ fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {
 fn sizes(dp_shard: usize, sp: usize) -> MeshSizes {
     MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 }
 }
-fn around(spec: &Spec, dtype: DType, ring: RingImpl, checkpoint: Checkpointing) -> EngineOptions {
+fn with_ring(spec: &Spec, dtype: DType, ring: RingImpl, checkpoint: Checkpointing) -> EngineOptions {
     let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
     EngineOptions { tokens: TOKENS, ring, checkpoint, ..options(spec, strategy, SGD) }
 }
@@ -89,7 +89,7 @@ fn assert_near(a: &Outcome, b: &Outcome, within: [f64; 3], label: &str) {
 fn a_ring_trains_as_one_rank_does() {
     for spec in specs() {
         for (dtype, within) in [(DType::F32, [1e-6, 1e-5, 2e-6]), (DType::Bf16, [2e-3, 3e-2, 3e-3])] {
-            let one = around(&spec, dtype, RingImpl::Ring, Checkpointing::Off);
+            let one = with_ring(&spec, dtype, RingImpl::Ring, Checkpointing::Off);
             let lengths = [&PACKED[..], &DENSE];
             let expected = trained(sizes(1, 1), &one, 3, lengths);
             for (sizes, ring, checkpoint) in [
@@ -99,7 +99,7 @@ fn a_ring_trains_as_one_rank_does() {
                 (sizes(2, 4), RingImpl::Ring, Checkpointing::Full),
             ] {
                 let label = format!("{:?} in {dtype}, {ring:?} on {sizes:?}, {checkpoint:?}", spec.arch);
-                let options = around(&spec, dtype, ring, checkpoint);
+                let options = with_ring(&spec, dtype, ring, checkpoint);
                 assert_near(&expected, &trained(sizes, &options, 3, lengths), within, &label);
             }
         }
@@ -110,7 +110,7 @@ fn a_ring_trains_as_one_rank_does() {
 fn replicas_go_round_as_well() {
     let [spec, ..] = specs();
     let options = |sizes: MeshSizes| {
-        let options = around(&spec, DType::F32, RingImpl::Ring, Checkpointing::Off);
+        let options = with_ring(&spec, DType::F32, RingImpl::Ring, Checkpointing::Off);
         let lengths = [&PACKED[..], &PACKED];
         trained(sizes, &EngineOptions { strategy: ddp(DType::F32), ..options }, 2, lengths)
     };
@@ -122,7 +122,7 @@ fn replicas_go_round_as_well() {
 fn an_evaluation_and_a_text_are_those_of_one_rank() {
     for spec in specs() {
         let run = |sizes, ring| {
-            let options = around(&spec, DType::F32, ring, Checkpointing::Full);
+            let options = with_ring(&spec, DType::F32, ring, Checkpointing::Full);
             let mut results = mesh_ranks(sizes, |rank| {
                 let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                 step(&mut engine, &[documents(&spec, 3, &PACKED)], 1)?;
@@ -147,7 +147,7 @@ fn an_evaluation_and_a_text_are_those_of_one_rank() {
 fn delays_change_nothing() {
     let [_, _, spec, _] = specs();
     for ring in [RingImpl::Ring, RingImpl::AllGather] {
-        let options = around(&spec, DType::F32, ring, Checkpointing::Full);
+        let options = with_ring(&spec, DType::F32, ring, Checkpointing::Full);
         let run = |seed: Option<u64>| {
             let results = mesh_ranks(sizes(1, 3), |rank| {
                 let delayed = |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
@@ -182,7 +182,7 @@ fn bytes_are_those_of_the_formula() {
             [(Checkpointing::Off, 0), (Checkpointing::Selective, 0), (Checkpointing::Full, layers - 1)]
         {
             for ring in [RingImpl::Ring, RingImpl::AllGather] {
-                let options = around(&spec, dtype, ring, checkpoint);
+                let options = with_ring(&spec, dtype, ring, checkpoint);
                 let sent = mesh_ranks(sizes(1, ranks), |rank| {
                     let log = Log::default();
                     let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
@@ -215,7 +215,7 @@ fn the_plan_is_what_is_allocated() {
     for spec in specs() {
         for ring in [RingImpl::Ring, RingImpl::AllGather] {
             for sizes in [sizes(1, 2), sizes(2, 3)] {
-                let options = around(&spec, DType::Bf16, ring, Checkpointing::Off);
+                let options = with_ring(&spec, DType::Bf16, ring, Checkpointing::Off);
                 let planned = options.bytes(&sizes, 0).unwrap();
                 mesh_ranks(sizes, |rank| {
                     let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;

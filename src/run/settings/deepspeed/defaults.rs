@@ -8,11 +8,11 @@
 use serde_json::{Value, json};
 
 /// A key of the file; section and name of the setting; its default.
-type Row = (&'static str, &'static str, &'static str, Value);
+type DefaultRow = (&'static str, &'static str, &'static str, Value);
 
 /// Of the keys that `file` leaves out, and of the optimizer's that are "auto": there Hugging Face's Trainer has the
 /// same, but for lr. `optimizer`: the one that a flag asks for; `fp16`: whether it is on.
-pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<Row> {
+pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<DefaultRow> {
     let optimizer = file["optimizer"]["type"].as_str().or(optimizer).unwrap_or("AdamW");
     let mut rows = vec![("gradient_clipping", "optim", "grad_clip", json!(0))]; // runtime/constants.py
     match optimizer.to_lowercase().as_str() {
@@ -34,7 +34,7 @@ pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<
 }
 
 /// `ops/adam`: `FusedAdam` and `DeepSpeedCPUAdam`; with `torch_adam` `torch.optim.AdamW`.
-fn adam(torch: bool) -> Vec<Row> {
+fn adam(torch: bool) -> Vec<DefaultRow> {
     vec![
         ("optimizer.params.lr", "optim", "lr", json!(1e-3)),
         ("optimizer.params.betas", "optim", "betas", json!([0.9, 0.999])),
@@ -44,7 +44,7 @@ fn adam(torch: bool) -> Vec<Row> {
 }
 
 /// `torch.optim.SGD`.
-fn sgd() -> Vec<Row> {
+fn sgd() -> Vec<DefaultRow> {
     vec![
         ("optimizer.params.lr", "optim", "lr", json!(1e-3)),
         ("optimizer.params.momentum", "optim", "momentum", json!(0)),
@@ -52,7 +52,7 @@ fn sgd() -> Vec<Row> {
     ]
 }
 
-fn unscheduled() -> Vec<Row> {
+fn unscheduled() -> Vec<DefaultRow> {
     vec![
         ("scheduler.type", "optim", "lr_scheduler", json!("constant")),
         ("scheduler.params.warmup_num_steps", "optim", "warmup_steps", json!(0)),
@@ -60,7 +60,7 @@ fn unscheduled() -> Vec<Row> {
 }
 
 /// `runtime/lr_schedules.py`: the classes `WarmupLR`, `WarmupDecayLR` and `WarmupCosineLR`.
-fn warmup(kind: &str) -> Vec<Row> {
+fn warmup(kind: &str) -> Vec<DefaultRow> {
     let mut rows = vec![
         ("scheduler.params.warmup_num_steps", "optim", "warmup_steps", json!(1000)),
         ("scheduler.params.warmup_type", "optim", "warmup_type", json!("log")),
@@ -75,7 +75,7 @@ fn warmup(kind: &str) -> Vec<Row> {
 pub(super) const DECAY_MAX_LR: f64 = 1e-3;
 
 /// `runtime/precision_config.py`: `DeepSpeedFP16Config`. Its other defaults are ours too.
-fn scaler() -> Vec<Row> {
+fn scaler() -> Vec<DefaultRow> {
     vec![
         ("fp16.loss_scale_window", "precision", "loss_scale_window", json!(1000)),
         ("fp16.hysteresis", "precision", "hysteresis", json!(2)),
