@@ -68,7 +68,7 @@ fn processes_under_an_agent_that_holds_the_port_all_get_rank_0s_id() {
     ranks.insert(0, rank(0, 3, port, 30.0));
     let expected = format!("ID {}", ranks[0].id());
     for child in ranks {
-        assert_eq!(said(child), expected);
+        assert_eq!(stdout_of(child), expected);
     }
 }
 
@@ -110,7 +110,7 @@ fn silent_strangers_do_not_put_the_timeout_off() {
     let first = rank(0, 2, port, 2.0);
     let _attack = Attack::silent(doors(&first), Duration::from_millis(100));
     // Each of them used to take 2 s, in which 20 more came.
-    let said = time::within(time::scaled(20_000), || said(first));
+    let said = time::within(time::scaled(20_000), || stdout_of(first));
     assert!(said.contains("rank 1 of 2 did not come to the NCCL rendezvous"), "{said}");
 }
 
@@ -148,7 +148,7 @@ fn a_stranger_who_knows_all_but_the_secret_is_told_nothing() {
     assert!(ended && told.len() <= 40, "{} bytes", told.len()); // a nonce
     // Rank 1 is still awaited, and let in.
     let (second, expected) = (secretly(Some(SECRET), 1, 2, port, 60.0), format!("ID {}", first.id()));
-    assert_eq!([said(first), said(second)], [expected.clone(), expected]);
+    assert_eq!([stdout_of(first), stdout_of(second)], [expected.clone(), expected]);
 }
 
 #[test]
