@@ -1,5 +1,5 @@
-//! What the host does beside the device, on one core and on all: the update of what is offloaded, and texts made into
-//! tokens. Compare rows of one run, never runs of different machines.
+//! Host-side work: the update of offloaded state, and tokenization, on one core and on all. Compare rows of one run,
+//! never runs of different machines.
 //! `cargo bench --bench host`
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};

@@ -1,5 +1,5 @@
 //! Speed of single operations of the CPU device, one thread. `cargo bench --bench kernels -- gemm/bf16` runs a part;
-//! rates are in floating-point operations ("elem") a second. Compare within one run only: neighbours change a machine's
+//! rates are in floating-point operations ("elem") a second. Compare within one run only: neighbors change a machine's
 //! speed.
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

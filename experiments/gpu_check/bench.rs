@@ -1,5 +1,5 @@
-//! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels beside a
-//! copy. Medians; operands are larger than the L2 cache or take turns.
+//! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels compared with
+//! a copy. Medians; operands exceed the L2 cache or alternate.
 use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};

@@ -1,5 +1,5 @@
-//! One rank of a world over NCCL, started once a rank by the script with a launcher's variables: every collective
-//! against what it must give. Ranks may share a GPU.
+//! One rank of a world over NCCL, started once per rank by the script with a launcher's variables: checks the result of
+//! every collective. Ranks may share a GPU.
 use crate::gpu::OpenGpu;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;

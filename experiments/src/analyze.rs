@@ -1,8 +1,8 @@
-//! `analyze`: what each run of a directory cost beside a baseline, as a table, a CSV file, pictures and a page. Never
-//! runs anything.
+//! `analyze`: the cost of each run of a directory compared with a baseline, as a table, a CSV file, charts and a page.
+//! Never runs anything.
 use crate::chart::bars::{Bar, Bars};
 use crate::chart::curves::{CurvePanel, Curves, PlottedCurve};
-use crate::chart::{BUSY, CURVES, EXPOSED, colour, png};
+use crate::chart::{BUSY, CURVES, EXPOSED, color, png};
 use crate::page::{self, Picture};
 use crate::summary::{self, Found, RunRow};
 use crate::table;
@@ -79,7 +79,7 @@ fn bars(
     let bar = |row: &RunRow| {
         let length = value(row)?;
         let strong = row.name == baseline.name;
-        let parts = vec![(length, colour(&row.name))];
+        let parts = vec![(length, color(&row.name))];
         Some(Bar { label: row.name.clone(), parts, range: None, text: text(row, length), strong })
     };
     let bars: Vec<Bar> = found.rows.iter().filter_map(bar).collect();
@@ -165,7 +165,7 @@ fn losses(found: &Found, baseline: &RunRow) -> Option<String> {
     groups.sort_by_key(|group| !group.0.iter().any(|row| row.name == baseline.name));
     let styled = |n: usize, names: Vec<String>, points: Vec<(f64, f64)>| {
         let dashes = ["", "7 4", "2 3", "9 3 2 3"][n.div_ceil(2) % 4];
-        PlottedCurve { names, colour: CURVES[n % CURVES.len()], dashes, points }
+        PlottedCurve { names, color: CURVES[n % CURVES.len()], dashes, points }
     };
     let names = |rows: &[&RunRow]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();

@@ -1,5 +1,5 @@
-//! The curated set: every run by name, as what it changes in the common configuration. Never starts anything, and knows
-//! nothing of what a build supports: a run whose feature is missing is refused by its binary, and shown as such.
+//! The curated set: every run by name, as its changes to the common configuration. Never starts anything, and does not
+//! know what a build supports: the binary refuses a run whose feature is missing, and the tables show that.
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Pictures as SVG text: bars and curves, for the page and (through [`png`]) as files. Never knows what a number means.
+//! Charts as SVG text, for the page and (through [`png`]) as files. Never knows what a number means.
 pub mod areas;
 pub mod bars;
 pub mod curves;
@@ -20,8 +20,8 @@ pub const BUSY: &str = "#b9c5d3";
 /// DejaVu Sans is the widest of these: what fits in it fits in all.
 const FONTS: &str = "'DejaVu Sans', Verdana, 'Segoe UI', system-ui, sans-serif";
 
-/// The colour of a family of runs, the same in every picture.
-pub fn colour(name: &str) -> &'static str {
+/// The color of a family of runs, the same in every picture.
+pub fn color(name: &str) -> &'static str {
     let (tp, ring) = (name.contains("tp"), name.contains("ring"));
     match name {
         _ if name.starts_with("torch") => "#9aa5b1",
@@ -91,7 +91,7 @@ impl Canvas {
     fn text(&mut self, x: f64, y: f64, style: Style, text: &str) {
         self.write(x, y, style, text, " paint-order=\"stroke\" stroke=\"#ffffff\" stroke-width=\"4\"");
     }
-    /// On a colour.
+    /// On a color.
     fn plain(&mut self, x: f64, y: f64, style: Style, text: &str) {
         self.write(x, y, style, text, "");
     }
@@ -134,15 +134,15 @@ impl Canvas {
         let hint = escaped(hint);
         self.push(&format!("<polygon points=\"{}\" fill=\"{fill}\"><title>{hint}</title></polygon>", path.join(" ")));
     }
-    /// A row, or several, of what colours mean.
+    /// A row, or several, of what colors mean.
     fn legend(&mut self, meanings: &[(&str, &str)]) {
         let mut x = 20.0;
-        for (colour, meaning) in meanings {
+        for (color, meaning) in meanings {
             let width = 18.0 + SMALL.width(meaning) + 18.0;
             if x + width > WIDTH - 10.0 {
                 (x, self.height) = (20.0, self.height + 19.0);
             }
-            self.rect((x, self.height - 4.0), (12.0, 12.0), colour, meaning);
+            self.rect((x, self.height - 4.0), (12.0, 12.0), color, meaning);
             self.text(x + 18.0, self.height + 6.0, SMALL, meaning);
             x += width;
         }

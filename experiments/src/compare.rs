@@ -30,13 +30,13 @@ pub struct Parted {
 
 /// Two curves laid over one another.
 #[derive(Debug, Default)]
-pub struct Judgement {
+pub struct Judgment {
     /// (step, |B - A| / |A|) of the steps that both have with finite losses.
     pub differences: Vec<(u64, f64)>,
     pub parted: Option<Parted>,
 }
 
-impl Judgement {
+impl Judgment {
     /// The step with the largest difference.
     pub fn largest(&self) -> Option<(u64, f64)> {
         self.differences.iter().copied().max_by(|x, y| x.1.total_cmp(&y.1))
@@ -45,8 +45,8 @@ impl Judgement {
 
 /// A step that only one of them has, or whose loss is not finite in either, does not agree: a run that died early or
 /// went to NaN must not pass.
-pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgement {
-    let mut judgement = Judgement::default();
+pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgment {
+    let mut judgment = Judgment::default();
     let (first, last) = (a.first().min(b.first()), a.last().max(b.last()));
     for step in first..=last {
         let why = match (a.loss(step), b.loss(step)) {
@@ -65,16 +65,16 @@ pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgement {
             }
             (Some(x), Some(y)) => {
                 let difference = if x == y { 0.0 } else { (y - x).abs() / x.abs() };
-                judgement.differences.push((step, difference));
+                judgment.differences.push((step, difference));
                 if difference <= threshold {
                     continue;
                 }
                 format!("loss {x:.6} against {y:.6}, {:.2} % apart", 100.0 * difference)
             }
         };
-        judgement.parted.get_or_insert(Parted { step, why });
+        judgment.parted.get_or_insert(Parted { step, why });
     }
-    judgement
+    judgment
 }
 
 pub fn main(args: &CompareArgs) -> Result<Verdict> {
@@ -85,7 +85,7 @@ pub fn main(args: &CompareArgs) -> Result<Verdict> {
     if let Some(path) = &args.plot {
         plot(&a, &b, args.threshold, path)?;
     }
-    let judgement = judge(&a, &b, args.threshold);
+    let judgment = judge(&a, &b, args.threshold);
     for (name, curve) in [("A", &a), ("B", &b)] {
         let (first, last) = (curve.first(), curve.last());
         let loss = |step| curve.loss(step).unwrap_or(f64::NAN);
@@ -96,10 +96,10 @@ pub fn main(args: &CompareArgs) -> Result<Verdict> {
             curve.path.display()
         );
     }
-    if let Some((step, difference)) = judgement.largest() {
+    if let Some((step, difference)) = judgment.largest() {
         println!("largest difference {:.4} % at step {step}", 100.0 * difference);
     }
-    match judgement.parted {
+    match judgment.parted {
         None => {
             println!("agree within {} %", 100.0 * args.threshold);
             Ok(Verdict::Good)
@@ -113,12 +113,12 @@ pub fn main(args: &CompareArgs) -> Result<Verdict> {
 
 fn plot(a: &Curve, b: &Curve, threshold: f64, path: &Path) -> Result<()> {
     let curve =
-        |name: &str, colour, dashes, points| curves::PlottedCurve { names: vec![name.into()], colour, dashes, points };
-    let both = vec![curve("A", INK, "", a.points()), curve("B", chart::colour("fsdp"), "6 4", b.points())];
+        |name: &str, color, dashes, points| curves::PlottedCurve { names: vec![name.into()], color, dashes, points };
+    let both = vec![curve("A", INK, "", a.points()), curve("B", chart::color("fsdp"), "6 4", b.points())];
     let differences = judge(a, b, threshold).differences.into_iter().map(|(step, d)| (step as f64, d)).collect();
     let apart = CurvePanel {
         title: "|B - A| / |A|".into(),
-        curves: vec![curve("", chart::colour("fsdp"), "", differences)],
+        curves: vec![curve("", chart::color("fsdp"), "", differences)],
         log: false,
         mark: Some((threshold, "threshold".into())),
         height: 150.0,

@@ -1,5 +1,5 @@
-//! One training run as a child process: its directory, its command, its end. A run that is done is not run again; one
-//! that fails leaves its message and does not stop whoever started it. Never judges metrics.
+//! One training run as a child process: its directory, its command, its exit status. A finished run is not repeated; a
+//! failed one leaves its message and does not stop the others. Never judges metrics.
 use crate::curve::METRICS;
 use flatshard::base::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,7 +82,7 @@ impl Job {
     }
 
     /// Writes the files of the run, without starting it.
-    pub fn materialise(&self) -> Result<()> {
+    pub fn materialize(&self) -> Result<()> {
         fs::create_dir_all(&self.dir).map_err(|e| Error::io("create", &self.dir, e))?;
         for (name, text) in &self.files {
             let path = self.dir.join(name);
@@ -104,7 +104,7 @@ impl Job {
                 _ => {}
             }
         }
-        self.materialise()?;
+        self.materialize()?;
         if let Some(dir) = self.log.parent() {
             fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
         }

@@ -1,5 +1,5 @@
-//! From an entry of a set to a [`Job`]: the common configuration with the entry's laid over it, and the command that
-//! starts its ranks. Never runs a job.
+//! From an entry of a set to a [`Job`]: the common configuration with the entry's changes, and the command that starts
+//! its ranks. Never runs a job.
 use crate::catalogue::{Program, RunEntry};
 use crate::curve::METRICS;
 use crate::job::Job;

@@ -1,4 +1,4 @@
-//! The part of `experiments` that others can call: the planner. Never the binary's other verbs.
+//! The library part of `experiments`: the planner. The other subcommands are in the binary only.
 #[macro_use]
 mod say;
 

@@ -34,7 +34,7 @@ use verdict::Verdict;
 
 /// Runs flatshard's strategies side by side, and judges what they cost.
 ///
-/// Exit status: 0 done, or the judgement is good; 1 a run failed, or the judgement is bad; 2 bad input.
+/// Exit status: 0 done, or the judgment is good; 1 a run failed, or the judgment is bad; 2 bad input.
 #[derive(Parser)]
 #[command(name = "experiments", version, max_term_width = 120)]
 struct HarnessCli {

@@ -1,5 +1,5 @@
-//! Memory timelines of `run_fsdp --memory-timeline`: what each category came to, and as a picture how it came about and
-//! what a step uses of it. Never measures.
+//! Memory timelines of `run_fsdp --memory-timeline`: the peak of each category, and a chart of how memory grew and what
+//! a step uses of it. Never measures.
 use crate::chart;
 use crate::chart::areas::{Area, AreaPanel, Areas};
 use crate::verdict::Verdict;
@@ -7,7 +7,7 @@ use flatshard::base::{Error, Result};
 use std::path::Path;
 
 const MIB: f64 = (1u64 << 20) as f64;
-/// (column, colour), from the lowest of the picture to the highest: what stays first.
+/// (column, color), from the lowest of the picture to the highest: what stays first.
 const CATEGORIES: [(&str, &str); 8] = [
     ("params", "#1e3a8a"),
     ("optimizer", "#a16207"),
@@ -72,11 +72,11 @@ impl Table {
     fn area(
         &self,
         name: &'static str,
-        colour: &'static str,
+        color: &'static str,
         rows: &[&TimelineRow],
         value: impl Fn(&TimelineRow) -> f64,
     ) -> Area {
-        Area { name, colour, values: rows.iter().map(|row| value(row)).collect() }
+        Area { name, color, values: rows.iter().map(|row| value(row)).collect() }
     }
 
     /// How the buffers came, until the last of them.
@@ -91,7 +91,7 @@ impl Table {
             title: "Allocated, MiB: from the start to the last buffer".into(),
             times: shown.iter().map(|row| row.time).collect(),
             end,
-            areas: areas.map(|&(name, colour)| self.area(name, colour, &shown, |row| self.of(name, row))).collect(),
+            areas: areas.map(|&(name, color)| self.area(name, color, &shown, |row| self.of(name, row))).collect(),
             marks: changes(&shown, |row| match row.phase.as_str() {
                 "start" | "load" | "evaluate" | "sample" => Some(row.phase.clone()),
                 "save" => Some(format!("save {}", row.step)),

@@ -1,4 +1,4 @@
-//! The page: one HTML file with its pictures inline, no script, nothing fetched. Never computes results.
+//! The report: one self-contained HTML file with inline charts and no scripts. Never computes results.
 use crate::chart::escaped;
 use crate::summary::{Found, RunRow};
 use crate::table;

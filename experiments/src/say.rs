@@ -1,6 +1,5 @@
-//! `print!` and `println!` for a reader that may go away (`| head`): std's panic then, these go on. Any other fault of
-//! standard output, as a full disk, ends the program with status 1. Never used for messages, which go to standard
-//! error.
+//! `print!` and `println!` that ignore a closed pipe (`| head`), where those of std panic. Any other error of standard
+//! output, such as a full disk, ends the program with status 1. Messages go to standard error, never through here.
 use std::io::{ErrorKind, Write, stdout};
 
 pub fn out(text: std::fmt::Arguments) {

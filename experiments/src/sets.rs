@@ -1,4 +1,5 @@
-//! Runs the jobs of a set in turn and says how each went: `run` and `suite`. Never reads metrics.
+//! `run`, and what `suite` shares with it: runs the jobs of a set one after the other and reports how each ended. Never
+//! reads metrics.
 use crate::catalogue::{self, Program, RunEntry};
 use crate::job::{self, Job, JobOutcome};
 use crate::launch::{self, Common, LaunchArgs, lay_over};
@@ -32,7 +33,7 @@ pub struct RunArgs {
     /// Optimizer steps of each run
     #[arg(long, default_value_t = 20, value_name = "N")]
     steps: u64,
-    /// Rounds: each runs the whole set once, so that a busy neighbour hurts all alike
+    /// Rounds: each runs the whole set once, so that a busy neighbor hurts all alike
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: u32,
     /// Configuration that all runs share, laid over the built-in one: `model`, `data`, `optim`, `batch`
@@ -122,7 +123,7 @@ fn print(jobs: &[Job]) -> Result<Verdict> {
     // All are looked at before the first is written: none is done with other settings.
     let done: Vec<bool> = jobs.iter().map(|job| Ok(job.before()?.is_some())).collect::<Result<_>>()?;
     for (job, done) in jobs.iter().zip(done) {
-        job.materialise()?;
+        job.materialize()?;
         let variables: String = job.env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         println!("{variables}{}{}", launch::shell(&job.command), if done { "  # done" } else { "" });
     }

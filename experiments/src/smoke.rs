@@ -1,5 +1,5 @@
 //! `smoke`: does this build train at all? DDP, manual and reference FSDP on one rank with checkpoints and telemetry,
-//! then two ranks with collectives; well under a minute.
+//! then two ranks with collectives; takes well under a minute.
 use crate::catalogue::{Program, RunEntry};
 use crate::compare::judge;
 use crate::curve::{Curve, METRICS};

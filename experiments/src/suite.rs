@@ -1,5 +1,5 @@
 //! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All
-//! must learn, and learn the same.
+//! must learn, and agree with FSDP.
 use crate::catalogue;
 use crate::compare::judge;
 use crate::curve::Curve;
@@ -124,14 +124,14 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
     for (job, curve) in &curves {
         let loss = |step| curve.loss(step).unwrap_or(f64::NAN);
         let (first, last) = (loss(curve.first()), loss(curve.last()));
-        let judgement = judge(&control, curve, threshold);
+        let judgment = judge(&control, curve, threshold);
         flat += !falls(curve) as usize;
-        apart += judgement.parted.is_some() as usize;
-        let verdict = match (falls(curve), judgement.parted) {
+        apart += judgment.parted.is_some() as usize;
+        let verdict = match (falls(curve), judgment.parted) {
             (false, _) => "does not learn".to_string(),
             (true, Some(parted)) => format!("parts from {CONTROL} at step {}: {}", parted.step, parted.why),
             (true, None) => {
-                let most = judgement.differences.iter().map(|d| d.1).fold(0.0, f64::max);
+                let most = judgment.differences.iter().map(|d| d.1).fold(0.0, f64::max);
                 format!("ok, at most {:.3} % from {CONTROL}", 100.0 * most)
             }
         };

@@ -1,4 +1,4 @@
-//! What the runs of a directory cost: medians of their metrics, over steps and rounds. Never prints.
+//! The cost of the runs of a directory: medians of their metrics, over steps and rounds. Never prints.
 use crate::catalogue;
 use crate::compare::judge;
 use crate::curve::{Curve, METRICS, StepMetrics};
@@ -56,10 +56,10 @@ impl RunRow {
         if self.is_peer() || baseline.is_peer() {
             return None;
         }
-        let judgement = judge(&baseline.curve, &self.curve, f64::INFINITY);
+        let judgment = judge(&baseline.curve, &self.curve, f64::INFINITY);
         let finite = |row: &RunRow| row.curve.steps.values().all(|s| s.loss.is_some());
         match finite(self) && finite(baseline) {
-            true => judgement.largest().map(|(_, difference)| difference),
+            true => judgment.largest().map(|(_, difference)| difference),
             false => Some(f64::NAN),
         }
     }

@@ -1,4 +1,4 @@
-//! Results as text: a table for the terminal, a CSV file, and the words that both and the page use. Never computes
+//! Results as text: a table for the terminal, a CSV file, and the wording that both share with the page. Never computes
 //! results.
 use crate::summary::{Found, RunRow};
 

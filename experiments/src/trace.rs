@@ -1,4 +1,4 @@
-//! `trace FILE`: what a trace of `run_fsdp --profile-steps` says, in numbers and as a picture of one step; or a memory
+//! `trace FILE`: what a trace of `run_fsdp --profile-steps` shows, in numbers and as a chart of one step; or a memory
 //! timeline ([`crate::memory`]). Never measures.
 use crate::chart::gantt::{Gantt, GanttGroup, GanttRow, GanttSpan};
 use crate::chart::{self, EXPOSED};
@@ -45,8 +45,8 @@ struct TraceFile {
     trace_events: Vec<TraceEvent>,
 }
 
-/// (category or first word of a name, colour, in the legend).
-const COLOURS: [(&str, &str, &str); 15] = [
+/// (category or first word of a name, color, in the legend).
+const COLORS: [(&str, &str, &str); 15] = [
     ("forward", "#2563eb", "forward"),
     ("backward", "#1e3a8a", "backward"),
     ("recompute", "#60a5fa", "recomputed"),
@@ -64,9 +64,9 @@ const COLOURS: [(&str, &str, &str); 15] = [
     ("checkpoint", "#64748b", "checkpoint"),
 ];
 
-/// Of an event, as an index of [`COLOURS`].
-fn colour(event: &TraceEvent) -> usize {
-    let of = |key: &str| COLOURS.iter().position(|(name, ..)| *name == key);
+/// Of an event, as an index of [`COLORS`].
+fn color(event: &TraceEvent) -> usize {
+    let of = |key: &str| COLORS.iter().position(|(name, ..)| *name == key);
     let word = event.name.split(' ').next().unwrap_or_default();
     let by_name = if event.cat == "compute" { of(word) } else { None };
     by_name.or_else(|| of(&event.cat)).unwrap_or(0)
@@ -108,7 +108,7 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
     let threads = events.iter().filter(|e| e.ph == "M" && e.name == "thread_name");
     let names: BTreeMap<(usize, usize), &str> =
         threads.filter_map(|e| Some(((e.pid, e.tid), e.args.get("name")?.as_str()?))).collect();
-    let (mut used, mut groups) = ([false; COLOURS.len()], BTreeMap::<usize, Vec<GanttRow>>::new());
+    let (mut used, mut groups) = ([false; COLORS.len()], BTreeMap::<usize, Vec<GanttRow>>::new());
     for (&(rank, thread), name) in names.iter().filter(|(_, name)| **name != "steps") {
         let here =
             |e: &&TraceEvent| e.ph == "X" && (e.pid, e.tid) == (rank, thread) && e.ts < to && e.ts + e.dur > from;
@@ -116,12 +116,12 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
         // What is inside another is drawn over it.
         spans.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(b.dur.total_cmp(&a.dur)));
         let span = |e: &&TraceEvent| {
-            let colour = colour(e);
-            used[colour] = true;
+            let color = color(e);
+            used[color] = true;
             GanttSpan {
                 from: (e.ts - from) / 1e3,
                 to: (e.ts + e.dur - from) / 1e3,
-                colour: COLOURS[colour].1,
+                color: COLORS[color].1,
                 // The root has one name for each thing it does.
                 text: match e.cat.as_str() {
                     "store" | "call" => String::new(),
@@ -151,11 +151,11 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
     Ok(Gantt {
         title: format!("Step {step}"),
         subtitle: format!("{}, steps {first} to {last} of {} ranks", path.display(), head.distributed_info.world_size),
-        legend: COLOURS
+        legend: COLORS
             .iter()
             .zip(used)
             .filter(|((.., meaning), used)| *used && !meaning.is_empty())
-            .map(|(&(_, colour, meaning), _)| (colour, meaning))
+            .map(|(&(_, color, meaning), _)| (color, meaning))
             .collect(),
         from: 0.0,
         to: (to - from) / 1e3,

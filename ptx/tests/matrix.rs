@@ -249,5 +249,5 @@ fn faults_around_tiles() {
     let guarded = plant(TILE, "    ldmatrix.sync", "    @%half ldmatrix.sync");
     caught(FindingKind::Divergent, "never arrive", &guarded, &[]);
     let unset = plant(TILE, ".for i in 0 .. 4 {", ".for i in 0 .. 3 {");
-    caught(FindingKind::Uninitialised, "register %acc3", &unset, &[]);
+    caught(FindingKind::Uninitialized, "register %acc3", &unset, &[]);
 }

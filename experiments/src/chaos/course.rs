@@ -1,5 +1,4 @@
-//! A run that things happen to, as it is seen from outside: its steps, its starts, its words; started again when it has
-//! ended. Never does it any harm.
+//! The disturbed run as observed from outside: its steps, its starts, its log; restarted when it ends. Never harms it.
 use super::disk::ChaosDisk;
 use super::follow::{FollowedEvent, Sighting};
 use super::training::{Process, Training};

@@ -1,4 +1,4 @@
-//! What happens to checkpoints at rest: a bit that flips, a part that is missing. Never decides when.
+//! Damage to checkpoints at rest: a flipped bit, a missing part. Never decides when.
 use super::draw::DrawnFault;
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::{self, Resume};

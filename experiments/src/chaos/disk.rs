@@ -1,5 +1,5 @@
-//! A disk that gets full: a small tmpfs for the directory of checkpoints where this user may mount one, else a limit on
-//! the sizes of the files that one rank writes. Never decides when.
+//! A disk that fills up: a small tmpfs for the checkpoint directory where this user may mount one, else a limit on the
+//! size of the files that one rank writes. Never decides when.
 use super::training::Process;
 use clap::ValueEnum;
 use flatshard::base::{Error, Result};

@@ -1,5 +1,5 @@
-//! What will go wrong, drawn from a seed: the plan of a chaos run. The same numbers give the same plan everywhere.
-//! Never touches a process or a file.
+//! The faults of a chaos run, drawn from a seed. The same seed gives the same plan everywhere. Never touches a process
+//! or a file.
 use flatshard::base::rng::Rng;
 use serde::Serialize;
 

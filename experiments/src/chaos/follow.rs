@@ -1,5 +1,4 @@
-//! What a run tells while it goes on: lines of its metrics file and of its log, with the time at which each was seen.
-//! Never judges them.
+//! Follows a running job: new lines of its metrics file and of its log, with the time each was read. Never judges them.
 use flatshard::base::{Error, Result};
 use serde::Deserialize;
 use std::fs::File;

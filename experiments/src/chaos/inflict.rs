@@ -1,5 +1,5 @@
-//! Carries out one fault after the other on a run, and takes the time until it goes on. Never draws what happens, and
-//! never judges the curve.
+//! Inflicts one fault after the other on a run, and measures how long it takes to recover. Never chooses the faults,
+//! and never judges the curve.
 use super::course::Course;
 use super::damage;
 use super::draw::{DrawnFault, FaultKind, Moment};

@@ -1,6 +1,6 @@
-//! `chaos`: a training run to which everything happens that happens on clusters, again and again, and the proof that it
-//! is bit for bit the run to which nothing happened. [`draw`] says what will go wrong, [`inflict`] does it, [`proof`]
-//! judges, [`report`] tells. Never changes how the run trains.
+//! `chaos`: a training run that suffers everything that happens on clusters, again and again, and the proof that it
+//! ends bit for bit like an undisturbed run. [`draw`] plans the faults, [`inflict`] causes them, [`proof`] judges,
+//! [`report`] prints. Never changes how the run trains.
 mod draw; // what will go wrong
 mod follow; // what a run writes
 mod damage; // flipped bits, half a checkpoint

@@ -1,5 +1,5 @@
-//! Whether a run that was disturbed is the run that was not: every line of its metrics, its last checkpoint, and what
-//! it left behind. Never runs anything.
+//! Whether the disturbed run equals the undisturbed one: every line of its metrics, its last checkpoint, and the files
+//! it left. Never runs anything.
 use super::follow::{FollowedEvent, FollowedStep};
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::state;

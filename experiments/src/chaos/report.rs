@@ -1,4 +1,4 @@
-//! What a chaos run found, as a table and as a file. Never measures.
+//! The findings of a chaos run, as a table and as a file. Never measures.
 use super::inflict::FaultRecord;
 use super::proof::ChaosProof;
 use flatshard::base::{Error, Result};

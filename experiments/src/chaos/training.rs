@@ -1,4 +1,4 @@
-//! A training run and its processes: started, started once more with `--resume auto`, its ranks found and signalled.
+//! A training run and its processes: started, started once more with `--resume auto`, its ranks found and signaled.
 //! Never decides what happens to it.
 use super::follow::Follow;
 use flatshard::base::{Error, Result};

@@ -1,10 +1,9 @@
-//! Areas on top of one another over an axis of time, in panels. Values hold until the next one. Never sums what is to
-//! be compared.
+//! Stacked areas over time, in panels. Values hold until the next one. Never sums what is to be compared.
 use super::*;
 
 pub struct Area {
     pub name: &'static str,
-    pub colour: &'static str,
+    pub color: &'static str,
     /// One for each of [`AreaPanel::times`].
     pub values: Vec<f64>,
 }
@@ -43,7 +42,7 @@ impl AreaPanel {
     fn draw(&self, canvas: &mut Canvas) {
         canvas.text(20.0, canvas.height + 6.0, Style { fill: INK, bold: true, ..SMALL }, &self.title);
         canvas.height += 28.0;
-        let legend: Vec<_> = self.areas.iter().rev().map(|area| (area.colour, area.name)).collect();
+        let legend: Vec<_> = self.areas.iter().rev().map(|area| (area.color, area.name)).collect();
         canvas.legend(&legend);
         let (left, right, top) = (84.0, WIDTH - 24.0, canvas.height + 10.0);
         let bottom = top + self.height;
@@ -68,7 +67,7 @@ impl AreaPanel {
             let (mut outline, mut back) = (edge(&above), edge(&below));
             back.reverse();
             outline.append(&mut back);
-            canvas.area(&outline, area.colour, area.name);
+            canvas.area(&outline, area.color, area.name);
             below = above;
         }
         let mut free = left;

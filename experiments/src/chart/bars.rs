@@ -1,10 +1,10 @@
-//! Horizontal bars, one a run. Never sorts and never scales what it is given.
+//! Horizontal bars, one per run. Never sorts or scales its input.
 use super::*;
 
 /// One row.
 pub struct Bar {
     pub label: String,
-    /// Laid end to end: (length, colour).
+    /// Laid end to end: (length, color).
     pub parts: Vec<(f64, &'static str)>,
     /// Least and most of several rounds.
     pub range: Option<(f64, f64)>,
@@ -19,7 +19,7 @@ pub struct Bars {
     pub bars: Vec<Bar>,
     /// A line across all rows at this length.
     pub mark: Option<f64>,
-    /// What the colours of parts mean.
+    /// What the colors of parts mean.
     pub legend: Vec<(&'static str, String)>,
 }
 
@@ -38,8 +38,8 @@ impl Bars {
 
         if !self.legend.is_empty() {
             let mut x = left;
-            for (colour, meaning) in &self.legend {
-                canvas.rect((x, canvas.height - 4.0), (12.0, 12.0), colour, meaning);
+            for (color, meaning) in &self.legend {
+                canvas.rect((x, canvas.height - 4.0), (12.0, 12.0), color, meaning);
                 canvas.text(x + 18.0, canvas.height + 6.0, SMALL, meaning);
                 x += 18.0 + SMALL.width(meaning) + 24.0;
             }
@@ -52,8 +52,8 @@ impl Bars {
             let style = label(bar).anchored(Anchor::End);
             canvas.text(left - 12.0, middle + 4.5, style, &bar.label);
             let mut x = left;
-            for (length, colour) in &bar.parts {
-                canvas.rect((x, y), (length * scale, THICK), colour, &hint);
+            for (length, color) in &bar.parts {
+                canvas.rect((x, y), (length * scale, THICK), color, &hint);
                 x += length * scale;
             }
             if let Some((low, high)) = bar.range {

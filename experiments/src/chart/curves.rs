@@ -1,10 +1,10 @@
-//! Curves over steps in panels below one another, with one legend beside them. Never smooths.
+//! Curves over steps in stacked panels, with one shared legend. Never smooths.
 use super::*;
 
 /// What is drawn once, though several runs may be the same.
 pub struct PlottedCurve {
     pub names: Vec<String>,
-    pub colour: &'static str,
+    pub color: &'static str,
     /// As of SVG's stroke-dasharray; empty: none.
     pub dashes: &'static str,
     /// (step, value); values that are not finite leave a gap.
@@ -43,7 +43,7 @@ impl Curves {
 
         let mut y = top + 8.0;
         for curve in legend {
-            canvas.curve(&[(right + 20.0, y), (right + 46.0, y)], curve.colour, curve.dashes, "");
+            canvas.curve(&[(right + 20.0, y), (right + 46.0, y)], curve.color, curve.dashes, "");
             for name in &curve.names {
                 canvas.text(right + 54.0, y + 4.0, SMALL, name);
                 y += LEGEND_LINE;
@@ -97,8 +97,8 @@ impl CurvePanel {
             for run in curve.points.split(|p| !p.1.is_finite()).filter(|run| !run.is_empty()) {
                 let placed: Vec<_> = run.iter().map(|p| (across(p.0), place(p.1))).collect();
                 match placed[..] {
-                    [single] => canvas.dot(single, curve.colour),
-                    _ => canvas.curve(&placed, curve.colour, curve.dashes, &hint),
+                    [single] => canvas.dot(single, curve.color),
+                    _ => canvas.curve(&placed, curve.color, curve.dashes, &hint),
                 }
             }
         }

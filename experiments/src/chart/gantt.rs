@@ -1,10 +1,10 @@
-//! Rows of spans over a common axis of time, in groups that have a title. Never decides what is drawn.
+//! Rows of spans over a common time axis, in titled groups. Never decides what is drawn.
 use super::*;
 
 pub struct GanttSpan {
     pub from: f64,
     pub to: f64,
-    pub colour: &'static str,
+    pub color: &'static str,
     /// Drawn where there is room for it.
     pub text: String,
     /// Shown by a browser that points at it.
@@ -65,9 +65,9 @@ impl Gantt {
                 canvas.text(left - 10.0, y + THICK / 2.0 + 4.0, SMALL.anchored(Anchor::End), &row.label);
                 for span in &row.spans {
                     let (from, to) = (across(span.from.max(self.from)), across(span.to.min(self.to)));
-                    canvas.rect((from, y), ((to - from).max(NARROWEST), THICK), span.colour, &span.hint);
+                    canvas.rect((from, y), ((to - from).max(NARROWEST), THICK), span.color, &span.hint);
                     if to - from > 4.0 {
-                        canvas.line((to, y), (to, y + THICK), "#ffffff", 0.7, ""); // neighbours of one colour
+                        canvas.line((to, y), (to, y + THICK), "#ffffff", 0.7, ""); // neighbors of one color
                     }
                 }
                 for span in &row.spans {

@@ -1,5 +1,5 @@
-//! Measures this machine's CPU with the engine itself: some steps of a shallow model of the same width under a device
-//! and groups that take the time of each call. Also whole steps, for predictions to be held to. Never predicts.
+//! Measures this CPU with the engine itself: some steps of a shallow model of the same width, on a device and groups
+//! that time each call. Also times whole steps, to check predictions. Never predicts.
 //!
 //! Time is that of the calling thread on its core: what other programs take of the machine meanwhile is not the
 //! model's, and a rank that waits for its peers because of them does not compute.

@@ -1,5 +1,5 @@
-//! What is planned: the user's settings under each strategy that could serve, as flags of `run_fsdp`, so that what is
-//! recommended can be run as it stands. Never judges.
+//! The strategies to plan: the user's settings with each strategy that could serve, as flags of `run_fsdp`, so that the
+//! recommended one can be run as printed. Never judges.
 use flatshard::run::settings::args::Cli;
 
 /// One way to run the model.

@@ -1,5 +1,4 @@
-//! What planning finds out: the ranks and where they are, and what each candidate costs there. Never computes more than
-//! sums.
+//! The result of planning: the cluster, and the cost of each candidate on it. Never computes more than sums.
 use super::candidates::Candidate;
 use super::machine::MachineModel;
 use super::simulate::{BatchShape, Simulated};

@@ -1,6 +1,6 @@
-//! A device that says what it is asked to do, as values, and leaves it to an [`OpExecutor`] whether it is also done:
-//! planning spends time on a clock, measuring times a real device. The model, the stores and the optimizer run on it as
-//! on any other, so a plan is of the very calls that a run makes. Never computes.
+//! A device that turns each call into the cost of an operation and leaves it to an [`OpExecutor`] whether the operation
+//! also runs: planning advances a clock, measuring times a real device. The model, the stores and the optimizer run on
+//! it as on any other device, so a plan consists of the calls that a run makes. Never computes.
 use super::op::{OpCost, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::{

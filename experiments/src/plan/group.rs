@@ -1,5 +1,5 @@
-//! Groups of ranks of which one is there: a collective moves nothing and takes its time on the clock. The engine sees a
-//! world of any size and is its first rank. Never communicates.
+//! Groups of ranks of which only one exists: a collective moves nothing and takes its time on the clock. The engine
+//! sees a world of any size and is its first rank. Never communicates.
 use super::clock::{Clock, Seconds, SimStream};
 use super::links::{Collected, Placement};
 use super::machine::MachineModel;

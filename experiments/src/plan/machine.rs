@@ -1,5 +1,5 @@
-//! What a machine takes for an operation and for a collective. GPUs are tables of rates, each with its source: nothing
-//! here was measured by this project. Never knows what is computed.
+//! How long a machine takes for an operation and for a collective. GPUs are tables of published rates, each with its
+//! source: this project measured none of them. Never knows what is computed.
 use super::clock::Seconds;
 use super::links::{Collected, Links, Placement};
 use super::op::{OpCost, Rate};

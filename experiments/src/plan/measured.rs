@@ -1,5 +1,5 @@
-//! A machine known by what was measured on it: seconds of every operation and collective of a short run of a shallow
-//! model. What was not measured is scaled from its nearest kin. Never measures: that is `calibrate`.
+//! A machine known by measurement: seconds of every operation and collective of a short run of a shallow model. What
+//! was not measured is scaled from the nearest operation of its kind. Never measures: `calibrate` does.
 use super::clock::Seconds;
 use super::links::{Collected, Placement};
 use super::machine::MachineModel;

@@ -1,5 +1,4 @@
-//! What one operation of a step costs a machine: its products and the bytes that it moves. Never knows how fast a
-//! machine is.
+//! The cost of one device operation: its FLOPs and the bytes that it moves. Never knows how fast a machine is.
 use flatshard::base::DType;
 use flatshard::device::{Attention, Gemm};
 

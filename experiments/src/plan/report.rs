@@ -1,4 +1,4 @@
-//! A plan for people, as a table, and for programs, as JSON. Never computes more than sums and ratios of what it shows.
+//! A plan as a table and as JSON. Never computes more than sums and ratios of what it shows.
 use super::cost::{Cluster, Cost, PlanRow, RESERVED};
 use flatshard::base::CATEGORIES;
 use flatshard::base::Category;

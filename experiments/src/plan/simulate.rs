@@ -1,6 +1,5 @@
-//! A step of a run, simulated: the engine itself on a device that computes nothing and in a world of one rank that says
-//! it is many. Unit order, prefetches, slots and their reuse are therefore those of the stores, of any store. Never
-//! measures.
+//! A simulated step of a run: the engine itself on a device that computes nothing, in a world of one rank that claims
+//! to be many. Unit order, prefetches, slots and their reuse are therefore the stores' own. Never measures.
 use super::clock::{Clock, Seconds, SimEvent, Totals};
 use super::device::{OpDevice, OpExecutor};
 use super::group::{PlannedMember, PlannedWorld};

@@ -1,5 +1,5 @@
-//! Calls taken down instead of done, with what each comes after; and the graphs made of them, whose branches run in any
-//! order that the edges allow. Never looks at what a node does.
+//! Stream capture: calls recorded instead of run, with their dependencies; and the graphs made of them, whose branches
+//! run in any order that the edges allow. Never interprets a node.
 use crate::code::{Code, CuResult};
 use crate::queue::{Node, NodeProgress, NodeRun, StreamMark};
 use flatshard_ptx::emulate::SplitMix64;

@@ -1,4 +1,4 @@
-//! Modules of PTX, their functions, and launches in the emulator. Never runs a kernel before its turn.
+//! PTX modules, their functions, and launches in the emulator. Never runs a kernel before its stream reaches it.
 use crate::code::{Code, CuResult, say};
 use crate::queue::{Node, at_once};
 use crate::settings::SimSettings;

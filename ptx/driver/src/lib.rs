@@ -8,7 +8,7 @@
 //!
 //! # The seam
 //!
-//! A library beside this one (matrix products, collectives) enqueues its work where the driver does:
+//! The other libraries (matrix products, collectives) enqueue their work where the driver does:
 //!
 //! ```
 //! use flatshard_simcuda::{NodeProgress, enqueue, node, at_once};
@@ -28,7 +28,7 @@
 //!   on the thread that waits, under the driver's one lock: it must not call the API, and must not block. What depends
 //!   on another process answers [`NodeProgress::Waits`]; other streams then go on, and it is asked again.
 //! * Addresses are numbers too: [`DriverMemory::read`] and [`DriverMemory::write`] look them up, whether of a device or
-//!   pinned. Out of bounds, and bytes that nothing has written, are errors that are said on standard error and that
+//!   pinned. Out of bounds, and bytes that nothing has written, are errors that are printed to standard error and
 //!   lose the context, as a kernel's fault does.
 //! * An `Err` loses the context: every later call answers with its code.
 //! * While the stream captures, the node becomes one of the graph's, and nothing runs; whatever is to be checked at the

@@ -1,8 +1,8 @@
-//! What the simulated GPUs hold: allocations at addresses of their own, pinned host memory at the host's, and for each
-//! byte whether anything was written there. Never decides when something is read.
+//! The simulated GPUs' memory: allocations at device addresses, pinned host memory at host addresses, and for each byte
+//! whether it was ever written. Never decides when something is read.
 //!
 //! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given
-//! twice: what uses freed memory is told so.
+//! twice, so that a use of freed memory is found.
 use crate::code::{Code, CuResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
@@ -86,7 +86,7 @@ impl DriverMemory {
         });
         address
     }
-    /// PinnedBytes host memory.
+    /// Pinned host memory.
     pub(crate) fn pin(&mut self, bytes: usize) -> CuResult<*mut u8> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
         // SAFETY: not of size 0 (the call has refused that).
@@ -120,7 +120,7 @@ impl DriverMemory {
         self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
         Ok(())
     }
-    /// BlockBytes in use on a GPU.
+    /// Bytes in use on a GPU.
     pub(crate) fn used(&self, gpu: usize) -> usize {
         let of =
             |b: &AllocatedBlock| if matches!(b.bytes, BlockBytes::Device(on, _) if on == gpu) { b.len() } else { 0 };
@@ -172,7 +172,7 @@ impl DriverMemory {
         }
         Ok((index, offset..offset + bytes))
     }
-    /// What is there now. BlockBytes that nothing has written are an error.
+    /// What is there now. Bytes that nothing has written are an error.
     pub fn read(&mut self, address: u64, bytes: usize) -> CuResult<&[u8]> {
         let (index, range) = self.range("a read", address, bytes)?;
         let block = &mut self.blocks[index];

@@ -1,6 +1,6 @@
-//! libnvidia-ml without a GPU: what a monitor asks of the simulated GPUs.
-//! FLATSHARD_SIMNVML="throttle=4,ecc_uncorrected=1,..." sets what it says, read at each call of nvmlInit. Never
-//! measures anything.
+//! libnvidia-ml without a GPU: the readings that a monitor asks for.
+//! FLATSHARD_SIMNVML="throttle=4,ecc_uncorrected=1,..." sets them, read at each call of nvmlInit. Never measures
+//! anything.
 #![allow(non_snake_case)] // the names are NVIDIA's
 use crate::settings::variable;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

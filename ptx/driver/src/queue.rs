@@ -1,5 +1,5 @@
-//! Streams: work in the order of each, events between them, and who is next. Never runs anything before somebody waits
-//! for it, unless the seed says so.
+//! Streams: work in the order of each, events between them, and which stream runs next. Work runs only when somebody
+//! waits for it, unless the seed says otherwise.
 //!
 //! [Note: order] CUDA promises the order of a stream and what events add to it, and nothing more; so work here is done
 //! as late as those promises allow, and among streams in an order drawn from a seed. With seed 0 what was enqueued

@@ -1,5 +1,5 @@
-//! FLATSHARD_SIMCUDA: what kind of machine is pretended, in which order its streams run, and which fault is planted.
-//! Read once. The one file of this library that reads the environment.
+//! FLATSHARD_SIMCUDA: which machine is simulated, in which order its streams run, and which fault is planted. Read
+//! once. The only file of this library that reads the environment.
 
 /// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in
 /// [`SimSettings::default`].
@@ -18,15 +18,15 @@ pub struct SimSettings {
     pub cuda: i32,
     /// What cuInit answers.
     pub init: i32,
-    /// The so-manieth launch faults (counted from 1), as if it had read a wild address: an illegal address.
+    /// The launch with this number (from 1) faults, as if it had read a wild address.
     pub fault: Option<u64>,
-    /// The so-manieth allocation of device memory fails.
+    /// The allocation of device memory with this number fails.
     pub oom: Option<u64>,
-    /// The so-manieth cuStreamWaitEvent is forgotten: what a program looks like that has forgotten it.
+    /// The cuStreamWaitEvent with this number is dropped, as in a program that forgot it.
     pub forget_wait: Option<u64>,
     /// Planted faults concern this rank (RANK in the environment) alone.
     pub rank: Option<usize>,
-    /// Each launch is said on standard error, by its kernel's name.
+    /// Each launch prints its kernel to standard error.
     pub trace: bool,
     /// CUDA_LAUNCH_BLOCKING=1: a launch returns when the kernel is done.
     pub blocking: bool,
@@ -52,7 +52,7 @@ impl Default for SimSettings {
     }
 }
 
-/// A variable that a library beside the driver goes by.
+/// A variable of another simulated library.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }

@@ -1,4 +1,4 @@
-//! Everything that the driver knows, behind one lock, and waiting for it. Never follows a pointer.
+//! All of the driver's state, behind one lock, and waiting for work. Never follows a pointer.
 //!
 //! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for
 //! it here, asking (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Without a call for so long, work goes on by itself.
+/// Without a call for this long, a thread of the driver continues the work.
 const UNATTENDED: Duration = Duration::from_millis(250);
-/// Between two looks at what waits for another process.
+/// How often work that waits for another process is polled.
 const REST: Duration = Duration::from_micros(50);
 
 #[derive(Default)]

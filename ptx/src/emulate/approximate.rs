@@ -1,6 +1,6 @@
-//! Approximate instructions: the exact result, moved by as much as the PTX ISA allows. How far is a function of the
-//! operands and of a seed, so a kernel gives the same bits each time, and one that needs an exact result fails. Never
-//! moves what the manual's tables of special values fix: results for zeros, infinities and NaN.
+//! Approximate instructions: the exact result, off by as much as the PTX ISA allows. The error is a function of the
+//! operands and of a seed, so a kernel gives the same bits each time, and a kernel that needs exact results fails.
+//! Never changes what the manual's tables of special values fix: results for zeros, infinities and NaN.
 
 use super::draw::{GAMMA, finalize};
 

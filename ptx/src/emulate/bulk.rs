@@ -1,6 +1,6 @@
-//! BulkStores copies, plain ones and those of tensor maps: to shared memory, counted by an mbarrier, and back, waited
-//! for in groups. As late as the hardware may: what is on its way to shared memory lands when the scheduler says, what
-//! leaves is read and written at the wait. Until then nobody may write what a copy reads. Never executes anything else.
+//! Bulk copies, plain and by tensor maps: to shared memory, counted by an mbarrier, and back, waited for in groups.
+//! They complete as late as the hardware may: loads land when the scheduler says, stores are read and written at the
+//! wait. Until then, nobody may write what a copy reads.
 //!
 //! A copy that adds is a read and a write of what it adds to, though the hardware would take two at a time: sums of f32
 //! depend on their order, so two that nothing orders are a race here.

@@ -1,5 +1,5 @@
-//! Accessor knows of what: vector clocks of the threads of a launch, of the copy engine and of the tensor cores. Never
-//! sees memory.
+//! Vector clocks of the threads of a launch, of the copy engine and of the tensor cores: which events each knows of.
+//! Never sees memory.
 //!
 //! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the
 //! lanes that made it; it happened before another if the other's *view* has reached that time for each of those lanes.

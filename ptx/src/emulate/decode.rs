@@ -1,5 +1,5 @@
-//! A mnemonic and its operands to an operation that can be executed. A form that is not listed is an error: a modifier
-//! that was skipped would be a wrong answer without a word.
+//! From a mnemonic and its operands to an operation. Forms that are not listed are errors: ignoring a modifier would
+//! silently give a wrong answer.
 use super::approximate::approximate;
 use super::decode_hopper::hopper;
 use super::decode_memory::memory;

@@ -21,7 +21,7 @@ fn space(name: &str) -> Option<Space> {
 }
 
 pub fn memory(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
-    // Cache hints change nothing that is modelled.
+    // Cache hints change nothing that is modeled.
     let hint = |p: &&str| matches!(*p, "nc" | "L1::no_allocate" | "L2::128B" | "cs" | "cg" | "ca" | "lu");
     let plain: Vec<&str> =
         if parts[0] == "cp" { parts.to_vec() } else { parts.iter().copied().filter(|p| !hint(p)).collect() };

@@ -199,7 +199,7 @@ fn ternary(parts: &[&str]) -> Option<LaneFn> {
     Some(function)
 }
 
-/// `setp`: ordered comparisons are false where an operand is NaN; `neu` and `nan` are the unordered ones modelled.
+/// `setp`: ordered comparisons are false where an operand is NaN; `neu` and `nan` are the unordered ones modeled.
 fn compare(comparison: &str, kind: &str) -> Option<LaneFn> {
     macro_rules! choose {
         ($read:expr) => {

@@ -1,4 +1,4 @@
-//! A launch from arguments to counts: CTAs come and go, warps take turns drawn from a seed, barriers open. Never
+//! A launch from arguments to counts: CTAs start and end, warps run in an order drawn from a seed, barriers open. Never
 //! executes an instruction itself.
 use super::draw::SplitMix64;
 use super::kernel::{Field, PtxKernel};

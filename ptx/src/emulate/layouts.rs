@@ -88,7 +88,7 @@ impl SharedMatrix {
         }
         Ok(matrix)
     }
-    /// Address of the 16 bytes that hold eight neighbours: K-major, of row `i` the elements from depth `8 j`;
+    /// Address of the 16 bytes that hold eight neighbors: K-major, of row `i` the elements from depth `8 j`;
     /// transposed, of depth `i` the rows from `8 j`.
     pub fn row(&self, i: usize, j: usize) -> u64 {
         let (group, within, j) = ((i / 8) as u64, (i % 8) as u64, j as u64);

@@ -1,4 +1,4 @@
-//! PTX text to tokens with their places. Honours `# line "file"`, so that a place is one in the source that was
+//! PTX text to tokens with their places. Honors `# line "file"`, so that a place is one in the source that was
 //! expanded. Never knows an instruction.
 
 #[derive(Clone, Debug, PartialEq)]

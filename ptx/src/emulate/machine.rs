@@ -33,7 +33,7 @@ pub struct Cta {
     pub arrivals: Vec<BarrierArrival>,
     /// By offset in shared memory.
     pub mbarriers: BTreeMap<usize, Mbarrier>,
-    /// BulkStores copies on their way to shared memory.
+    /// Bulk copies on their way to shared memory.
     pub flights: Vec<ArrivingCopy>,
     /// The time of what acts beside the warps.
     pub agents: u32,
@@ -103,7 +103,7 @@ impl Emulator<'_, '_> {
             let lane = missing.trailing_zeros() as usize;
             let what =
                 format!("register {} was never written (lanes {missing:#010x})", self.kernel.registers[register]);
-            self.find(FindingKind::Uninitialised, Site { lane: Some(lane), ..at }, what);
+            self.find(FindingKind::Uninitialized, Site { lane: Some(lane), ..at }, what);
         }
         warp.flying.touch(register);
     }

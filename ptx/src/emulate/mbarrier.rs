@@ -15,7 +15,7 @@ pub struct Mbarrier {
     pub gathered: ClockView,
     pub opened: ClockView,
     pub init: Epoch,
-    /// A fence has made the initialisation visible to bulk copies.
+    /// A fence has made the initialization visible to bulk copies.
     pub shown: bool,
     /// The last phase that each thread has waited for; -1 is the one before the first.
     pub seen: HashMap<(usize, usize), i64>,

@@ -32,7 +32,7 @@ impl Cta {
 }
 
 impl Emulator<'_, '_> {
-    /// Offset in shared memory of the mbarrier that a lane names; it must have been initialised.
+    /// Offset in shared memory of the mbarrier that a lane names; it must have been initialized.
     pub(super) fn mbarrier(
         &mut self,
         cta: &mut Cta,
@@ -46,13 +46,13 @@ impl Emulator<'_, '_> {
         let known = address.wrapping_sub(SHARED_BASE) as usize;
         if !cta.mbarriers.contains_key(&known) {
             let what = format!("no mbarrier has been initialised at shared address {address:#x}");
-            self.find(FindingKind::Uninitialised, Site { lane: Some(lane), ..at }, what);
+            self.find(FindingKind::Uninitialized, Site { lane: Some(lane), ..at }, what);
             return Err(Stop);
         }
         self.touch(cta, warp, lane, touch, at)?;
         Ok(known)
     }
-    /// Whether a bulk copy of this lane may count on the mbarrier: its initialisation must have passed a fence.
+    /// Whether a bulk copy of this lane may count on the mbarrier: its initialization must have passed a fence.
     pub(super) fn check_shown(&mut self, cta: &Cta, warp: &Warp, lane: usize, barrier: usize, at: Site) {
         let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
         let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);

@@ -59,7 +59,7 @@ impl<'m> GlobalMemory<'m> {
     pub fn into_allocations(self) -> Vec<Allocation<'m>> {
         self.allocations
     }
-    /// GlobalMemory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
+    /// Memory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> u64 {
         self.add(name, 0, Backing::Own(vec![0xFF; bytes]), false)
     }

@@ -265,7 +265,7 @@ impl Emulator<'_, '_> {
         let here = format!("{} of {name} bytes {offset}..{}", verb(access), offset + bytes);
         let (kind, what) = match trouble {
             None => return,
-            Some(Trouble::Unwritten) => (FindingKind::Uninitialised, format!("{here}, which nothing has written")),
+            Some(Trouble::Unwritten) => (FindingKind::Uninitialized, format!("{here}, which nothing has written")),
             Some(Trouble::InFlight) => {
                 (FindingKind::InFlight, format!("{here}, to which an asynchronous copy is in flight"))
             }

@@ -14,7 +14,7 @@
 // From text to kernels.
 mod draw; // pseudo-random numbers
 mod lex; // PTX text to tokens
-mod lane; // what one lane computes by itself
+mod lane; // what one lane computes alone
 mod approximate; // the same, not exact
 mod operand; // operands of an instruction
 mod op; // instructions as data

@@ -1,4 +1,5 @@
-//! What a launch says: findings that name kernel, line, thread and allocation, and counts. Never decides what is wrong.
+//! The result of a launch: findings that name kernel, line, thread and allocation, and counts. Never decides what is
+//! wrong.
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -6,7 +7,7 @@ pub enum FindingKind {
     /// Two accesses, at least one a plain write, that nothing orders.
     Race,
     /// A register or memory is read that nothing has written.
-    Uninitialised,
+    Uninitialized,
     /// An asynchronous copy's destination is touched before its wait.
     InFlight,
     /// Written by threads, read by a bulk copy or a wgmma, and no `fence.proxy.async` between.
@@ -16,7 +17,7 @@ pub enum FindingKind {
     /// A barrier or mbarrier is used against its phase or count.
     Phase,
     OutOfBounds,
-    /// GlobalMemory is written that the launch was lent to read.
+    /// Memory is written that the launch was lent to read.
     ReadOnly,
     Misaligned,
     /// Lanes are missing at an instruction that needs them together.
@@ -33,7 +34,7 @@ impl FindingKind {
     fn name(self) -> &'static str {
         match self {
             FindingKind::Race => "race",
-            FindingKind::Uninitialised => "uninitialised read",
+            FindingKind::Uninitialized => "uninitialised read",
             FindingKind::InFlight => "missing wait",
             FindingKind::Proxy => "missing proxy fence",
             FindingKind::Wgmma => "wgmma registers",

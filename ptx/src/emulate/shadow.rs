@@ -1,7 +1,7 @@
-//! What happened to each piece of memory, and whether something orders it before what happens now. WriteOrder itself is
-//! clock.rs's (see [Note: clocks] there). Never sees the data.
+//! The access history of each piece of memory, and whether an earlier access is ordered before the current one. The
+//! order itself is in clock.rs (see [Note: clocks] there). Never sees the data.
 //!
-//! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighbouring
+//! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighboring
 //! bytes of two lanes are no race, and tiles cost little.
 use super::clock::{Epoch, LaneViews};
 use super::lane::{LANES, lanes};

@@ -171,7 +171,7 @@ impl Emulator<'_, '_> {
             op @ (PtxOp::LoadMatrix { .. } | PtxOp::Mma { .. }) => self.matrix(cta, warp, active, op, at)?,
             PtxOp::Hopper(op) => self.hopper(cta, warp, active, op, at)?,
             PtxOp::Fence(fence) => self.fence(cta, warp, active, *fence),
-            op => self.synchronise(cta, warp, active, op, at)?,
+            op => self.synchronize(cta, warp, active, op, at)?,
         }
         warp.advance(group, 0, None);
         Ok(())

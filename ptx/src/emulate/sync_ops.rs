@@ -1,4 +1,4 @@
-//! Barriers, shuffles, votes and elections. That the lanes they need are there has been checked before.
+//! Barriers, shuffles, votes and elections. step.rs has checked that the lanes they need are present.
 use super::clock::{ClockView, LaneViews};
 use super::lane::{LANES, lanes};
 use super::machine::{BarrierArrival, Cta, Emulator, Site, StepResult, Stop};
@@ -11,7 +11,7 @@ use super::warp::{Warp, WarpState};
 pub const CLUSTER: u64 = 16;
 
 impl Emulator<'_, '_> {
-    pub(super) fn synchronise(
+    pub(super) fn synchronize(
         &mut self,
         cta: &mut Cta,
         warp: &mut Warp,

@@ -17,7 +17,7 @@ pub struct TensorMap {
     /// Bytes of an element: 1, 2, 4 or 8.
     pub element: usize,
     pub sizes: Vec<u64>,
-    /// Bytes between neighbours of the second dimension and each further one.
+    /// Bytes between neighbors of the second dimension and each further one.
     pub strides: Vec<u64>,
     pub tile: Vec<u32>,
     pub swizzle: Swizzle,

@@ -19,7 +19,7 @@ pub struct LaneGroup {
 pub enum Meet {
     /// Lowest program counter first; equal ones merge, so structured code reconverges.
     Soon,
-    /// Site instructions that need them together, and nowhere else: one group runs as far as it can, then the next.
+    /// At instructions that need them together, and nowhere else: one group runs as far as it can, then the next.
     /// First those that take a branch, or those that do not.
     Late { taken_first: bool },
 }
@@ -37,7 +37,7 @@ pub enum WarpState {
         pc: usize,
         writes: u64,
     },
-    /// Site a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
+    /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
     Waiting {
         barrier: u64,
         threads: Option<u64>,
@@ -76,7 +76,7 @@ pub struct Warp {
     pub cluster: Option<ClockView>,
     pub state: WarpState,
     pub copies: [AsyncCopies; LANES],
-    /// BulkStores stores, by lane.
+    /// Bulk stores, by lane.
     pub bulk: BTreeMap<usize, BulkStores>,
     /// Waits that have failed once: see [Note: waiting] in mbarrier_ops.rs.
     pub polled: Vec<(u64, u64, u32)>,

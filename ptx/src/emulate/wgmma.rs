@@ -121,7 +121,7 @@ impl Emulator<'_, '_> {
         for &register in reads {
             if warp.written[register] != u32::MAX && (keep || a.contains(&register)) {
                 let name = &self.kernel.registers[register];
-                wrong = Some((FindingKind::Uninitialised, format!("register {name} was never written in some lanes")));
+                wrong = Some((FindingKind::Uninitialized, format!("register {name} was never written in some lanes")));
             }
         }
         if let Some((kind, what)) = wrong {

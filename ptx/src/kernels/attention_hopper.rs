@@ -50,7 +50,7 @@ pub struct Fused {
 }
 
 impl Fused {
-    /// TiledKernel of queries.
+    /// Tiles of queries.
     fn queries(&self, queries: usize) -> usize {
         queries.div_ceil(self.tiles.columns as usize)
     }

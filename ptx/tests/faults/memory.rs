@@ -36,17 +36,17 @@ fn copies_fill_up_with_zeros_and_read_no_further() {
 fn uninitialised_registers() {
     let source = plant(SUM, "    mov.f32 %sum, 0f00000000;\n", "\n");
     let place = line(&source, "shfl.sync.bfly.b32 %other, %sum, 16");
-    caught(FindingKind::Uninitialised, &["register %sum", &place, "cta 2 warp", "lane"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Uninitialized, &["register %sum", &place, "cta 2 warp", "lane"], |s| sum_of(&source, 250, s));
     let source = plant(SUM, "    setp.eq.u32 %zero, %t, 0;\n", "\n");
-    caught(FindingKind::Uninitialised, &["register %zero"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Uninitialized, &["register %zero"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn uninitialised_memory() {
     let source = plant(SUM, "@%first st.shared.f32 [%slot], %sum;", "");
-    caught(FindingKind::Uninitialised, &["read of shared 'slots' bytes 0..8, which nothing"], |s| {
+    caught(FindingKind::Uninitialized, &["read of shared 'slots' bytes 0..8, which nothing"], |s| {
         sum_of(&source, 250, s)
     });
-    caught(FindingKind::Uninitialised, &["atomic of 'out' bytes 0..4"], |schedule| {
+    caught(FindingKind::Uninitialized, &["atomic of 'out' bytes 0..4"], |schedule| {
         let mut memory = GlobalMemory::new();
         let (x, out) = (memory.upload("x", &[0; 4 * N]), memory.alloc("out", 4));
         let arguments = [Argument::Pointer(x), Argument::Pointer(out), Argument::U32(N as u32)];

@@ -1,5 +1,5 @@
 //! Every check is proved by a planted fault that it catches, under several schedules; the same kernels without the
-//! fault raise no alarm under any. And what is not modelled is refused.
+//! fault raise no alarm under any. And what is not modeled is refused.
 mod approximate;
 mod memory;
 mod order;

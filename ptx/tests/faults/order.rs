@@ -71,7 +71,7 @@ fn sources_of_copies_in_flight() {
     for schedule in SCHEDULES {
         reverse_of(&waited, schedule).unwrap_or_else(|report| panic!("{report}"));
     }
-    // The neighbour's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing
+    // The neighbor's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing
     // says so.
     let store = "xor.b32 %use, %lane, 1; mul.wide.u32 %off, %use, 4; mov.u64 %z, %x0; add.u64 %z, %z, %off; st.global.b32 [%z], %lane;";
     let other = |text: &str| {

@@ -35,12 +35,12 @@ const AGAIN: &str = "@!%done bra AGAIN;";
 #[test]
 fn shared_memory_read_before_the_copy_has_landed() {
     // The consumer asks once and goes on.
-    noticed(&[FindingKind::InFlight, FindingKind::Uninitialised], &plant(1, AGAIN, ""), &USUAL);
+    noticed(&[FindingKind::InFlight, FindingKind::Uninitialized], &plant(1, AGAIN, ""), &USUAL);
     // It waits for the phase before the first, which has always passed.
     let source = source();
     let wait = source.match_indices("and.b32 %parity, %parity, 1;").nth(1).unwrap().0;
     let turned = format!("{}xor.b32 %parity, %parity, 1;\n{}", &source[..wait + 28], &source[wait + 28..]);
-    noticed(&[FindingKind::InFlight, FindingKind::Uninitialised], &turned, &USUAL);
+    noticed(&[FindingKind::InFlight, FindingKind::Uninitialized], &turned, &USUAL);
     // One lane waits, and nothing tells the others.
     let alone = source.match_indices(AGAIN).nth(1).unwrap().0;
     let first = source[..alone].rfind("mbarrier.try_wait").unwrap();
@@ -98,7 +98,7 @@ fn bytes_that_do_not_add_up() {
 #[test]
 fn mbarriers_before_their_initialisation() {
     let source = plant(0, "bar.sync 0;", "");
-    noticed(&[FindingKind::Race, FindingKind::Uninitialised], &source, &USUAL);
+    noticed(&[FindingKind::Race, FindingKind::Uninitialized], &source, &USUAL);
     let source = plant(0, "fence.mbarrier_init.release.cluster;", "");
     caught(
         FindingKind::Proxy,
@@ -107,7 +107,7 @@ fn mbarriers_before_their_initialisation() {
         &USUAL,
     );
     let source = plant(0, "mbarrier.init.shared::cta.b64 [%full + 0], 1;", "");
-    caught(FindingKind::Uninitialised, &["no mbarrier has been initialised"], &source, &USUAL);
+    caught(FindingKind::Uninitialized, &["no mbarrier has been initialised"], &source, &USUAL);
 }
 #[test]
 fn phases() {
@@ -208,7 +208,7 @@ fn registers_of_a_wgmma() {
     );
     // Adding to what was never written.
     let source = plant(0, "setp.ne.u32 %p, %i, 0;", "setp.eq.u32 %p, 0, 0;");
-    caught(FindingKind::Uninitialised, &["register %c", "was never written"], &source, &USUAL);
+    caught(FindingKind::Uninitialized, &["register %c", "was never written"], &source, &USUAL);
 }
 #[test]
 fn a_warpgroup_acts_as_one() {

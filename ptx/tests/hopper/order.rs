@@ -199,9 +199,9 @@ fn plain_bulk_copies_go_both_ways() {
     wrong(FindingKind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y], 120, [bar]"), 1, 64);
     wrong(FindingKind::OutOfBounds, &ROUND.replace("[%y], 128, [bar]", "[%y+192], 128, [bar]"), 1, 64);
     wrong(FindingKind::OutOfBounds, &ROUND.replace("[%y+128], [s+128], 128", "[%y+128], [s+128], 256"), 1, 64);
-    wrong(FindingKind::Uninitialised, &ROUND.replace("[s+128], 128;", "[s+256], 128;"), 1, 64);
+    wrong(FindingKind::Uninitialized, &ROUND.replace("[s+128], 128;", "[s+256], 128;"), 1, 64);
     wrong(
-        FindingKind::Uninitialised,
+        FindingKind::Uninitialized,
         &ROUND.replace("inval.shared.b64 [bar];", "inval.shared.b64 [bar]; mbarrier.arrive.shared.b64 %d0, [bar];"),
         1,
         64,
@@ -315,6 +315,6 @@ fn waits_by_phase() {
     wrong(FindingKind::Phase, &missed, 1, 32);
     // Nobody arrives.
     wrong(FindingKind::Deadlock, &body.replacen("mbarrier.arrive.shared.b64 %d0, [bar];", "mov.u64 %d0, 0;", 1), 1, 32);
-    wrong(FindingKind::Uninitialised, &body.replace("[bar], 1;\n", "[bar+8], 1;\n"), 1, 32);
+    wrong(FindingKind::Uninitialized, &body.replace("[bar], 1;\n", "[bar+8], 1;\n"), 1, 32);
     wrong(FindingKind::Misaligned, &body.replace("init.shared.b64 [bar]", "init.shared.b64 [bar+4]"), 1, 32);
 }

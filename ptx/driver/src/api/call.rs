@@ -1,4 +1,4 @@
-//! What every function of the driver does around its own act: the lock, the checks, the answer. Never acts.
+//! What all functions of the driver have in common: the lock, the checks, the return code.
 use crate::code::{Code, CuResult};
 use crate::state::{DriverState, current_gpu, lock};
 use std::ffi::c_int;
@@ -6,7 +6,7 @@ use std::ffi::c_int;
 pub fn number(result: CuResult) -> c_int {
     result.map_or_else(|code| code.0, |()| 0)
 }
-/// A call that needs an initialised driver and no context.
+/// A call that needs an initialized driver and no context.
 pub fn call(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
     let mut state = lock();
     state.called();

@@ -1,4 +1,4 @@
-//! DriverMemory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's
+//! Memory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's
 //! documentation has it ("API synchronization behavior"): pinned host memory is read and written when the copy runs,
 //! other host memory at the call.
 use super::call::{bound, call, give, number, waiting};

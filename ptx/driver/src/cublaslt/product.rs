@@ -77,7 +77,7 @@ fn gelu_slope(z: f32) -> f32 {
 }
 
 impl LtProduct {
-    /// CapturedCall by step: the state of one launch.
+    /// Step by step: the state of one launch.
     pub fn run(self) -> impl FnMut(&mut DriverMemory) -> CuResult<NodeProgress> + Send {
         let mut summed = false;
         move |memory| {

@@ -1,5 +1,4 @@
-//! The collectives and messages of nccl.h, and groups of them: arguments are checked, then they are in their streams.
-//! Never moves data: `work` does.
+//! The collectives, messages and groups of nccl.h: checks the arguments, then enqueues. Never moves data: `work` does.
 use super::api::{code, find};
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR};
 use super::comm::{NcclComm, complain, lock};
@@ -120,7 +119,7 @@ fn give(comm: &Arc<NcclComm>, calls: Vec<NcclCall>, stream: u64) -> c_int {
     }
 }
 
-/// NcclCallKind `ArgsCheck` refuses, and buffers that overlap in another way than in place.
+/// What `ArgsCheck` refuses, and buffers that overlap in another way than in place.
 fn collective(
     operation: NcclOperation,
     [source, target]: [u64; 2],

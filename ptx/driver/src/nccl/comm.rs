@@ -1,5 +1,5 @@
-//! A communicator: what it is in its world, what it waits for, what ailed it. Never blocks a caller: whatever takes
-//! time is done by threads and by streams, and is asked for.
+//! A communicator: its rank in its world, its pending operations, its error. Never blocks a caller: threads and streams
+//! do what takes time, and callers poll.
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
 use super::link::HubLink;
 use super::wire::{Frame, FrameKind};
@@ -39,7 +39,7 @@ pub struct NcclComm {
     /// Operations that streams hold, and nodes that graphs hold.
     pub in_flight: AtomicUsize,
     pub nodes: AtomicUsize,
-    /// DriverMemory that was registered: handle, address, bytes.
+    /// Memory that was registered: handle, address, bytes.
     pub registered: Mutex<Vec<(usize, u64, usize)>>,
 }
 

@@ -1,6 +1,6 @@
-//! The middle of a pretended world: a thread of the process that made its id, to which every rank connects over
-//! loopback. It waits until all ranks of a communicator have sent their part, compares what they ask for, and answers
-//! each with its result. Never holds on to a rank that is gone: the others are told.
+//! The hub of a simulated world: a thread of the process that made its id, to which every rank connects over loopback.
+//! It waits until all ranks of a communicator have sent their part, compares the calls, and answers each rank with its
+//! result. When a rank dies, it notifies the others.
 use super::code::{INVALID_USAGE, REMOTE_ERROR};
 use super::sums;
 use super::wire::{Frame, FrameKind, KEY};
@@ -163,7 +163,7 @@ impl HubState {
         }
     }
 
-    /// Ranks of a colour, ordered by key and then by rank.
+    /// Ranks of a color, ordered by key and then by rank.
     fn split(&mut self, members: &[usize], parts: &[Frame]) -> Vec<Frame> {
         let mut answers =
             vec![Frame::new(FrameKind::Ready, parts[0].comm, parts[0].seq, [u64::MAX; 5], Vec::new()); parts.len()];

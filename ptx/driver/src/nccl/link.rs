@@ -1,4 +1,4 @@
-//! A rank's connection to the hub of its world. Sends at once; what comes is put by until somebody asks for it. Never
+//! A rank's connection to the hub of its world. Sends at once and stores what arrives until somebody asks for it. Never
 //! blocks on an answer.
 use super::wire::{Frame, FrameKind, KEY};
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
-//! NcclCallKind a collective does with the parts of its ranks: gathers, sums, copies. Sums go from hop to hop as in a
-//! ring, each rounded to the dtype that travels and each rank's chunk begun at the rank after it: an order of its own,
-//! as the real library has one.
+//! What a collective computes from its ranks' parts: gathers, sums, copies. Sums go from hop to hop as in a ring,
+//! rounded to the dtype at each hop, and each rank's chunk starts at the rank after it: an order of its own, as in the
+//! real library.
 use super::code::{INVALID_ARGUMENT, INVALID_USAGE};
 use half::{bf16, f16};
 
@@ -33,11 +33,11 @@ impl NcclOperation {
     }
 }
 
-/// NcclCallKind all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are
+/// What all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are
 /// registered), root, count.
 pub type CallWords = [u64; 5];
 
-/// NcclCallKind each rank gets. `parts` are in rank order.
+/// What each rank gets. `parts` are in rank order.
 pub fn results(words: CallWords, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, String)> {
     let ranks = parts.len();
     let wrong = |what: String| (INVALID_ARGUMENT, what);

@@ -1,17 +1,17 @@
-//! Frames between the ranks of a pretended world and its hub: a header of nine words, little-endian, and a body. Never
+//! Frames between the ranks of a simulated world and its hub: a header of nine words, little-endian, and a body. Never
 //! interprets them.
 use std::io::{self, Read, Write};
 
 /// Bytes that tell one world from another.
 pub const KEY: usize = 16;
 
-/// NcclCallKind a rank tells the hub, and what it hears.
+/// What a rank tells the hub, and what it hears.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum FrameKind {
     /// words: rank, size, the GPU; body: the world's key, the host's name.
     Hello = 1,
-    /// words: colour, key.
+    /// words: color, key.
     Split,
     /// This rank's part of a collective; words: operation, dtype, reduction, root, count.
     Part,

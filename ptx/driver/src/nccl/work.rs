@@ -1,5 +1,6 @@
-//! Operations of NCCL as streams do them: begun when their turn comes, done when the hub has answered, never waited for
-//! by a thread. One that failed stays where it is, as the real one's kernel does, until its communicator is aborted.
+//! NCCL operations as streams run them: started when the stream reaches them, done when the hub has answered, never
+//! waited for by a thread. A failed operation stays pending, as the real library's kernel does, until its communicator
+//! is aborted.
 use super::code::INVALID_USAGE;
 use super::comm::NcclComm;
 use super::sums::{self, NcclOperation};
