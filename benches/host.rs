@@ -6,7 +6,8 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::data::{Cache, DataOptions, Dataset, Format, Tokenizer};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::host::Staged;
-use flatshard::device::{AdamW, Device, HostUpdate};
+use flatshard::device::ops::{AdamW, AdamWStep};
+use flatshard::device::{Device, HostUpdate};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::time::Duration;
 
@@ -26,12 +27,14 @@ fn update(c: &mut Criterion) {
     group.throughput(Throughput::Elements(OWNED as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
     let dev = CpuDevice::new(Meter::default());
-    let h = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 }.scalars();
+    let h = AdamWStep { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 }.scalars();
     let h: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&h));
     let [g, mut m, mut v, mut p] = [0; 4].map(|_| dev.alloc_host(DType::F32, OWNED).unwrap());
     let mut weights = dev.alloc_host(DType::Bf16, OWNED).unwrap();
     let mut scale = dev.alloc(DType::F32, 1, Category::Other).unwrap();
     dev.upload(bytemuck::bytes_of(&1f32), scale.view_mut()).unwrap();
+    let mut constants = dev.alloc(DType::F32, h.len(), Category::Other).unwrap();
+    dev.upload(bytemuck::cast_slice(h), constants.view_mut()).unwrap();
     for threads in threads() {
         let staged = Staged { owned: OWNED, grads: false, weights: None };
         let mut host = HostUpdate::new(&dev, &staged, threads).unwrap();
@@ -39,7 +42,8 @@ fn update(c: &mut Criterion) {
             b.iter(|| {
                 let out = Some(weights.view_mut());
                 let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut());
-                host.adamw(&dev, h, scale.view(), g.view(), m, v, p, out).unwrap();
+                let (g, scale, h_view) = (g.view(), scale.view(), constants.view());
+                host.adamw(&dev, h, AdamW { h: h_view, scale, g, m, v, p, out }).unwrap();
                 host.finish(&dev).unwrap();
             })
         });

@@ -6,8 +6,13 @@ use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_gr
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::cpu::gemm::{Kernel, Scratch, gemm};
-use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, CrossEntropy, Device, Gemm, LIMBS, RmsNorm, Rope};
+use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm};
+use flatshard::device::ops::{
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
+    Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape, Rope,
+    RopeShape, SumSquares,
+};
+use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
 
 /// Few samples, short: the whole file is a matter of minutes.
@@ -37,20 +42,20 @@ fn random(dev: &CpuDevice, dtype: DType, len: usize) -> Buf {
 
 /// The products of a linear layer (out, in) over 1024 tokens: forward (NT), input gradient (NN), and weight gradient
 /// added in f32 (TN). The layers are those of the 105.8 M model: attention, both halves of the MLP, head.
-fn linear_layers() -> impl Iterator<Item = (&'static str, Gemm)> {
+fn linear_layers() -> impl Iterator<Item = (&'static str, GemmShape)> {
     const TOKENS: usize = 1024;
     [(768, 768), (3072, 768), (768, 3072), (32000, 768)].into_iter().flat_map(|(out, inn)| {
         [
-            ("nt", Gemm::nt(TOKENS, out, inn)),
-            ("nn", Gemm::nn(TOKENS, inn, out)),
-            ("tn", Gemm::tn(out, inn, TOKENS).accumulate()),
+            ("nt", GemmShape::nt(TOKENS, out, inn)),
+            ("nn", GemmShape::nn(TOKENS, inn, out)),
+            ("tn", GemmShape::tn(out, inn, TOKENS).accumulate()),
         ]
     })
 }
 
 fn products(c: &mut Criterion) {
     let dev = device();
-    let (kernels, absent): (Vec<Kernel>, Vec<Kernel>) = Kernel::ALL.iter().partition(|k| k.available());
+    let (kernels, absent): (Vec<GemmKernel>, Vec<GemmKernel>) = GemmKernel::ALL.iter().partition(|k| k.available());
     absent.iter().for_each(|kernel| eprintln!("gemm: this machine has no {}", kernel.name()));
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let mut group = group(c, &format!("gemm/{dtype}"));
@@ -61,10 +66,13 @@ fn products(c: &mut Criterion) {
             let mut out = dev.alloc(into, len_c, Category::Other).expect("memory");
             group.throughput(Throughput::Elements(shape.flops()));
             for kernel in &kernels {
-                let mut scratch = Scratch::with_kernel(*kernel).expect("available");
+                let mut scratch = GemmScratch::with_kernel(*kernel).expect("available");
                 let size = format!("{form} {}x{}x{}", shape.m, shape.n, shape.k);
                 group.bench_function(BenchmarkId::new(kernel.name(), size), |bench| {
-                    bench.iter(|| gemm(&mut scratch, &shape, a.view(), b.view(), out.view_mut()).expect("it fits"))
+                    bench.iter(|| {
+                        let op = Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() };
+                        gemm(&mut scratch, op).expect("it fits")
+                    })
                 });
             }
         }
@@ -81,7 +89,7 @@ fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Th
 /// 12 heads of 64, one document. Rates count the products below the diagonal only: 2 forward, 5 backward.
 fn attention(c: &mut Criterion) {
     let dev = device();
-    let shape = Attention { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
+    let shape = AttentionShape { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let mut group = group(c, &format!("attention/{dtype}"));
         for t in [256, 2048] {
@@ -94,12 +102,20 @@ fn attention(c: &mut Criterion) {
             dev.upload(bytemuck::cast_slice(&[0, t as u32]), cu.view_mut()).expect("equal lengths");
             let product = (t * (t + 1) * 768) as u64;
             timed(&mut group, format!("forward {t}"), Throughput::Elements(2 * product), || {
-                dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).expect("it fits")
+                dev.attention(Attention {
+                    shape,
+                    cu_seqlens: cu.view(),
+                    qkv: qkv.view(),
+                    o: o.view_mut(),
+                    lse: lse.view_mut(),
+                })
+                .expect("it fits")
             });
             timed(&mut group, format!("backward {t}"), Throughput::Elements(5 * product), || {
                 let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
                 let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
-                dev.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, sums, dqkv).expect("it fits")
+                dev.attention_backward(AttentionBackward { shape, cu_seqlens: cu, qkv, o, lse, d_o, delta, sums, dqkv })
+                    .expect("it fits")
             });
         }
         group.finish();
@@ -118,21 +134,39 @@ fn optimizer(c: &mut Criterion) {
         random(&dev, DType::F32, N),
     );
     let (mut out, scale) = (random(&dev, DType::Bf16, N), random(&dev, DType::F32, 2));
-    let constants = AdamW { lr: 1e-6, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
+    let constants = AdamWStep { lr: 1e-6, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
     let mut h = dev.alloc(DType::F32, AdamWScalars::LEN, Category::Other).expect("memory");
     dev.upload(bytemuck::bytes_of(&constants), h.view_mut()).expect("it fits");
     timed(&mut group, "memcpy", Throughput::Bytes(8 * N as u64), || dev.copy(g.view(), m.view_mut()).expect("it fits"));
     dev.zero(v.view_mut()).expect("it fits");
     timed(&mut group, "adamw", Throughput::Bytes(28 * N as u64), || {
-        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None).expect("it fits")
+        dev.adamw(AdamW {
+            h: h.view(),
+            scale: scale.view(),
+            g: g.view(),
+            m: m.view_mut(),
+            v: v.view_mut(),
+            p: p.view_mut(),
+            out: None,
+        })
+        .expect("it fits")
     });
     timed(&mut group, "adamw with a bf16 copy", Throughput::Bytes(30 * N as u64), || {
         let out = Some(out.view_mut());
-        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), out).expect("it fits")
+        dev.adamw(AdamW {
+            h: h.view(),
+            scale: scale.view(),
+            g: g.view(),
+            m: m.view_mut(),
+            v: v.view_mut(),
+            p: p.view_mut(),
+            out,
+        })
+        .expect("it fits")
     });
     let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).expect("memory");
     timed(&mut group, "sum of squares", Throughput::Bytes(4 * N as u64), || {
-        dev.sum_squares(g.view(), acc.view_mut()).expect("it fits")
+        dev.sum_squares(SumSquares { x: g.view(), acc: acc.view_mut() }).expect("it fits")
     });
     group.finish();
 }
@@ -149,48 +183,78 @@ fn rows(c: &mut Criterion) {
         let (x, w, dy, mut y, mut dx) = (of(n), of(768), of(n), of(n), of(n));
         let mut rstd = random(&dev, DType::F32, TOKENS);
         let mut dw = random(&dev, DType::F32, 768);
-        let norm = RmsNorm { eps: 1e-5, offset: 0.0 };
+        let norm = RmsNormShape { eps: 1e-5, offset: 0.0 };
         timed(&mut group, "rmsnorm", Throughput::Elements(n as u64), || {
-            dev.rmsnorm(&norm, x.view(), w.view(), y.view_mut(), rstd.view_mut()).expect("it fits")
+            dev.rmsnorm(RmsNorm { shape: norm, x: x.view(), w: w.view(), y: y.view_mut(), rstd: rstd.view_mut() })
+                .expect("it fits")
         });
         timed(&mut group, "rmsnorm backward", Throughput::Elements(n as u64), || {
             let (dx, dw) = (dx.view_mut(), dw.view_mut());
-            dev.rmsnorm_backward(&norm, x.view(), w.view(), rstd.view(), dy.view(), dx, dw).expect("it fits")
+            dev.rmsnorm_backward(RmsNormBackward {
+                shape: norm,
+                x: x.view(),
+                w: w.view(),
+                rstd: rstd.view(),
+                dy: dy.view(),
+                dx,
+                dw,
+            })
+            .expect("it fits")
         });
-        let shape = Rope { heads: 8, head_dim: 64, row: 768 };
+        let shape = RopeShape { heads: 8, head_dim: 64, row: 768 };
         let (table, positions) =
             (random(&dev, DType::F32, 64), dev.alloc(DType::U32, TOKENS, Category::Other).expect("memory"));
         timed(&mut group, "rope", Throughput::Elements(n as u64), || {
-            dev.rope(&shape, table.view(), positions.view(), y.view_mut(), false).expect("it fits")
+            dev.rope(Rope {
+                shape,
+                table: table.view(),
+                positions: positions.view(),
+                qkv: y.view_mut(),
+                inverse: false,
+            })
+            .expect("it fits")
         });
         let key = dev.alloc(DType::U32, 2, Category::Other).expect("memory");
         timed(&mut group, "dropout", Throughput::Elements(n as u64), || {
-            dev.dropout(1e-3, key.view(), dx.view_mut()).expect("it fits")
+            dev.dropout(Dropout { p: 1e-3, key: key.view(), x: dx.view_mut() }).expect("it fits")
         });
         let n = TOKENS * 3072;
         let (gate, up, dy, mut y, mut dgate) = (of(n), of(n), of(n), of(n), of(n));
         timed(&mut group, "swiglu", Throughput::Elements(n as u64), || {
-            dev.swiglu(gate.view(), up.view(), y.view_mut()).expect("it fits")
+            dev.swiglu(Glu { gate: gate.view(), up: up.view(), y: y.view_mut() }).expect("it fits")
         });
         timed(&mut group, "swiglu backward", Throughput::Elements(n as u64), || {
-            dev.swiglu_backward(gate.view(), up.view(), dy.view(), dgate.view_mut(), y.view_mut()).expect("it fits")
+            dev.swiglu_backward(GluBackward {
+                gate: gate.view(),
+                up: up.view(),
+                dy: dy.view(),
+                dgate: dgate.view_mut(),
+                dup: y.view_mut(),
+            })
+            .expect("it fits")
         });
         timed(&mut group, "gelu", Throughput::Elements(n as u64), || {
-            dev.gelu(gate.view(), y.view_mut()).expect("it fits")
+            dev.gelu(Gelu { x: gate.view(), y: y.view_mut() }).expect("it fits")
         });
         timed(&mut group, "gelu backward", Throughput::Elements(n as u64), || {
-            dev.gelu_backward(gate.view(), dy.view(), y.view_mut()).expect("it fits")
+            dev.gelu_backward(GeluBackward { x: gate.view(), dy: dy.view(), dx: y.view_mut() }).expect("it fits")
         });
         let n = 256 * VOCAB;
-        let (mut logits, shape) = (of(n), CrossEntropy { vocab: VOCAB, softcap: 0.0 });
+        let (mut logits, shape) = (of(n), CrossEntropyShape { vocab: VOCAB, softcap: 0.0 });
         let scale = random(&dev, DType::F32, 1);
         let (targets, mut loss) = (
             dev.alloc(DType::I32, 256, Category::Other).expect("memory"),
             dev.alloc(DType::F64, 1, Category::Other).expect("memory"),
         );
         timed(&mut group, "cross entropy", Throughput::Elements(n as u64), || {
-            dev.cross_entropy(&shape, targets.view(), Some(scale.view()), logits.view_mut(), loss.view_mut())
-                .expect("it fits")
+            dev.cross_entropy(CrossEntropy {
+                shape,
+                targets: targets.view(),
+                scale: Some(scale.view()),
+                logits: logits.view_mut(),
+                loss: loss.view_mut(),
+            })
+            .expect("it fits")
         });
         group.finish();
     }

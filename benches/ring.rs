@@ -7,7 +7,8 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, MeshSizes, Tag, shm};
 use flatshard::data::MicroBatch;
 use flatshard::data::zigzag::ZigzagCut;
-use flatshard::device::{Attention, Buf, Device, cpu::CpuDevice};
+use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape};
+use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use flatshard::nn::ring::{Ring, RingAttention};
 use flatshard::nn::{Groups, RingImpl, Slice, Split};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(dev: &dyn Device, a: &Attention, n: usize) -> Rows {
+    fn new(dev: &dyn Device, a: &AttentionShape, n: usize) -> Rows {
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other).unwrap();
         let (row, inner) = (n * a.row(), n * a.heads * a.head_dim);
         let [qkv, dqkv, o] = [row, row, inner].map(|len| alloc(DType::Bf16, len));
@@ -42,7 +43,7 @@ fn u32s(dev: &dyn Device, values: &[u32]) -> Buf {
 
 /// `rounds` times, of a rank that has half of a sequence of `len`. None: the whole sequence by itself, of which half
 /// the time is its share.
-fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
+fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));
     let n = len / RANKS;
     let mut rows = Rows::new(&*dev, a, if ring.is_some() { n } else { len });
@@ -67,10 +68,28 @@ fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<Ring
                 .unwrap();
         } else {
             let cu = documents.view();
-            dev.attention(a, cu, qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+            dev.attention(Attention {
+                shape: *a,
+                cu_seqlens: cu,
+                qkv: qkv.view(),
+                o: o.view_mut(),
+                lse: lse.view_mut(),
+            })
+            .unwrap();
             let (delta, dqkv, d_o) = (delta.view_mut(), dqkv.view_mut(), o.view());
             let sums = sums.view_mut();
-            dev.attention_backward(a, cu, qkv.view(), o.view(), lse.view(), d_o, delta, sums, dqkv).unwrap();
+            dev.attention_backward(AttentionBackward {
+                shape: *a,
+                cu_seqlens: cu,
+                qkv: qkv.view(),
+                o: o.view(),
+                lse: lse.view(),
+                d_o,
+                delta,
+                sums,
+                dqkv,
+            })
+            .unwrap();
         }
     };
     once();
@@ -81,7 +100,7 @@ fn rank(group: Arc<dyn Collective>, a: &Attention, len: usize, ring: Option<Ring
     start.elapsed() / if ring.is_some() { 1 } else { RANKS as u32 }
 }
 
-fn timed(a: Attention, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
+fn timed(a: AttentionShape, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
     let meters = [(); RANKS].map(|()| Meter::default());
     let meshes = shm::threads(MeshSizes::sharded(RANKS), &meters).unwrap();
     std::thread::scope(|scope| {
@@ -97,7 +116,7 @@ fn layers(c: &mut Criterion) {
     let mut group = c.benchmark_group("ring");
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
     for (heads, kv_heads) in [("mha", 12), ("gqa", 2)] {
-        let a = Attention { heads: 12, kv_heads, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
+        let a = AttentionShape { heads: 12, kv_heads, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
         for len in [512, 2048, 8192] {
             let ways = [("plain", None), ("ring", Some(RingImpl::Ring)), ("allgather", Some(RingImpl::AllGather))];
             for (name, ring) in ways {

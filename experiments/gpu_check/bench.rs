@@ -4,7 +4,11 @@ use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::Driver;
-use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, Gemm, LIMBS, RmsNorm};
+use flatshard::device::ops::{
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Gemm, GemmShape, Glu, RmsNorm,
+    RmsNormShape, SumSquares,
+};
+use flatshard::device::{Buf, Device, LIMBS};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 15;
@@ -100,11 +104,13 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
     let device = b.gpu.device.clone();
     b.bytes("copy bf16", 4 * n, || device.copy(x.view(), z.view_mut()))?;
     b.bytes("add bf16", 6 * n, || device.add(x.view(), z.view_mut()))?;
-    b.bytes("swiglu bf16", 6 * n, || device.swiglu(x.view(), y.view(), z.view_mut()))?;
+    b.bytes("swiglu bf16", 6 * n, || device.swiglu(Glu { gate: x.view(), up: y.view(), y: z.view_mut() }))?;
     let width = 4096;
     let (w, mut rstd) = (b.random(DType::Bf16, width)?, b.alloc(DType::F32, n / width)?);
-    let norm = RmsNorm { eps: 1e-5, offset: 0.0 };
-    b.bytes("rmsnorm bf16 4096", 4 * n, || device.rmsnorm(&norm, x.view(), w.view(), z.view_mut(), rstd.view_mut()))?;
+    let norm = RmsNormShape { eps: 1e-5, offset: 0.0 };
+    b.bytes("rmsnorm bf16 4096", 4 * n, || {
+        device.rmsnorm(RmsNorm { shape: norm, x: x.view(), w: w.view(), y: z.view_mut(), rstd: rstd.view_mut() })
+    })?;
     drop((x, y));
     let p = n / 4;
     let (g, mut m, mut v, mut master) =
@@ -112,33 +118,41 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
     let mut out = b.alloc(DType::Bf16, p)?;
     let mut scale = b.alloc(DType::F32, 1)?;
     device.upload(&1f32.to_ne_bytes(), scale.view_mut())?;
-    let constants = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
+    let constants = AdamWStep { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 }.scalars();
     let mut h = b.alloc(DType::F32, AdamWScalars::LEN)?;
     device.upload(bytemuck::bytes_of(&constants), h.view_mut())?;
     b.bytes("adamw f32 with a bf16 copy", 30 * p, || {
         let copy = Some(out.view_mut());
-        device.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), master.view_mut(), copy)
+        device.adamw(AdamW {
+            h: h.view(),
+            scale: scale.view(),
+            g: g.view(),
+            m: m.view_mut(),
+            v: v.view_mut(),
+            p: master.view_mut(),
+            out: copy,
+        })
     })?;
     let mut acc = b.alloc(DType::F64, LIMBS)?;
-    b.bytes("sum of squares f32", 4 * p, || device.sum_squares(g.view(), acc.view_mut()))
+    b.bytes("sum of squares f32", 4 * p, || device.sum_squares(SumSquares { x: g.view(), acc: acc.view_mut() }))
 }
 
 fn products(b: &mut Bench) -> Result<()> {
     let device = b.gpu.device.clone();
     let linear = |out, inn| {
         [
-            ("nt", Gemm::nt(8192, out, inn)),
-            ("nn", Gemm::nn(8192, inn, out)),
-            ("tn", Gemm::tn(out, inn, 8192).accumulate()),
+            ("nt", GemmShape::nt(8192, out, inn)),
+            ("nn", GemmShape::nn(8192, inn, out)),
+            ("tn", GemmShape::tn(out, inn, 8192).accumulate()),
         ]
     };
-    let square = [("nt", Gemm::nt(8192, 8192, 8192))];
+    let square = [("nt", GemmShape::nt(8192, 8192, 8192))];
     for (form, shape) in square.into_iter().chain(linear(5632, 2048)).chain(linear(32000, 2048)) {
         let [la, lb, lc] = shape.extents();
         let (x, y) = (b.random(DType::Bf16, la)?, b.random(DType::Bf16, lb)?);
         let mut c = b.alloc(if shape.accumulate { DType::F32 } else { DType::Bf16 }, lc)?;
         let name = format!("product bf16 {form} {}x{}x{}", shape.m, shape.n, shape.k);
-        b.flops(name, shape.flops() as f64, || device.gemm(&shape, x.view(), y.view(), c.view_mut()))?;
+        b.flops(name, shape.flops() as f64, || device.gemm(Gemm { shape, a: x.view(), b: y.view(), c: c.view_mut() }))?;
     }
     Ok(())
 }
@@ -148,7 +162,7 @@ fn attention(b: &mut Bench, head_dim: usize, len: usize, whose: &str) -> Result<
     let device = b.gpu.device.clone();
     let (tokens, heads) = (16_384, 2048 / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let shape = Attention { heads, kv_heads: heads, head_dim, scale, window: 0, softcap: 0.0 };
+    let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: 0, softcap: 0.0 };
     let documents: Vec<u32> = (0..=tokens / len).map(|i| (i * len) as u32).collect();
     let mut cu = b.alloc(DType::U32, documents.len())?;
     device.upload(bytemuck::cast_slice(&documents), cu.view_mut())?;
@@ -158,11 +172,17 @@ fn attention(b: &mut Bench, head_dim: usize, len: usize, whose: &str) -> Result<
     let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
     b.flops(format!("attention forward causal {head_dim} x {len}{whose}"), flops, || {
-        device.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())
+        device.attention(Attention {
+            shape,
+            cu_seqlens: cu.view(),
+            qkv: qkv.view(),
+            o: o.view_mut(),
+            lse: lse.view_mut(),
+        })
     })?;
     b.flops(format!("attention backward causal {head_dim} x {len}{whose}"), 2.5 * flops, || {
         let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
         let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
-        device.attention_backward(&shape, cu, qkv, o, lse, d_o, delta, sums, dqkv)
+        device.attention_backward(AttentionBackward { shape, cu_seqlens: cu, qkv, o, lse, d_o, delta, sums, dqkv })
     })
 }

@@ -7,7 +7,10 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{AdamW, AdamWScalars, Attention, Buf, Device, LIMBS, ViewMut};
+use flatshard::device::ops::{
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Glu, SumSquares,
+};
+use flatshard::device::{Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -147,7 +150,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
     put("cast to bf16", true, |dev| floats(dev, &filled(dev, DType::Bf16, N, 1)?));
     put("sum of squares", true, |dev| {
         let (x, mut acc) = (filled(dev, DType::F32, N, 1)?, dev.alloc(DType::F64, LIMBS, Category::Other)?);
-        dev.sum_squares(x.view(), acc.view_mut())?;
+        dev.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() })?;
         let mut limbs = [0f64; LIMBS];
         dev.download(acc.view(), bytemuck::cast_slice_mut(&mut limbs))?;
         // Limbs hold 32 bits: both halves as f32, exactly.
@@ -157,7 +160,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         let (g, u, mut y) =
             (filled(dev, DType::Bf16, N, 1)?, filled(dev, DType::Bf16, N, 2)?, filled(dev, DType::F32, N, 3)?);
         let mut out = dev.alloc(DType::Bf16, N, Category::Other)?;
-        dev.swiglu(g.view(), u.view(), out.view_mut())?;
+        dev.swiglu(Glu { gate: g.view(), up: u.view(), y: out.view_mut() })?;
         dev.copy(out.view(), y.view_mut())?;
         // One rounding to bf16 may fall the other way: compared after it, a step of bf16 is allowed.
         Ok(floats(dev, &y)?.into_iter().map(|x| (x * 64.0).round() / 64.0).collect())
@@ -166,10 +169,19 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         let (g, scale) = (filled(dev, DType::F32, N, 1)?, filled(dev, DType::F32, 1, 9)?);
         let (mut m, mut p) = (filled(dev, DType::F32, N, 2)?, filled(dev, DType::F32, N, 3)?);
         let mut v = dev.alloc(DType::F32, N, Category::Other)?;
-        let constants = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 }.scalars();
+        let constants =
+            AdamWStep { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 }.scalars();
         let mut h = dev.alloc(DType::F32, AdamWScalars::LEN, Category::Other)?;
         dev.upload(bytemuck::bytes_of(&constants), h.view_mut())?;
-        dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)?;
+        dev.adamw(AdamW {
+            h: h.view(),
+            scale: scale.view(),
+            g: g.view(),
+            m: m.view_mut(),
+            v: v.view_mut(),
+            p: p.view_mut(),
+            out: None,
+        })?;
         floats(dev, &p)
     });
     list
@@ -188,7 +200,7 @@ pub fn attention() -> Result<Value> {
             [("causal", 4, 0, 0.0), ("grouped, window", 2, 100, 0.0), ("softcap", 4, 0, 30.0)]
         {
             let scale = 1.0 / (head_dim as f32).sqrt();
-            let shape = Attention { heads: 4, kv_heads, head_dim, scale, window, softcap };
+            let shape = AttentionShape { heads: 4, kv_heads, head_dim, scale, window, softcap };
             let label = format!("{head_dim} {kind}");
             let (there, here) =
                 (both(&*gpu.device, &shape, &documents, DType::Bf16)?, both(&cpu, &shape, &documents, DType::F32)?);
@@ -212,7 +224,7 @@ pub fn attention() -> Result<Value> {
 }
 
 /// Output, and the gradient of qkv for a fixed gradient of the output.
-fn both(dev: &dyn Device, shape: &Attention, documents: &[u32], dtype: DType) -> Result<[Vec<f32>; 2]> {
+fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DType) -> Result<[Vec<f32>; 2]> {
     let tokens = documents.last().copied().unwrap_or(0) as usize;
     let (row, out) = (shape.row(), shape.heads * shape.head_dim);
     let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
@@ -232,18 +244,24 @@ fn both(dev: &dyn Device, shape: &Attention, documents: &[u32], dtype: DType) ->
     let (mut o, mut dqkv) = (alloc(dtype, tokens * out)?, alloc(dtype, tokens * row)?);
     let (mut lse, mut delta) = (alloc(DType::F32, shape.heads * tokens)?, alloc(DType::F32, shape.heads * tokens)?);
     let mut sums = alloc(DType::F32, dev.attention_sums(shape, dtype, tokens))?;
-    dev.attention(shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())?;
-    dev.attention_backward(
-        shape,
-        cu.view(),
-        qkv.view(),
-        o.view(),
-        lse.view(),
-        d_o.view(),
-        delta.view_mut(),
-        sums.view_mut(),
-        dqkv.view_mut(),
-    )?;
+    dev.attention(Attention {
+        shape: *shape,
+        cu_seqlens: cu.view(),
+        qkv: qkv.view(),
+        o: o.view_mut(),
+        lse: lse.view_mut(),
+    })?;
+    dev.attention_backward(AttentionBackward {
+        shape: *shape,
+        cu_seqlens: cu.view(),
+        qkv: qkv.view(),
+        o: o.view(),
+        lse: lse.view(),
+        d_o: d_o.view(),
+        delta: delta.view_mut(),
+        sums: sums.view_mut(),
+        dqkv: dqkv.view_mut(),
+    })?;
     Ok([floats(dev, &o)?, floats(dev, &dqkv)?])
 }
 

@@ -15,7 +15,8 @@
 mod tests;
 
 use super::cpu::CpuDevice;
-use super::{ALIGN, AdamWScalars, Buf, Device, Place, View, ViewMut};
+use super::ops::{AdamW, AdamWScalars, Sgd};
+use super::{ALIGN, Buf, Device, Place, View, ViewMut};
 use crate::base::{DType, Error, Meter, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -52,7 +53,7 @@ impl Staged {
 pub struct HostUpdate {
     workers: Workers,
     chunk: usize,
-    places: [Turn; 2],
+    places: [StagingSlot; 2],
     /// Chunks given so far; chunk i uses place i % 2.
     given: usize,
     /// f32 (1): the clip scale.
@@ -63,7 +64,7 @@ pub struct HostUpdate {
 }
 
 /// A place of staging memory, and the chunk that has it.
-struct Turn {
+struct StagingSlot {
     /// f32: what the update shares between elements.
     constants: Buf,
     grad: Option<Buf>,
@@ -81,7 +82,7 @@ impl HostUpdate {
     pub fn new(dev: &dyn Device, staged: &Staged, threads: usize) -> Result<HostUpdate> {
         let chunk = staged.chunk();
         let place = || {
-            Ok(Turn {
+            Ok(StagingSlot {
                 constants: dev.alloc_host(DType::F32, AdamWScalars::LEN)?,
                 grad: staged.grads.then(|| dev.alloc_host(DType::F32, chunk)).transpose()?,
                 weights: staged.weights.map(|dtype| dev.alloc_host(dtype, chunk)).transpose()?,
@@ -99,96 +100,55 @@ impl HostUpdate {
         })
     }
 
-    /// As [`Device::adamw`], with the operands where they are and its constants in the host's.
-    #[allow(clippy::too_many_arguments)]
-    pub fn adamw(
-        &mut self,
-        dev: &dyn Device,
-        h: &[f32],
-        scale: View,
-        g: View,
-        m: ViewMut,
-        v: ViewMut,
-        p: ViewMut,
-        out: Option<ViewMut>,
-    ) -> Result<()> {
-        self.update(dev, HostRule::AdamW, h, scale, g, [Some(m), Some(v)], p, out)
+    /// As [`Device::adamw`], with the operands where they are and its constants in the host's `h`.
+    pub fn adamw(&mut self, dev: &dyn Device, h: &[f32], op: AdamW) -> Result<()> {
+        op.check()?;
+        let AdamW { scale, g, m, v, p, out, .. } = op;
+        let state = [Some(alias_mut(&m)), Some(alias_mut(&v))];
+        let chunk =
+            Chunk { rule: UpdateRule::AdamW, g: alias(g), state, p: alias_mut(&p), out: out.as_ref().map(alias_mut) };
+        self.update(dev, h, scale, &chunk)
     }
     /// As [`Device::sgd`].
-    #[allow(clippy::too_many_arguments)]
-    pub fn sgd(
-        &mut self,
-        dev: &dyn Device,
-        h: &[f32],
-        scale: View,
-        g: View,
-        m: Option<ViewMut>,
-        p: ViewMut,
-        out: Option<ViewMut>,
-    ) -> Result<()> {
-        self.update(dev, HostRule::Sgd, h, scale, g, [m, None], p, out)
+    pub fn sgd(&mut self, dev: &dyn Device, h: &[f32], op: Sgd) -> Result<()> {
+        op.check()?;
+        let Sgd { scale, g, m, p, out, .. } = op;
+        let state = [m.as_ref().map(alias_mut), None];
+        let chunk =
+            Chunk { rule: UpdateRule::Sgd, g: alias(g), state, p: alias_mut(&p), out: out.as_ref().map(alias_mut) };
+        self.update(dev, h, scale, &chunk)
     }
 
-    #[allow(clippy::too_many_arguments)] // an operation's operands
-    fn update(
-        &mut self,
-        dev: &dyn Device,
-        rule: HostRule,
-        h: &[f32],
-        scale: View,
-        g: View,
-        mut state: [Option<ViewMut>; 2],
-        mut p: ViewMut,
-        mut out: Option<ViewMut>,
-    ) -> Result<()> {
+    fn update(&mut self, dev: &dyn Device, h: &[f32], scale: View, whole: &Chunk) -> Result<()> {
         if !self.begun {
             self.begun = true;
             dev.copy(scale.slice(0..1), self.scale.view_mut())?;
             dev.synchronize()?;
             self.skips = !self.scale.view().host::<f32>(OP)?[0].is_finite();
         }
-        let n = if self.skips { 0 } else { g.len() };
-        for from in (0..n).step_by(self.chunk) {
-            let range = from..n.min(from + self.chunk);
-            let cut = |x: &mut ViewMut| alias(x.reborrow().slice(range.clone()).as_view());
-            let state = state.each_mut().map(|s| s.as_mut().map(cut));
-            self.give(dev, rule, h, g.slice(range.clone()), state, cut(&mut p), out.as_mut().map(cut))?;
-        }
-        Ok(())
+        let n = if self.skips { 0 } else { whole.g.len() };
+        (0..n).step_by(self.chunk).try_for_each(|from| self.give(dev, h, whole.part(from..n.min(from + self.chunk))))
     }
 
-    /// One chunk: its gradient comes down, the thread has it, and the weights of the chunk before it go up.
-    #[allow(clippy::too_many_arguments)]
-    fn give(
-        &mut self,
-        dev: &dyn Device,
-        rule: HostRule,
-        h: &[f32],
-        g: View,
-        state: [Option<Buf>; 2],
-        p: Buf,
-        out: Option<Buf>,
-    ) -> Result<()> {
-        let (place, n) = (self.given % 2, g.len());
-        let Turn { constants, grad, weights, pending } = &mut self.places[place];
-        let g = match grad {
-            Some(grad) if g.place() != Place::Mapped => {
-                dev.copy(g, grad.view_mut().slice(0..n))?;
-                alias(grad.view().slice(0..n))
-            }
-            _ => alias(g),
-        };
-        let (out, to) = match (out, weights) {
-            (Some(out), Some(weights)) if out.view().place() != Place::Mapped => {
-                (Some(alias(weights.view().slice(0..n))), Some(out))
-            }
-            (out, _) => (out, None),
-        };
+    /// One chunk: its gradient comes down, the threads have it, and the weights of the chunk before it go up.
+    fn give(&mut self, dev: &dyn Device, h: &[f32], mut chunk: Chunk) -> Result<()> {
+        let (place, n) = (self.given % 2, chunk.g.len());
+        let StagingSlot { constants, grad, weights, pending } = &mut self.places[place];
+        if let Some(grad) = grad.as_mut().filter(|_| chunk.g.view().place() != Place::Mapped) {
+            dev.copy(chunk.g.view(), grad.view_mut().slice(0..n))?;
+            chunk.g = alias(grad.view().slice(0..n));
+        }
+        let mut to = None;
+        if let (Some(out), Some(weights)) = (&mut chunk.out, weights)
+            && out.view().place() != Place::Mapped
+        {
+            to = Some(std::mem::replace(out, alias(weights.view().slice(0..n))));
+        }
         // The gradient is there, and what this place held before is on the device.
         dev.synchronize()?;
         constants.view_mut().slice(0..h.len()).host::<f32>(OP)?.copy_from_slice(h);
         let (h, scale) = (alias(constants.view().slice(0..h.len())), alias(self.scale.view()));
-        self.workers.give(place, &Task { rule, h, scale, g, state, p, out });
+        self.workers.give(place, &Task { h, scale, chunk });
         *pending = Some(Pending { to });
         self.given += 1;
         self.take(dev, 1 - place)
@@ -196,7 +156,7 @@ impl HostUpdate {
 
     /// Waits for the chunk that has `place` and sends its weights up.
     fn take(&mut self, dev: &dyn Device, place: usize) -> Result<()> {
-        let Turn { weights, pending, .. } = &mut self.places[place];
+        let StagingSlot { weights, pending, .. } = &mut self.places[place];
         let Some(Pending { to }) = pending.take() else { return Ok(()) };
         self.workers.wait(place)?;
         match (to, weights) {
@@ -219,56 +179,69 @@ fn alias(view: View) -> Buf {
     // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in turns.
     unsafe { view.alias() }
 }
+fn alias_mut(view: &ViewMut) -> Buf {
+    alias(view.as_view())
+}
 
 #[derive(Clone, Copy)]
-enum HostRule {
+enum UpdateRule {
     AdamW,
     Sgd,
 }
 
-struct Task {
-    rule: HostRule,
-    h: Buf,
-    scale: Buf,
+/// The operands of an update that have an element for each weight.
+struct Chunk {
+    rule: UpdateRule,
     g: Buf,
+    /// The moments of AdamW; the momentum of SGD, if it has one.
     state: [Option<Buf>; 2],
     p: Buf,
     out: Option<Buf>,
 }
 
-impl Task {
+impl Chunk {
     /// The same of some elements.
-    fn part(&self, range: Range<usize>) -> Task {
+    fn part(&self, range: Range<usize>) -> Chunk {
         let cut = |x: &Buf| alias(x.view().slice(range.clone()));
-        let [m, v] = &self.state;
-        let state = [m.as_ref().map(cut), v.as_ref().map(cut)];
-        let (h, scale) = (alias(self.h.view()), alias(self.scale.view()));
-        Task { rule: self.rule, h, scale, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
+        let state = self.state.each_ref().map(|s| s.as_ref().map(cut));
+        Chunk { rule: self.rule, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
+    }
+}
+
+struct Task {
+    h: Buf,
+    scale: Buf,
+    chunk: Chunk,
+}
+
+impl Task {
+    fn part(&self, range: Range<usize>) -> Task {
+        Task { h: alias(self.h.view()), scale: alias(self.scale.view()), chunk: self.chunk.part(range) }
     }
     fn run(mut self, cpu: &CpuDevice) -> Result<()> {
-        let (h, scale, g, p) = (self.h.view(), self.scale.view(), self.g.view(), self.p.view_mut());
-        let (out, [m, v]) = (self.out.as_mut().map(Buf::view_mut), self.state.each_mut());
-        let (m, v) = (m.as_mut().map(Buf::view_mut), v.as_mut().map(Buf::view_mut));
-        match (self.rule, m, v) {
-            (HostRule::AdamW, Some(m), Some(v)) => cpu.adamw(h, scale, g, m, v, p, out),
-            (HostRule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
-            (HostRule::Sgd, m, _) => cpu.sgd(h, scale, g, m, p, out),
+        let Chunk { rule, g, state: [m, v], p, out } = &mut self.chunk;
+        let (h, scale, g, p) = (self.h.view(), self.scale.view(), g.view(), p.view_mut());
+        let [m, v, out] = [m, v, out].map(|buf| buf.as_mut().map(Buf::view_mut));
+        match (rule, m, v) {
+            (UpdateRule::AdamW, Some(m), Some(v)) => cpu.adamw(AdamW { h, scale, g, m, v, p, out }),
+            (UpdateRule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
+            (UpdateRule::Sgd, m, _) => cpu.sgd(Sgd { h, scale, g, m, p, out }),
         }
     }
 }
 
 /// The threads and what they have to do, in order.
 struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<UpdateQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct UpdateQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// Parts of chunks, with the places that these have.
     tasks: VecDeque<(usize, Task)>,
     /// Parts of the chunk at each place that are not done.
@@ -277,11 +250,11 @@ struct State {
     over: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl UpdateQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, QueueState>) -> MutexGuard<'a, QueueState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
     /// A thread's life.
@@ -312,7 +285,10 @@ impl Shared {
 impl Workers {
     fn start(threads: usize) -> Result<Workers> {
         let tasks = VecDeque::with_capacity(2 * threads); // a chunk at each place
-        let shared = Arc::new(Shared { state: Mutex::new(State { tasks, ..State::default() }), ..Shared::default() });
+        let shared = Arc::new(UpdateQueue {
+            state: Mutex::new(QueueState { tasks, ..QueueState::default() }),
+            ..UpdateQueue::default()
+        });
         let mut workers = Workers { shared, threads: Vec::with_capacity(threads) };
         for _ in 0..threads {
             let own = workers.shared.clone();
@@ -322,12 +298,12 @@ impl Workers {
         Ok(workers)
     }
     /// The chunk at `place`, which is free: an equal part to each thread.
-    fn give(&self, place: usize, chunk: &Task) {
-        let n = chunk.g.len();
+    fn give(&self, place: usize, task: &Task) {
+        let n = task.chunk.g.len();
         let each = n.div_ceil(self.threads.len()).next_multiple_of(ALIGN);
         let mut state = self.shared.lock();
         for from in (0..n).step_by(each) {
-            state.tasks.push_back((place, chunk.part(from..n.min(from + each))));
+            state.tasks.push_back((place, task.part(from..n.min(from + each))));
             state.left[place] += 1;
         }
         self.shared.changed.notify_all();

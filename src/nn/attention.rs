@@ -8,7 +8,11 @@ use super::saved::{AttentionSaved, Scratch};
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::{Attention, Device, QkNormRope, Rope, View, ViewMut};
+use crate::device::ops::{
+    Attention, AttentionBackward, AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape,
+    Rope, RopeShape,
+};
+use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 #[derive(Clone, Debug)]
@@ -23,7 +27,7 @@ pub struct AttentionBranch {
     pub cut: bool,
     /// Which of the context's tables it turns by.
     pub table: usize,
-    pub shape: Attention,
+    pub shape: AttentionShape,
     pub out: Linear,
     /// Of what the branch adds to the residual.
     pub post: Option<Norm>,
@@ -34,10 +38,10 @@ pub struct AttentionBranch {
 pub enum HeadTransform {
     /// Nothing: positions were learned.
     None,
-    Rope(Rope),
+    Rope(RopeShape),
     /// Each head is normalised first: segments `wq` and `wk`.
     NormRope {
-        shape: QkNormRope,
+        shape: QkNormRopeShape,
         wq: usize,
         wk: usize,
     },
@@ -65,7 +69,7 @@ impl RowBias {
             dev.copy(bias, part)?;
             rest = right;
         }
-        dev.bias(row.rows(1), y)
+        dev.bias(Bias { bias: row.rows(1), y })
     }
     /// Adds the column sums of `dy` to the biases' gradients.
     fn grad(&self, dev: &dyn Device, dw: &mut Grads, row: &mut Tensor, dy: View) -> Result<()> {
@@ -73,7 +77,7 @@ impl RowBias {
             return Ok(());
         }
         dev.zero(row.rows_mut(1))?;
-        dev.bias_backward(dy, row.rows_mut(1))?;
+        dev.bias_backward(BiasBackward { dy, db: row.rows_mut(1) })?;
         let mut at = 0;
         for RowPart { segment, held } in &self.0 {
             let columns = at..at + held.len();
@@ -107,8 +111,9 @@ impl AttentionBranch {
         if let Some(bias) = &self.bias {
             bias.add(dev, w, &mut scratch.bias, saved.qkv.rows_mut(n))?;
         }
-        if let HeadTransform::Rope(rope) = &self.transform {
-            dev.rope(rope, cx.tables[self.table], cx.batch.positions, saved.qkv.rows_mut(n), false)?;
+        let (table, positions) = (cx.tables[self.table], cx.batch.positions);
+        if let HeadTransform::Rope(shape) = self.transform {
+            dev.rope(Rope { shape, table, positions, qkv: saved.qkv.rows_mut(n), inverse: false })?;
         }
         let AttentionSaved { qkv, o, lse, branch } = saved;
         if !cx.attended {
@@ -116,8 +121,10 @@ impl AttentionBranch {
             let (o, lse) = (o.rows_mut(n), lse.rows_mut(n));
             match (RingAttention::of(cx, &self.shape), cx.past) {
                 (Some(ring), _) => ring.forward(&mut scratch.ring, qkv, o, lse)?,
-                (None, Some(past)) => scratch.cache.attention(cx, past, &self.shape, qkv, o, lse)?,
-                (None, None) => dev.attention(&self.shape, cx.batch.cu_seqlens, qkv, o, lse)?,
+                (None, Some(past)) => scratch.cache.attention(cx, past, self.shape, qkv, o, lse)?,
+                (None, None) => {
+                    dev.attention(Attention { shape: self.shape, cu_seqlens: cx.batch.cu_seqlens, qkv, o, lse })?
+                }
             }
         }
         let Scratch { parts, low, stats, .. } = scratch;
@@ -148,10 +155,10 @@ impl AttentionBranch {
         rotated: &'a mut Tensor,
         stats: &mut Tensor,
     ) -> Result<View<'a>> {
-        let HeadTransform::NormRope { shape, wq, wk } = &self.transform else { return Ok(qkv.rows(cx.n)) };
-        let (wq, wk, qkv) = (w.get(*wq), w.get(*wk), qkv.rows(cx.n));
-        let (out, rstd) = (rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
-        cx.dev.qk_norm_rope(shape, cx.tables[self.table], cx.batch.positions, wq, wk, qkv, out, rstd)?;
+        let HeadTransform::NormRope { shape, wq, wk } = self.transform else { return Ok(qkv.rows(cx.n)) };
+        let (table, positions, wq, wk) = (cx.tables[self.table], cx.batch.positions, w.get(wq), w.get(wk));
+        let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
+        cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
         Ok(rotated.rows(cx.n))
     }
 
@@ -189,21 +196,32 @@ impl AttentionBranch {
 
         let qkv = self.rotated(cx, w, &saved.qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
-        let (d_o, documents, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
+        let (d_o, cu_seqlens, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
         match RingAttention::of(cx, &self.shape) {
-            None => dev.attention_backward(&self.shape, documents, qkv, o, lse, d_o, delta, sums, dqkv)?,
+            None => {
+                let shape = self.shape;
+                dev.attention_backward(AttentionBackward { shape, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv })?
+            }
             Some(ring) => ring.backward(&mut scratch.ring, qkv, o, lse, d_o, [delta, sums], dqkv)?,
         }
-        match &self.transform {
+        let (table, dqkv) = (cx.tables[self.table], scratch.dqkv.rows_mut(n));
+        match self.transform {
             HeadTransform::None => {}
-            HeadTransform::Rope(rope) => {
-                dev.rope(rope, cx.tables[self.table], positions, scratch.dqkv.rows_mut(n), true)?
-            }
+            HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
             HeadTransform::NormRope { shape, wq, wk } => {
-                let (dwq, dwk) = dw.pair(*wq, *wk, scratch.unused.rows_mut(2));
-                let (wq, wk, qkv, rstd) = (w.get(*wq), w.get(*wk), saved.qkv.rows(n), scratch.head_stats.rows(n));
-                let dqkv = scratch.dqkv.rows_mut(n);
-                dev.qk_norm_rope_backward(shape, cx.tables[self.table], positions, wq, wk, qkv, rstd, dqkv, dwq, dwk)?;
+                let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2));
+                dev.qk_norm_rope_backward(QkNormRopeBackward {
+                    shape,
+                    table,
+                    positions,
+                    wq: w.get(wq),
+                    wk: w.get(wk),
+                    qkv: saved.qkv.rows(n),
+                    rstd: scratch.head_stats.rows(n),
+                    dqkv,
+                    dwq,
+                    dwk,
+                })?;
             }
         }
         if let Some(bias) = &self.bias {

@@ -10,7 +10,8 @@ use super::spec::Spec;
 use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
-use crate::device::{Attention, Columns, Device, View, ViewMut};
+use crate::device::ops::{Attention, AttentionPass, AttentionShape, CopyColumns};
+use crate::device::{Device, View, ViewMut};
 
 table! {
     /// Empty where no sequence goes on. B: blocks, T: tokens of the sequence at most, C: elements in a row of keys and
@@ -62,7 +63,7 @@ impl Cache {
         &mut self,
         cx: &Cx,
         past: Past,
-        shape: &Attention,
+        shape: AttentionShape,
         qkv: View,
         o: ViewMut,
         lse: ViewMut,
@@ -70,13 +71,14 @@ impl Cache {
         let (dev, c, row) = (cx.dev, shape.kv_row(), shape.row());
         let block = (cx.layer - 1) * past.room;
         let end = block + past.tokens + cx.n;
-        let columns = Columns { rows: cx.n, width: c, src_row: row, dst_row: c };
-        dev.copy_columns(&columns, qkv.slice(row - c..qkv.len()), self.kv.band_mut(&(block + past.tokens..end)))?;
+        let (src, dst) = (qkv.slice(row - c..qkv.len()), self.kv.band_mut(&(block + past.tokens..end)));
+        dev.copy_columns(CopyColumns { rows: cx.n, width: c, src_row: row, dst_row: c, src, dst })?;
         if past.tokens == 0 {
-            return dev.attention(shape, cx.batch.cu_seqlens, qkv, o, lse);
+            return dev.attention(Attention { shape, cu_seqlens: cx.batch.cu_seqlens, qkv, o, lse });
         }
-        let sees = if shape.window == 0 { &self.sees } else { &self.near };
-        dev.attention_pass(shape, sees.rows(1), qkv, self.kv.band(&(block..end)), self.o.rows_mut(1), lse)?;
+        let of_queries = if shape.window == 0 { &self.sees } else { &self.near }.rows(1);
+        let (kv, pass) = (self.kv.band(&(block..end)), self.o.rows_mut(1));
+        dev.attention_pass(AttentionPass { shape, of_queries, qkv, kv, o: pass, lse })?;
         dev.copy(self.o.rows(1), o)
     }
 }

@@ -13,6 +13,7 @@ use super::tensor::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag, Ticket};
+use crate::device::ops::Dropout;
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -145,7 +146,7 @@ impl Cx<'_> {
     /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: DropoutSite, x: ViewMut) -> Result<()> {
         let Some((p, keys)) = self.dropout else { return Ok(()) };
-        self.dev.dropout(p, keys.slice(DropoutKeys::at(self.layer, place)), x)
+        self.dev.dropout(Dropout { p, key: keys.slice(DropoutKeys::at(self.layer, place)), x })
     }
     /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
     pub fn branch_grad<'b>(&self, place: DropoutSite, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {

@@ -2,7 +2,8 @@
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::{Device, Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Bias, BiasBackward, Epilogue, Gelu, GeluBackward, Gemm, GemmShape, GemmThen};
+use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 /// How the weight is stored.
@@ -109,30 +110,31 @@ impl Linear {
             return self.product_then(dev, w, x, y, Epilogue::Gelu { bias, z });
         }
         self.forward(dev, w, x, low, z.reborrow())?;
-        dev.gelu(z.as_view(), y)
+        dev.gelu(Gelu { x: z.as_view(), y })
     }
     /// The product of whole rows and what follows it.
     fn product_then(&self, dev: &dyn Device, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
-        dev.gemm_then(&self.shape(x.len() / self.inputs), x, w.get(self.weight).slice(self.held()), y, then)
+        let (shape, b) = (self.shape(x.len() / self.inputs), w.get(self.weight).slice(self.held()));
+        dev.gemm_then(GemmThen { shape, a: x, b, c: y, then })
     }
-    fn shape(&self, n: usize) -> Gemm {
+    fn shape(&self, n: usize) -> GemmShape {
         match self.form {
-            Form::OutIn => Gemm::nt(n, self.outputs, self.inputs),
-            Form::InOut => Gemm::nn(n, self.outputs, self.inputs),
+            Form::OutIn => GemmShape::nt(n, self.outputs, self.inputs),
+            Form::InOut => GemmShape::nn(n, self.outputs, self.inputs),
         }
     }
     /// `y += b`. Adds.
     pub fn add_bias(&self, dev: &dyn Device, w: Weights, y: ViewMut) -> Result<()> {
         match self.bias {
-            Some(bias) => dev.bias(w.get(bias), y),
+            Some(bias) => dev.bias(Bias { bias: w.get(bias), y }),
             None => Ok(()),
         }
     }
     /// `forward` without the bias, which is added once where ranks sum their products. Assigns.
     pub fn product(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
-        let shape = self.shape(x.len() / self.inputs);
+        let (shape, b) = (self.shape(x.len() / self.inputs).ldc(self.row), w.get(self.weight).slice(self.held()));
         let band = self.column..y.len();
-        dev.gemm(&shape.ldc(self.row), x, w.get(self.weight).slice(self.held()), y.reborrow().slice(band))?;
+        dev.gemm(Gemm { shape, a: x, b, c: y.reborrow().slice(band) })?;
         match &self.adapter {
             Some(adapter) => adapter.forward(dev, w, self, x, low, y),
             None => Ok(()),
@@ -182,23 +184,24 @@ impl Linear {
     ) -> Result<()> {
         if self.adapter.is_some() {
             self.backward(dev, w, dw, x, dy, low, product.reborrow(), false)?;
-            return dev.gelu_backward(z, product.as_view(), dx);
+            return dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
         }
         self.weight_grad(dev, dw, x, dy)?;
-        let (shape, dy) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
-        let weight = w.get(self.weight).slice(self.held());
-        dev.gemm_then(&shape, dy, weight, dx, Epilogue::GeluBackward { z, product })
+        let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
+        let b = w.get(self.weight).slice(self.held());
+        dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
     fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
-        let shape = Gemm { accumulate, ..self.input_shape(dx.len() / self.inputs) };
-        dev.gemm(&shape, dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()), dx)
+        let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
+        let (a, b) = (dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()));
+        dev.gemm(Gemm { shape, a, b, c: dx })
     }
-    fn input_shape(&self, n: usize) -> Gemm {
+    fn input_shape(&self, n: usize) -> GemmShape {
         let shape = match self.form {
-            Form::OutIn => Gemm::nn(n, self.inputs, self.outputs),
-            Form::InOut => Gemm::nt(n, self.inputs, self.outputs),
+            Form::OutIn => GemmShape::nn(n, self.inputs, self.outputs),
+            Form::InOut => GemmShape::nt(n, self.inputs, self.outputs),
         };
         shape.lda(self.row)
     }
@@ -208,17 +211,14 @@ impl Linear {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
         if let Some(dw) = dw.get(self.weight).map(|dw| dw.slice(self.held())) {
-            match self.form {
-                Form::OutIn => {
-                    dev.gemm(&Gemm::tn(self.outputs, self.inputs, n).lda(self.row).accumulate(), band, x, dw)?
-                }
-                Form::InOut => {
-                    dev.gemm(&Gemm::tn(self.inputs, self.outputs, n).ldb(self.row).accumulate(), x, band, dw)?
-                }
-            }
+            let (shape, a, b) = match self.form {
+                Form::OutIn => (GemmShape::tn(self.outputs, self.inputs, n).lda(self.row), band, x),
+                Form::InOut => (GemmShape::tn(self.inputs, self.outputs, n).ldb(self.row), x, band),
+            };
+            dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dw })?;
         }
         match self.bias.and_then(|bias| dw.get(bias)) {
-            Some(db) => dev.bias_backward(dy, db),
+            Some(db) => dev.bias_backward(BiasBackward { dy, db }),
             None => Ok(()),
         }
     }
@@ -241,7 +241,8 @@ impl Adapter {
     /// Assigns `low (N, rank) = scale x Aᵀ`.
     fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
         let n = x.len() / of.inputs;
-        dev.gemm(&Gemm::nt(n, self.rank, of.inputs), x, w.get(self.a), low.rows_mut(n))?;
+        let shape = GemmShape::nt(n, self.rank, of.inputs);
+        dev.gemm(Gemm { shape, a: x, b: w.get(self.a), c: low.rows_mut(n) })?;
         dev.scale(self.scale, low.rows_mut(n))
     }
     /// `y += scale x Aᵀ Bᵀ`, in the columns of `of`. Adds. `low` (N, rank) is scratch.
@@ -257,8 +258,8 @@ impl Adapter {
         let n = x.len() / of.inputs;
         self.project(dev, w, of, x, low)?;
         let band = of.column..y.len();
-        let shape = Gemm::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
-        dev.gemm(&shape, low.rows(n), w.get(self.b).slice(self.held(of)), y.slice(band))
+        let shape = GemmShape::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
+        dev.gemm(Gemm { shape, a: low.rows(n), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
     }
     /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
     /// dimensions, scratch.
@@ -278,14 +279,18 @@ impl Adapter {
         let dy = dy.slice(of.column..dy.len());
         if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
             self.project(dev, w, of, x, low)?;
-            dev.gemm(&Gemm::tn(of.outputs, self.rank, n).lda(of.row).accumulate(), dy, low.rows(n), db)?;
+            let shape = GemmShape::tn(of.outputs, self.rank, n).lda(of.row).accumulate();
+            dev.gemm(Gemm { shape, a: dy, b: low.rows(n), c: db })?;
         }
         let b = w.get(self.b).slice(self.held(of));
-        dev.gemm(&Gemm::nn(n, self.rank, of.outputs).lda(of.row), dy, b, dlow.rows_mut(n))?;
+        let shape = GemmShape::nn(n, self.rank, of.outputs).lda(of.row);
+        dev.gemm(Gemm { shape, a: dy, b, c: dlow.rows_mut(n) })?;
         dev.scale(self.scale, dlow.rows_mut(n))?;
         if let Some(da) = dw.get(self.a) {
-            dev.gemm(&Gemm::tn(self.rank, of.inputs, n).accumulate(), dlow.rows(n), x, da)?;
+            let shape = GemmShape::tn(self.rank, of.inputs, n).accumulate();
+            dev.gemm(Gemm { shape, a: dlow.rows(n), b: x, c: da })?;
         }
-        dev.gemm(&Gemm::nn(n, of.inputs, self.rank).accumulate(), dlow.rows(n), w.get(self.a), dx)
+        let shape = GemmShape::nn(n, of.inputs, self.rank).accumulate();
+        dev.gemm(Gemm { shape, a: dlow.rows(n), b: w.get(self.a), c: dx })
     }
 }

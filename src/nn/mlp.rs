@@ -8,6 +8,7 @@ use super::spec::Activation;
 use super::store::{Grads, Weights};
 
 use crate::base::Result;
+use crate::device::ops::{Gelu, Glu, GluBackward};
 use crate::device::{Device, ViewMut};
 
 #[derive(Clone, Debug)]
@@ -80,9 +81,9 @@ impl MlpBranch {
     fn activation(&self, dev: &dyn Device, n: usize, saved: &MlpSaved, act: ViewMut) -> Result<()> {
         let (gate, up) = (saved.gate.rows(n), saved.up.rows(n));
         match self.activation {
-            Activation::SwiGlu => dev.swiglu(gate, up, act),
-            Activation::GeGlu => dev.geglu(gate, up, act),
-            Activation::Gelu => dev.gelu(up, act),
+            Activation::SwiGlu => dev.swiglu(Glu { gate, up, y: act }),
+            Activation::GeGlu => dev.geglu(Glu { gate, up, y: act }),
+            Activation::Gelu => dev.gelu(Gelu { x: up, y: act }),
         }
     }
 
@@ -127,8 +128,8 @@ impl MlpBranch {
         // The activation is read no more: its buffer takes the gate's gradient.
         let (dact, dgate, dup) = (scratch.dact.rows(n), scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
         match self.activation {
-            Activation::SwiGlu => dev.swiglu_backward(gate, up, dact, dgate, dup)?,
-            Activation::GeGlu => dev.geglu_backward(gate, up, dact, dgate, dup)?,
+            Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
+            Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::Gelu => {}
         }
         let Scratch { h, stats, whole, parts, act, dup, dh, low, dlow, unused, .. } = scratch;

@@ -2,12 +2,13 @@
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::{Device, RmsNorm, View, ViewMut};
+use crate::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
+use crate::device::{Device, View, ViewMut};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Norm {
     /// RMSNorm: segment `w`; one f32 of statistics a row.
-    Rms { w: usize, norm: RmsNorm },
+    Rms { w: usize, shape: RmsNormShape },
     /// LayerNorm: segments `w` and `b`; two f32 of statistics a row.
     Layer { w: usize, b: usize, eps: f32 },
 }
@@ -16,8 +17,10 @@ impl Norm {
     /// Assigns `y` and `stats`.
     pub fn forward(&self, dev: &dyn Device, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
         match *self {
-            Norm::Rms { w, norm } => dev.rmsnorm(&norm, x, weights.get(w), y, stats),
-            Norm::Layer { w, b, eps } => dev.layernorm(eps, x, weights.get(w), weights.get(b), y, stats),
+            Norm::Rms { w, shape } => dev.rmsnorm(RmsNorm { shape, x, w: weights.get(w), y, rstd: stats }),
+            Norm::Layer { w, b, eps } => {
+                dev.layernorm(LayerNorm { eps, x, w: weights.get(w), b: weights.get(b), y, stats })
+            }
         }
     }
     /// For a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output. The statistics
@@ -55,13 +58,13 @@ impl Norm {
         unused: ViewMut,
     ) -> Result<()> {
         match *self {
-            Norm::Rms { w, norm } => {
+            Norm::Rms { w, shape } => {
                 let dw = grads.get(w).unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
-                dev.rmsnorm_backward(&norm, x, weights.get(w), stats, dy, dx, dw)
+                dev.rmsnorm_backward(RmsNormBackward { shape, x, w: weights.get(w), rstd: stats, dy, dx, dw })
             }
             Norm::Layer { w, b, .. } => {
                 let (dw, db) = grads.pair(w, b, unused);
-                dev.layernorm_backward(x, weights.get(w), stats, dy, dx, dw, db)
+                dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
             }
         }
     }

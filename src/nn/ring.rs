@@ -17,7 +17,10 @@ use super::split::{Groups, RingImpl, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommUse, Tag, Ticket};
-use crate::device::{Attention, Columns, Device, View, ViewMut};
+use crate::device::ops::{
+    AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, CopyColumns,
+};
+use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 table! {
@@ -59,7 +62,7 @@ impl Ring<TensorShape> {
     /// For up to `tokens` rows of each rank of sp, activations of `dtype`. `heads`: of this rank's layers, whatever
     /// their windows. `sights`: whether there are layers that see all of a document, and layers within a window.
     pub fn plan(
-        heads: &Attention,
+        heads: &AttentionShape,
         sights: [bool; 2],
         split: &Split,
         tokens: usize,
@@ -98,12 +101,12 @@ impl Ring<TensorShape> {
 
 impl Ring {
     /// Who sees whom in a new batch. `rows` (R, N): those of the packed batch `cu_seqlens` that each rank has;
-    /// `windows`: of the layers, as [`Attention::window`].
+    /// `windows`: of the layers, as [`AttentionShape::window`].
     pub fn set_ranges(
         &mut self,
         dev: &dyn Device,
         group: &dyn Collective,
-        heads: &Attention,
+        heads: &AttentionShape,
         windows: impl IntoIterator<Item = usize>,
         cu_seqlens: View,
         rows: View,
@@ -112,14 +115,15 @@ impl Ring {
         let block = |rank: usize| rank * n..(rank + 1) * n;
         let mine = rows.slice(block(group.rank()));
         for window in windows {
-            let shape = Attention { window, ..*heads };
+            let shape = AttentionShape { window, ..*heads };
             let [of_queries, of_keys] = match window {
                 0 => [&mut self.of_queries, &mut self.of_keys],
                 _ => [&mut self.near_queries, &mut self.near_keys],
             };
             for block in (0..ranks).map(block) {
-                let (queries, keys) = (of_queries.band_mut(&block), of_keys.band_mut(&block));
-                dev.attention_ranges(&shape, cu_seqlens, mine, rows.slice(block.clone()), queries, keys)?;
+                let (q_rows, k_rows) = (mine, rows.slice(block.clone()));
+                let (of_queries, of_keys) = (of_queries.band_mut(&block), of_keys.band_mut(&block));
+                dev.attention_ranges(AttentionRanges { shape, cu_seqlens, q_rows, k_rows, of_queries, of_keys })?;
             }
         }
         Ok(())
@@ -132,13 +136,13 @@ pub struct RingAttention<'a> {
     pub dev: &'a dyn Device,
     pub group: &'a dyn Collective,
     pub ring: RingImpl,
-    pub shape: &'a Attention,
+    pub shape: &'a AttentionShape,
     pub layer: usize,
 }
 
 impl<'a> RingAttention<'a> {
     /// Where rows are cut over a ring.
-    pub fn of(cx: &'a Cx, shape: &'a Attention) -> Option<RingAttention<'a>> {
+    pub fn of(cx: &'a Cx, shape: &'a AttentionShape) -> Option<RingAttention<'a>> {
         let (dev, group, ring) = (cx.dev, &*cx.groups.sp, cx.split.ring);
         cx.batch.rows.map(|_| RingAttention { dev, group, ring, shape, layer: cx.layer })
     }
@@ -147,20 +151,24 @@ impl<'a> RingAttention<'a> {
 impl RingAttention<'_> {
     /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries, in `qkv` with its own keys and values.
     pub fn forward(&self, ring: &mut Ring, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
-        let (dev, shape) = (self.dev, self.shape);
+        let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
         let Ring { of_queries, near_queries, kv, next, all, sum, pass, pass_lse, .. } = ring;
         let of_queries = if shape.window == 0 { of_queries } else { near_queries };
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
         for hop in 0..self.group.size() {
             blocks.fetch(hop)?;
-            let (sees, keys) = (of_queries.band(&self.block(hop, n)), blocks.at_hand(hop));
+            let (of_queries, kv) = (of_queries.band(&self.block(hop, n)), blocks.at_hand(hop));
             if hop == 0 {
                 // Sees itself at least: no output is without a key from here on.
-                dev.attention_pass(shape, sees, qkv, keys, sum.rows_mut(n), lse.reborrow())?;
+                let (o, lse) = (sum.rows_mut(n), lse.reborrow());
+                dev.attention_pass(AttentionPass { shape, of_queries, qkv, kv, o, lse })?;
             } else {
-                dev.attention_pass(shape, sees, qkv, keys, pass.rows_mut(n), pass_lse.rows_mut(n))?;
-                dev.attention_merge(shape, pass.rows(n), pass_lse.rows(n), sum.rows_mut(n), lse.reborrow())?;
+                let (o, lse_pass) = (pass.rows_mut(n), pass_lse.rows_mut(n));
+                dev.attention_pass(AttentionPass { shape, of_queries, qkv, kv, o, lse: lse_pass })?;
+                let (o_pass, lse_pass) = (pass.rows(n), pass_lse.rows(n));
+                let (o, lse) = (sum.rows_mut(n), lse.reborrow());
+                dev.attention_merge(AttentionMerge { shape, o_pass, lse_pass, o, lse })?;
             }
             blocks.arrive(hop)?;
         }
@@ -181,12 +189,12 @@ impl RingAttention<'_> {
         [mut delta, mut sums]: [ViewMut; 2],
         mut dqkv: ViewMut,
     ) -> Result<()> {
-        let (dev, shape) = (self.dev, self.shape);
+        let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
         let Ring { of_queries, of_keys, near_queries, near_keys, kv, next, all, sum, .. } = ring;
         let Ring { dkv, leaving, arriving, all_dkv, .. } = ring;
         let sees = if shape.window == 0 { [of_queries, of_keys] } else { [near_queries, near_keys] };
-        dev.attention_delta(shape, o, d_o, delta.reborrow())?;
+        dev.attention_delta(AttentionDelta { shape, o, d_o, delta: delta.reborrow() })?;
         dev.zero(sum.rows_mut(n))?;
         let mut grads = Homeward { attention: *self, n, dkv, leaving, arriving, all: all_dkv, ticket: None };
         grads.begin()?;
@@ -194,20 +202,31 @@ impl RingAttention<'_> {
         for hop in 0..self.group.size() {
             blocks.fetch(hop)?;
             let [of_queries, of_keys] = [&sees[0], &sees[1]].map(|of| of.band(&self.block(hop, n)));
-            let (keys, dkv) = (blocks.at_hand(hop), grads.at_hand(hop)?);
-            let (delta, sums) = (delta.as_view(), sums.reborrow());
-            let dq = sum.rows_mut(n);
-            dev.attention_pass_backward(shape, of_queries, of_keys, qkv, keys, lse, delta, d_o, sums, dq, dkv)?;
+            dev.attention_pass_backward(AttentionPassBackward {
+                shape,
+                of_queries,
+                of_keys,
+                qkv,
+                kv: blocks.at_hand(hop),
+                lse,
+                delta: delta.as_view(),
+                d_o,
+                sums: sums.reborrow(),
+                dq: sum.rows_mut(n),
+                dkv: grads.at_hand(hop)?,
+            })?;
             grads.pass_on()?;
             blocks.arrive(hop)?;
         }
         blocks.end()?;
         grads.end()?;
         let (inner, c, row) = (shape.heads * shape.head_dim, shape.kv_row(), shape.row());
-        let columns = |width| Columns { rows: n, width, src_row: width, dst_row: row };
-        dev.copy_columns(&columns(inner), sum.rows(n), dqkv.reborrow())?;
+        let columns = |width, src: View, dst: ViewMut| {
+            dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row, src, dst })
+        };
+        columns(inner, sum.rows(n), dqkv.reborrow())?;
         let len = dqkv.len();
-        dev.copy_columns(&columns(c), arriving.rows(n), dqkv.slice(inner.min(len)..len))
+        columns(c, arriving.rows(n), dqkv.slice(inner.min(len)..len))
     }
 
     fn rows(&self, qkv: View) -> Result<usize> {
@@ -242,8 +261,8 @@ impl RingAttention<'_> {
         all: &'a mut Tensor,
     ) -> Result<Blocks<'a>> {
         let (c, row) = (self.shape.kv_row(), self.shape.row());
-        let columns = Columns { rows: n, width: c, src_row: row, dst_row: c };
-        self.dev.copy_columns(&columns, qkv.slice(row - c..qkv.len()), kv.rows_mut(n))?;
+        let (src, dst) = (qkv.slice(row - c..qkv.len()), kv.rows_mut(n));
+        self.dev.copy_columns(CopyColumns { rows: n, width: c, src_row: row, dst_row: c, src, dst })?;
         Ok(Blocks { attention: *self, n, kv, next, all, ticket: None })
     }
 }

@@ -8,7 +8,10 @@ use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::{DType, Result};
 use crate::comm::Tag;
-use crate::device::{CrossEntropy, Embed, View, ViewMut, VocabPart};
+use crate::device::ops::{
+    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Embed, EmbedBackward, EmbedShape, VocabPart,
+};
+use crate::device::{View, ViewMut};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -69,8 +72,8 @@ impl Root {
         }
     }
 
-    fn table(&self, dtype: DType) -> Embed {
-        Embed { rows: self.vocab, first: self.tokens.range(self.vocab).start, scale: self.scale(dtype) }
+    fn table(&self, dtype: DType) -> EmbedShape {
+        EmbedShape { rows: self.vocab, first: self.tokens.range(self.vocab).start, scale: self.scale(dtype) }
     }
 
     /// Assigns `y (R, C)`, this rank's rows of the residual stream.
@@ -82,13 +85,15 @@ impl Root {
             let tokens = cx.batch.tokens.slice(mine.start.min(cx.n)..mine.end.min(cx.n));
             let (rows, rest) = y.reborrow().split_at(tokens.len() * self.head.inputs);
             cx.dev.zero(rest)?;
-            cx.dev.embed(&table, tokens, weight, rows, false)?;
+            cx.dev.embed(Embed { shape: table, tokens, w: weight, y: rows, accumulate: false })?;
         } else {
-            let embed = |y: ViewMut| cx.dev.embed(&table, cx.batch.tokens, weight, y, false);
+            let tokens = cx.batch.tokens;
+            let embed = |y: ViewMut| cx.dev.embed(Embed { shape: table, tokens, w: weight, y, accumulate: false });
             cx.sum(self.tokens.cut(), &mut scratch.parts, y.reborrow(), embed)?;
         }
         if let Some((positions, rows)) = self.positions {
-            cx.dev.embed(&Embed::whole(rows, 1.0), cx.batch.positions, w.get(positions), y.reborrow(), true)?;
+            let (shape, tokens, w) = (EmbedShape::whole(rows, 1.0), cx.batch.positions, w.get(positions));
+            cx.dev.embed(Embed { shape, tokens, w, y: y.reborrow(), accumulate: true })?;
         }
         cx.drop(DropoutSite::Embedding, y)
     }
@@ -97,14 +102,17 @@ impl Root {
     pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, scratch: &mut Scratch, mut dx: ViewMut) -> Result<()> {
         cx.drop(DropoutSite::Embedding, dx.reborrow())?;
         if let Some(dw) = dw.get(self.tokens.weight) {
-            let table = self.table(dx.dtype());
+            let shape = self.table(dx.dtype());
             let dx = cx.whole(dx.as_view(), &mut scratch.whole)?;
-            cx.dev.embed_backward(&table, cx.batch.tokens, dx.rows, dw)?;
+            cx.dev.embed_backward(EmbedBackward { shape, tokens: cx.batch.tokens, dy: dx.rows, dw })?;
             cx.release(dx)?;
         }
         let Some((positions, rows)) = self.positions else { return Ok(()) };
         match dw.get(positions) {
-            Some(dw) => cx.dev.embed_backward(&Embed::whole(rows, 1.0), cx.batch.positions, dx.as_view(), dw),
+            Some(dw) => {
+                let (shape, tokens) = (EmbedShape::whole(rows, 1.0), cx.batch.positions);
+                cx.dev.embed_backward(EmbedBackward { shape, tokens, dy: dx.as_view(), dw })
+            }
             None => Ok(()),
         }
     }
@@ -123,7 +131,7 @@ impl Root {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         let scale = backward.as_ref().map(|b| b.scale);
         let columns = self.words.range(self.vocab).len();
-        let shape = CrossEntropy { vocab: columns, softcap: self.logit_cap };
+        let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
         let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, low, dlow, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let (width, chunk) = (h.width(), logits.capacity());
@@ -134,7 +142,7 @@ impl Root {
                 let band = start..n.min(start + chunk);
                 let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
                 self.head.forward(dev, w, h, low, logits.rows_mut(rows))?;
-                self.token_losses(cx, &shape, targets, scale, logits, [part_stats, all_stats], loss.rows_mut(1))?;
+                self.token_losses(cx, shape, targets, scale, logits, [part_stats, all_stats], loss.rows_mut(1))?;
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
                     self.head.backward(dev, w, grads, h, logits.rows(rows), [low, dlow], dh, false)?;
@@ -158,7 +166,7 @@ impl Root {
     fn token_losses(
         &self,
         cx: &Cx,
-        shape: &CrossEntropy,
+        shape: CrossEntropyShape,
         targets: View,
         scale: Option<View>,
         logits: &mut Tensor,
@@ -167,15 +175,17 @@ impl Root {
     ) -> Result<()> {
         let (rows, tp) = (targets.len(), &cx.groups.tp);
         if !self.words.cut() {
-            return cx.dev.cross_entropy(shape, targets, scale, logits.rows_mut(rows), loss);
+            let logits = logits.rows_mut(rows);
+            return cx.dev.cross_entropy(CrossEntropy { shape, targets, scale, logits, loss });
         }
         let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
-        cx.dev.cross_entropy_part(shape, &part, targets, logits.rows(rows), part_stats.rows_mut(rows))?;
+        let stats = part_stats.rows_mut(rows);
+        cx.dev.cross_entropy_part(CrossEntropyPart { shape, part, targets, logits: logits.rows(rows), stats })?;
         let all = rows * self.words.over.of;
         let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), part_stats.rows(rows), all_stats.rows_mut(all))?;
         tp.wait(ticket)?;
-        let (all_stats, logits) = (all_stats.rows(all), logits.rows_mut(rows));
-        cx.dev.cross_entropy_finish(shape, &part, targets, all_stats, scale, logits, loss)?;
+        let (stats, logits) = (all_stats.rows(all), logits.rows_mut(rows));
+        cx.dev.cross_entropy_finish(CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss })?;
         tp.release(ticket)
     }
 

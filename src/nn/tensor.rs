@@ -3,7 +3,8 @@
 use super::split::Groups;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::{Attention, Buf, Device, View, ViewMut};
+use crate::device::ops::AttentionShape;
+use crate::device::{Buf, Device, View, ViewMut};
 use std::ops::Range;
 
 /// `rows` of `width` elements.
@@ -17,7 +18,7 @@ pub struct TensorShape {
     pub(super) through: Option<(Axis, CommUse)>,
     /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers
     /// it takes.
-    pub(super) sums: Option<Attention>,
+    pub(super) sums: Option<AttentionShape>,
 }
 
 pub struct Tensor {

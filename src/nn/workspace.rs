@@ -10,7 +10,8 @@ use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::{Attention, Device, ViewMut, VocabPart};
+use crate::device::ops::{AttentionShape, VocabPart};
+use crate::device::{Device, ViewMut};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkspaceOptions {
@@ -82,7 +83,7 @@ impl Workspace<TensorShape, ()> {
         let positions = spec.max_len.min(tokens * split.sp.of);
         let shape = TensorShape::new;
 
-        let heads = Attention {
+        let heads = AttentionShape {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
@@ -125,7 +126,7 @@ impl Workspace<TensorShape, ()> {
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
         };
         let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
-        let part_stats = VocabPart::SAID;
+        let part_stats = VocabPart::STATS;
         let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
         Workspace {
             stream: (0..stream).map(|_| stays(spec.dim)).collect(),

@@ -8,6 +8,7 @@
 use crate::base::{Category, DType, Meter, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::cpu::CpuDevice;
+use crate::device::ops::{ClipScale, SumSquares};
 use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
 use crate::nn::{Segment, Tp};
 use crate::store::{Offload, Piece, Store};
@@ -57,7 +58,8 @@ impl GradNorm {
             let ticket = group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
             group.wait(ticket)?;
         }
-        dev.clip_scale(self.acc.view(), self.max_norm, unscale, self.out.view_mut())
+        let (acc, out) = (self.acc.view(), self.out.view_mut());
+        dev.clip_scale(ClipScale { acc, max_norm: self.max_norm, unscale, out })
     }
     /// The last measured norm: f32 (1).
     pub fn norm(&self) -> View<'_> {
@@ -74,7 +76,9 @@ impl GradNorm {
 fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> Result<()> {
     dev.zero(acc.view_mut())?;
     store.for_each_piece(&mut |piece| match first {
-        true => piece.grad.map_or(Ok(()), |grad| dev.sum_squares(grad.as_view(), acc.view_mut())),
+        true => {
+            piece.grad.map_or(Ok(()), |grad| dev.sum_squares(SumSquares { x: grad.as_view(), acc: acc.view_mut() }))
+        }
         false => sum_cut(dev, piece, acc.view_mut()),
     })
 }
@@ -86,7 +90,7 @@ fn sum_cut(dev: &dyn Device, mut piece: Piece, mut acc: ViewMut) -> Result<()> {
     for segments in alike.filter(|segments| is_cut(&segments[0])) {
         let owned = piece.owned(segments[0].start..segments[segments.len() - 1].range().end);
         if let (Some(grad), Some(owned)) = (&mut piece.grad, owned) {
-            dev.sum_squares(grad.as_view().slice(owned), acc.reborrow())?;
+            dev.sum_squares(SumSquares { x: grad.as_view().slice(owned), acc: acc.reborrow() })?;
         }
     }
     Ok(())

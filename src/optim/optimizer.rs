@@ -2,7 +2,8 @@
 //! and learning rate come in finished.
 use crate::base::{Category, DType, Error, Result};
 use crate::device::host::Staged;
-use crate::device::{AdamW, AdamWScalars, Buf, Device, HostUpdate, Place, Sgd, View, ViewMut};
+use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
+use crate::device::{Buf, Device, HostUpdate, Place, View, ViewMut};
 use crate::nn::Layout;
 use crate::store::Store;
 use crate::store::flat::{self, Run};
@@ -43,7 +44,7 @@ impl Rule {
     fn constants(&self) -> usize {
         match self {
             Rule::AdamW { .. } => AdamWScalars::LEN,
-            Rule::Sgd { .. } => Sgd::LEN,
+            Rule::Sgd { .. } => SgdScalars::LEN,
         }
     }
     /// Elements of [`Optimizer::constants`] for such layers.
@@ -152,11 +153,11 @@ impl Optimizer {
             let decay = |weight_decay: f32| if *decays { weight_decay } else { 0.0 };
             match rule {
                 Rule::AdamW { beta1, beta2, eps, weight_decay } => {
-                    let h = AdamW { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
+                    let h = AdamWStep { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
                     constants.copy_from_slice(bytemuck::cast_slice(&[h.scalars()]));
                 }
                 Rule::Sgd { momentum, weight_decay } => {
-                    let h = Sgd { lr, momentum, weight_decay: decay(weight_decay) };
+                    let h = SgdScalars { lr, momentum, weight_decay: decay(weight_decay) };
                     constants.copy_from_slice(bytemuck::cast_slice(&[h]));
                 }
             }
@@ -186,13 +187,19 @@ impl Optimizer {
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
                             return Err(Error::op("adamw", "two moments are needed"));
                         };
+                        let update = AdamW { h, scale, g, m, v, p, out };
                         match host {
-                            None => dev.adamw(h, scale, g, m, v, p, out)?,
-                            Some(host) => host.adamw(dev, host_h, scale, g, m, v, p, out)?,
+                            None => dev.adamw(update)?,
+                            Some(host) => host.adamw(dev, host_h, update)?,
                         }
                     }
-                    (Rule::Sgd { .. }, None) => dev.sgd(h, scale, g, state.next(), p, out)?,
-                    (Rule::Sgd { .. }, Some(host)) => host.sgd(dev, host_h, scale, g, state.next(), p, out)?,
+                    (Rule::Sgd { .. }, host) => {
+                        let update = Sgd { h, scale, g, m: state.next(), p, out };
+                        match host {
+                            None => dev.sgd(update)?,
+                            Some(host) => host.sgd(dev, host_h, update)?,
+                        }
+                    }
                 }
             }
             Ok(())

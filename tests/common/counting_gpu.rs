@@ -5,7 +5,8 @@ use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::calls::Calls;
 use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{Buf, Gemm, Place, View, ViewMut};
+use flatshard::device::ops::Gemm;
+use flatshard::device::{Buf, Place, View, ViewMut};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -79,9 +80,9 @@ impl Driver for Counted {
         *self.counts.lock().unwrap().launches.entry(kernel.entry).or_default() += 1;
         self.sim.launch(kernel, shape, args)
     }
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        self.counts.lock().unwrap().flops += shape.flops();
-        self.sim.gemm(shape, a, b, c)
+    fn gemm(&self, op: Gemm) -> Result<()> {
+        self.counts.lock().unwrap().flops += op.shape.flops();
+        self.sim.gemm(op)
     }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()

@@ -2,6 +2,7 @@
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
+use flatshard::device::ops::Gelu;
 use flatshard::device::{Buf, Device};
 use std::sync::Arc;
 
@@ -130,14 +131,14 @@ fn an_output_that_is_not_filled_is_an_error() {
     let dev = GpuDevice::new(Arc::new(sim), Meter::default()).unwrap();
     let (x, mut y) = (floats(&dev, &[1.0; 8]), floats(&dev, &[2.0; 8]));
     // 256 threads write one element: that is a race, unless one alone does.
-    says(dev.gelu(x.view(), y.view_mut()), &["race", "'y'"]);
+    says(dev.gelu(Gelu { x: x.view(), y: y.view_mut() }), &["race", "'y'"]);
     let text = text.replace(
         "    st.global",
         "    .reg .u32 %t; .reg .pred %p; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0;\n    @%p st.global",
     );
     let sim = Sim::new().replace("gelu_f32", "gelu.ptx", &text).unwrap();
     let dev = GpuDevice::new(Arc::new(sim), Meter::default()).unwrap();
-    says(dev.gelu(x.view(), y.view_mut()), &["gelu", "byte 4 of 'y' was never written"]);
+    says(dev.gelu(Gelu { x: x.view(), y: y.view_mut() }), &["gelu", "byte 4 of 'y' was never written"]);
 }
 
 /// Kernels move 16 bytes at a time where operands allow it, and do without where they do not.

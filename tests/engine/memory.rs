@@ -9,19 +9,19 @@ use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType};
 use flatshard::comm::{MeshSizes, timed};
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::cpu::gemm::Kernel;
+use flatshard::device::cpu::gemm::GemmKernel;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
 use flatshard::nn::{Checkpointing, RingImpl, Spec};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
 
 /// Allocations of this thread; with the plain kernel those that are not the `gemm` crate's.
-fn allocations(kernel: Kernel) -> usize {
-    if kernel == Kernel::Plain { heap::allocations_without_packing() } else { heap::allocations() }
+fn allocations(kernel: GemmKernel) -> usize {
+    if kernel == GemmKernel::Plain { heap::allocations_without_packing() } else { heap::allocations() }
 }
 /// How products are computed here: the plain way, too.
-fn kernels() -> impl Iterator<Item = Kernel> {
-    Kernel::ALL.into_iter().filter(|kernel| kernel.available())
+fn kernels() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::ALL.into_iter().filter(|kernel| kernel.available())
 }
 
 /// Two replicas, each of two shards.

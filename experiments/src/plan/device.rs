@@ -3,10 +3,8 @@
 //! it as on any other device, so a plan consists of the calls that a run makes. Never computes.
 use super::op::{OpCost, causal_pairs, pass_pairs};
 use flatshard::base::{Category, DType, Meter, Result};
-use flatshard::device::{
-    Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut,
-    VocabPart, epilogue,
-};
+use flatshard::device::ops::*;
+use flatshard::device::{Buf, Device, View, ViewMut, epilogue};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -56,20 +54,35 @@ impl<E: OpExecutor> OpDevice<E> {
         let length = |range: &[u32]| range[1].saturating_sub(range[0]) as u64;
         made.unwrap_or_else(|| self.words(ranges, |words| words.chunks_exact(2).map(length).sum()))
     }
-    fn attention_op(&self, name: &'static str, s: &Attention, cu_seqlens: &View, qkv: &View, bytes: usize) -> OpCost {
+    fn moves(
+        &self,
+        name: &'static str,
+        dtype: DType,
+        bytes: usize,
+        run: impl FnOnce(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        self.executor.op(OpCost::moves(name, dtype, bytes), run)
+    }
+    fn attention_op(
+        &self,
+        name: &'static str,
+        s: &AttentionShape,
+        cu_seqlens: &View,
+        qkv: &View,
+        bytes: usize,
+    ) -> OpCost {
         let pairs = self.words(cu_seqlens, |c| causal_pairs(c, s.window));
         OpCost::attention(name, s, qkv.dtype(), pairs, bytes)
     }
 }
 
-/// Each operation in a line: its arguments, and the operands that it passes over, those that it reads and writes twice.
+/// Each operation in a line: its operands, that which gives the dtype, and those that it passes over (twice where it reads and
+/// writes).
 macro_rules! moves {
-    ($($name:ident($($arg:ident: $type:ty),*) $of:ident over [$($operand:ident),*];)*) => { $(
-        #[allow(clippy::too_many_arguments)] // the device's
-        fn $name(&self, $($arg: $type),*) -> Result<()> {
-            let bytes = 0 $(+ $operand.bytes())*;
-            let op = OpCost::moves(stringify!($name), $of.dtype(), bytes);
-            self.executor.op(op, |dev| dev.$name($($arg),*))
+    ($($name:ident($type:ident) $of:ident over [$($operand:ident),*];)*) => { $(
+        fn $name(&self, op: $type) -> Result<()> {
+            let bytes = 0 $(+ op.$operand.bytes())*;
+            self.moves(stringify!($name), op.$of.dtype(), bytes, |dev| dev.$name(op))
         }
     )* };
 }
@@ -101,157 +114,109 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         self.executor.download(src, dst)
     }
 
-    moves! {
-        copy(src: View, dst: ViewMut) src over [src, dst];
-        zero(x: ViewMut) x over [x];
-        add(x: View, y: ViewMut) y over [x, y, y];
-        scale(factor: f32, x: ViewMut) x over [x, x];
-        bias(bias: View, y: ViewMut) y over [bias, y, y];
-        bias_backward(dy: View, db: ViewMut) dy over [dy, db];
-        rmsnorm(norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) x over [x, w, y, rstd];
-        rmsnorm_backward(norm: &RmsNorm, x: View, w: View, rstd: View, dy: View, dx: ViewMut, dw: ViewMut)
-            x over [x, w, rstd, dy, dx, dx, dw];
-        layernorm(eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) x over [x, w, b, y, stats];
-        layernorm_backward(x: View, w: View, stats: View, dy: View, dx: ViewMut, dw: ViewMut, db: ViewMut)
-            x over [x, w, stats, dy, dx, dx, dw, db];
-        qk_norm_rope(shape: &QkNormRope, table: View, positions: View, wq: View, wk: View, qkv: View, out: ViewMut,
-            rstd: ViewMut) qkv over [positions, qkv, out, rstd];
-        qk_norm_rope_backward(shape: &QkNormRope, table: View, positions: View, wq: View, wk: View, qkv: View, rstd: View,
-            dqkv: ViewMut, dwq: ViewMut, dwk: ViewMut) qkv over [positions, qkv, rstd, dqkv, dqkv];
-        attention_merge(shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut)
-            o over [o_pass, lse_pass, o, o, lse, lse];
-        attention_delta(shape: &Attention, o: View, d_o: View, delta: ViewMut) o over [o, d_o, delta];
-        swiglu(gate: View, up: View, y: ViewMut) y over [gate, up, y];
-        swiglu_backward(gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) dy over [gate, up, dy, dgate, dup];
-        geglu(gate: View, up: View, y: ViewMut) y over [gate, up, y];
-        geglu_backward(gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) dy over [gate, up, dy, dgate, dup];
-        gelu(x: View, y: ViewMut) x over [x, y];
-        gelu_backward(x: View, dy: View, dx: ViewMut) x over [x, dy, dx];
-        dropout(p: f32, key: View, x: ViewMut) x over [x, x];
-        cross_entropy(shape: &CrossEntropy, targets: View, scale: Option<View>, logits: ViewMut, loss: ViewMut)
-            logits over [targets, logits, logits];
-        cross_entropy_part(s: &CrossEntropy, at: &VocabPart, targets: View, logits: View, said: ViewMut)
-            logits over [targets, logits, said];
-        cross_entropy_finish(
-            s: &CrossEntropy, at: &VocabPart, targets: View, said: View, scale: Option<View>, logits: ViewMut, loss: ViewMut
-        ) logits over [targets, said, logits, logits];
-        sum_squares(x: View, acc: ViewMut) x over [x];
-        clip_scale(acc: View, max_norm: f32, unscale: View, out: ViewMut) out over [acc, out];
+    fn copy(&self, src: View, dst: ViewMut) -> Result<()> {
+        self.moves("copy", src.dtype(), src.bytes() + dst.bytes(), |dev| dev.copy(src, dst))
+    }
+    fn zero(&self, x: ViewMut) -> Result<()> {
+        self.moves("zero", x.dtype(), x.bytes(), |dev| dev.zero(x))
+    }
+    fn add(&self, x: View, y: ViewMut) -> Result<()> {
+        self.moves("add", y.dtype(), x.bytes() + 2 * y.bytes(), |dev| dev.add(x, y))
+    }
+    fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
+        self.moves("scale", x.dtype(), 2 * x.bytes(), |dev| dev.scale(factor, x))
     }
 
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        let op = OpCost::product(shape, a.dtype(), c.dtype());
-        self.executor.op(op, |dev| dev.gemm(shape, a, b, c))
+    moves! {
+        bias(Bias) y over [bias, y, y];
+        bias_backward(BiasBackward) dy over [dy, db];
+        rmsnorm(RmsNorm) x over [x, w, y, rstd];
+        rmsnorm_backward(RmsNormBackward) x over [x, w, rstd, dy, dx, dx, dw];
+        layernorm(LayerNorm) x over [x, w, b, y, stats];
+        layernorm_backward(LayerNormBackward) x over [x, w, stats, dy, dx, dx, dw, db];
+        qk_norm_rope(QkNormRope) qkv over [positions, qkv, out, rstd];
+        qk_norm_rope_backward(QkNormRopeBackward) qkv over [positions, qkv, rstd, dqkv, dqkv];
+        attention_merge(AttentionMerge) o over [o_pass, lse_pass, o, o, lse, lse];
+        attention_delta(AttentionDelta) o over [o, d_o, delta];
+        swiglu(Glu) y over [gate, up, y];
+        swiglu_backward(GluBackward) dy over [gate, up, dy, dgate, dup];
+        geglu(Glu) y over [gate, up, y];
+        geglu_backward(GluBackward) dy over [gate, up, dy, dgate, dup];
+        gelu(Gelu) x over [x, y];
+        gelu_backward(GeluBackward) x over [x, dy, dx];
+        dropout(Dropout) x over [x, x];
+        cross_entropy(CrossEntropy) logits over [targets, logits, logits];
+        cross_entropy_part(CrossEntropyPart) logits over [targets, logits, stats];
+        cross_entropy_finish(CrossEntropyFinish) logits over [targets, stats, logits, logits];
+        sum_squares(SumSquares) x over [x];
+        clip_scale(ClipScale) out over [acc, out];
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
-        epilogue::in_passes(self, shape, a, b, c, then)
+
+    fn gemm(&self, op: Gemm) -> Result<()> {
+        let cost = OpCost::product(&op.shape, op.a.dtype(), op.c.dtype());
+        self.executor.op(cost, |dev| dev.gemm(op))
+    }
+    fn gemm_then(&self, op: GemmThen) -> Result<()> {
+        epilogue::in_passes(self, op)
     }
     /// Queries and keys of each row, read and written; the values are not touched.
-    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
-        let bytes = 2 * positions.len() * shape.heads * shape.head_dim * qkv.dtype().size();
-        let op = OpCost::moves("rope", qkv.dtype(), bytes);
-        self.executor.op(op, |dev| dev.rope(shape, table, positions, qkv, inverse))
+    fn rope(&self, op: Rope) -> Result<()> {
+        let bytes = 2 * op.positions.len() * op.shape.heads * op.shape.head_dim * op.qkv.dtype().size();
+        self.moves("rope", op.qkv.dtype(), bytes, |dev| dev.rope(op))
     }
-    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
-        let bytes = shape.rows * shape.width * (src.dtype().size() + dst.dtype().size());
-        let op = OpCost::moves("copy_columns", src.dtype(), bytes);
-        self.executor.op(op, |dev| dev.copy_columns(shape, src, dst))
+    fn copy_columns(&self, op: CopyColumns) -> Result<()> {
+        let bytes = op.rows * op.width * (op.src.dtype().size() + op.dst.dtype().size());
+        self.moves("copy_columns", op.src.dtype(), bytes, |dev| dev.copy_columns(op))
     }
     /// Only the rows of the table that tokens name.
-    fn embed(&self, s: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
-        let op = OpCost::moves("embed", y.dtype(), 2 * y.bytes());
-        self.executor.op(op, |dev| dev.embed(s, tokens, w, y, accumulate))
+    fn embed(&self, op: Embed) -> Result<()> {
+        self.moves("embed", op.y.dtype(), 2 * op.y.bytes(), |dev| dev.embed(op))
     }
-    fn embed_backward(&self, s: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
-        let op = OpCost::moves("embed_backward", dy.dtype(), dy.bytes() + 2 * dy.len() * DType::F32.size());
-        self.executor.op(op, |dev| dev.embed_backward(s, tokens, dy, dw))
+    fn embed_backward(&self, op: EmbedBackward) -> Result<()> {
+        let bytes = op.dy.bytes() + 2 * op.dy.len() * DType::F32.size();
+        self.moves("embed_backward", op.dy.dtype(), bytes, |dev| dev.embed_backward(op))
     }
 
-    fn attention(&self, s: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-        let op = self.attention_op("attention", s, &cu_seqlens, &qkv, qkv.bytes() + o.bytes() + lse.bytes());
-        self.executor.op(op, |dev| dev.attention(s, cu_seqlens, qkv, o, lse))
+    fn attention(&self, op: Attention) -> Result<()> {
+        let bytes = op.qkv.bytes() + op.o.bytes() + op.lse.bytes();
+        let cost = self.attention_op("attention", &op.shape, &op.cu_seqlens, &op.qkv, bytes);
+        self.executor.op(cost, |dev| dev.attention(op))
     }
-    fn attention_backward(
-        &self,
-        s: &Attention,
-        cu_seqlens: View,
-        qkv: View,
-        o: View,
-        lse: View,
-        d_o: View,
-        delta: ViewMut,
-        sums: ViewMut,
-        dqkv: ViewMut,
-    ) -> Result<()> {
+    fn attention_backward(&self, op: AttentionBackward) -> Result<()> {
+        let AttentionBackward { qkv, o, lse, d_o, delta, dqkv, .. } = &op;
         let bytes = qkv.bytes() + 2 * o.bytes() + d_o.bytes() + lse.bytes() + 2 * delta.bytes() + dqkv.bytes();
-        let op = self.attention_op("attention_backward", s, &cu_seqlens, &qkv, bytes);
-        self.executor.op(op, |dev| dev.attention_backward(s, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv))
+        let cost = self.attention_op("attention_backward", &op.shape, &op.cu_seqlens, qkv, bytes);
+        self.executor.op(cost, |dev| dev.attention_backward(op))
     }
-    fn attention_ranges(
-        &self,
-        s: &Attention,
-        cu_seqlens: View,
-        q_rows: View,
-        k_rows: View,
-        of_queries: ViewMut,
-        of_keys: ViewMut,
-    ) -> Result<()> {
-        let cu = self.words(&cu_seqlens, <[u32]>::to_vec);
-        let keys = self.words(&k_rows, <[u32]>::to_vec);
-        let pairs = self.words(&q_rows, |queries| pass_pairs(&cu, queries, &keys, s.window));
-        lock(&self.pairs).insert(of_queries.address(), pairs);
-        let op = OpCost::moves("attention_ranges", DType::U32, of_queries.bytes() + of_keys.bytes());
-        self.executor.op(op, |dev| dev.attention_ranges(s, cu_seqlens, q_rows, k_rows, of_queries, of_keys))
+    fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
+        let cu = self.words(&op.cu_seqlens, <[u32]>::to_vec);
+        let keys = self.words(&op.k_rows, <[u32]>::to_vec);
+        let pairs = self.words(&op.q_rows, |queries| pass_pairs(&cu, queries, &keys, op.shape.window));
+        lock(&self.pairs).insert(op.of_queries.address(), pairs);
+        let bytes = op.of_queries.bytes() + op.of_keys.bytes();
+        self.moves("attention_ranges", DType::U32, bytes, |dev| dev.attention_ranges(op))
     }
-    fn attention_pass(
-        &self,
-        s: &Attention,
-        of_queries: View,
-        qkv: View,
-        kv: View,
-        o: ViewMut,
-        lse: ViewMut,
-    ) -> Result<()> {
-        let bytes = qkv.bytes() + kv.bytes() + o.bytes() + lse.bytes();
-        let op = OpCost::attention("attention_pass", s, qkv.dtype(), self.pairs(&of_queries), bytes);
-        self.executor.op(op, |dev| dev.attention_pass(s, of_queries, qkv, kv, o, lse))
+    fn attention_pass(&self, op: AttentionPass) -> Result<()> {
+        let bytes = op.qkv.bytes() + op.kv.bytes() + op.o.bytes() + op.lse.bytes();
+        let pairs = self.pairs(&op.of_queries);
+        let cost = OpCost::attention("attention_pass", &op.shape, op.qkv.dtype(), pairs, bytes);
+        self.executor.op(cost, |dev| dev.attention_pass(op))
     }
-    fn attention_pass_backward(
-        &self,
-        s: &Attention,
-        of_queries: View,
-        of_keys: View,
-        qkv: View,
-        kv: View,
-        lse: View,
-        delta: View,
-        d_o: View,
-        sums: ViewMut,
-        dq: ViewMut,
-        dkv: ViewMut,
-    ) -> Result<()> {
-        let bytes = qkv.bytes() + kv.bytes() + d_o.bytes() + 2 * (dq.bytes() + dkv.bytes());
-        let op = OpCost::attention("attention_pass_backward", s, qkv.dtype(), self.pairs(&of_queries), bytes);
-        self.executor
-            .op(op, |dev| dev.attention_pass_backward(s, of_queries, of_keys, qkv, kv, lse, delta, d_o, sums, dq, dkv))
+    fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()> {
+        let bytes = op.qkv.bytes() + op.kv.bytes() + op.d_o.bytes() + 2 * (op.dq.bytes() + op.dkv.bytes());
+        let pairs = self.pairs(&op.of_queries);
+        let cost = OpCost::attention("attention_pass_backward", &op.shape, op.qkv.dtype(), pairs, bytes);
+        self.executor.op(cost, |dev| dev.attention_pass_backward(op))
     }
 
-    fn adamw(
-        &self,
-        h: View,
-        scale: View,
-        g: View,
-        m: ViewMut,
-        v: ViewMut,
-        p: ViewMut,
-        out: Option<ViewMut>,
-    ) -> Result<()> {
-        let bytes = g.bytes() + 2 * (m.bytes() + v.bytes() + p.bytes()) + out.as_ref().map_or(0, ViewMut::bytes);
-        self.executor.op(OpCost::moves("adamw", g.dtype(), bytes), |dev| dev.adamw(h, scale, g, m, v, p, out))
+    fn adamw(&self, op: AdamW) -> Result<()> {
+        let updated = op.m.bytes() + op.v.bytes() + op.p.bytes();
+        let bytes = op.g.bytes() + 2 * updated + op.out.as_ref().map_or(0, ViewMut::bytes);
+        self.moves("adamw", op.g.dtype(), bytes, |dev| dev.adamw(op))
     }
-    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
-        let [momentum, copy] = [&m, &out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
-        let bytes = g.bytes() + 2 * (momentum + p.bytes()) + copy;
-        self.executor.op(OpCost::moves("sgd", g.dtype(), bytes), |dev| dev.sgd(h, scale, g, m, p, out))
+    fn sgd(&self, op: Sgd) -> Result<()> {
+        let [momentum, copy] = [&op.m, &op.out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
+        let bytes = op.g.bytes() + 2 * (momentum + op.p.bytes()) + copy;
+        self.moves("sgd", op.g.dtype(), bytes, |dev| dev.sgd(op))
     }
 }

@@ -1,6 +1,6 @@
 //! The cost of one device operation: its FLOPs and the bytes that it moves. Never knows how fast a machine is.
 use flatshard::base::DType;
-use flatshard::device::{Attention, Gemm};
+use flatshard::device::ops::{AttentionShape, GemmShape};
 
 /// Which of a machine's rates an operation is bound by, beside that of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,7 +33,7 @@ impl OpCost {
         OpCost { name, dtype, rate: Rate::Memory, flops: 0, bytes: bytes as u64, shape: [0; 4] }
     }
     /// `into`: the dtype of the result.
-    pub fn product(g: &Gemm, dtype: DType, into: DType) -> OpCost {
+    pub fn product(g: &GemmShape, dtype: DType, into: DType) -> OpCost {
         let read = (g.m * g.k + g.k * g.n) * dtype.size();
         let written = g.m * g.n * into.size() * if g.accumulate { 2 } else { 1 };
         let turned = g.ta as usize | (g.tb as usize) << 1 | (g.accumulate as usize) << 2;
@@ -46,7 +46,7 @@ impl OpCost {
     }
     /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2
     /// forward, 5 backward (Dao 2023, "FlashAttention-2").
-    pub fn attention(name: &'static str, shape: &Attention, dtype: DType, pairs: u64, bytes: usize) -> OpCost {
+    pub fn attention(name: &'static str, shape: &AttentionShape, dtype: DType, pairs: u64, bytes: usize) -> OpCost {
         let (rate, products) = match name.ends_with("backward") {
             false => (Rate::Attention, 2),
             true => (Rate::AttentionBackward, 5),

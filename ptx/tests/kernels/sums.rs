@@ -3,6 +3,7 @@
 use super::harness::*;
 use flatshard::base::{Category, Meter};
 use flatshard::device::cpu::CpuDevice;
+use flatshard::device::ops::{ClipScale, SumSquares};
 use flatshard::device::{Buf, Device, LIMBS};
 
 fn cpu_buf(cpu: &CpuDevice, dtype: flatshard::base::DType, bytes: &[u8]) -> Buf {
@@ -20,7 +21,7 @@ fn on_the_cpu(x: &[f64], before: &[f64]) -> Vec<f64> {
     let cpu = CpuDevice::new(Meter::default());
     let x = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(x, F32));
     let mut acc = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(before, F64));
-    cpu.sum_squares(x.view(), acc.view_mut()).unwrap();
+    cpu.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() }).unwrap();
     cpu_read(&cpu, &acc, F64)
 }
 
@@ -93,7 +94,8 @@ fn the_clip_scale_has_the_bits_of_the_cpu() {
             let acc_buf = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(&acc, F64));
             let mut want = cpu.alloc(flatshard::base::DType::F32, 2, Category::Other).unwrap();
             let given = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(&[unscale as f64], F32));
-            cpu.clip_scale(acc_buf.view(), max_norm, given.view(), want.view_mut()).unwrap();
+            cpu.clip_scale(ClipScale { acc: acc_buf.view(), max_norm, unscale: given.view(), out: want.view_mut() })
+                .unwrap();
             let want = cpu_read(&cpu, &want, F32);
             let slots = vec![In(F64, acc.clone()), Out(F32, 2), In(F32, vec![unscale as f64]), real(max_norm)];
             let got = job("clip_scale", 1, 96, slots).outputs();

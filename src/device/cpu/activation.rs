@@ -1,24 +1,34 @@
 //! SwiGLU, GeGLU and GELU, element by element. Never reads another element than its own.
 use super::simd::sigmoid;
-use crate::base::dtype::Float;
+use crate::base::{Result, dtype::Float};
+use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
 
 #[inline(always)]
-pub fn swiglu<T: Float>(gate: &[T], up: &[T], y: &mut [T]) {
+pub fn swiglu<T: Float>(op: Glu) -> Result<()> {
+    const OP: &str = "swiglu";
+    op.check(OP)?;
+    let (gate, up, y) = (op.gate.host::<T>(OP)?, op.up.host::<T>(OP)?, op.y.host::<T>(OP)?);
     for ((g, u), y) in gate.iter().zip(up).zip(y) {
         let g = g.to_f32();
         *y = T::from_f32(g * sigmoid(g).0 * u.to_f32());
     }
+    Ok(())
 }
 
 /// With s = sigmoid(g): d silu / dg = s + g s (1 - s).
 #[inline(always)]
-pub fn swiglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T], dup: &mut [T]) {
+pub fn swiglu_backward<T: Float>(op: GluBackward) -> Result<()> {
+    const OP: &str = "swiglu_backward";
+    op.check(OP)?;
+    let (gate, up, dy) = (op.gate.host::<T>(OP)?, op.up.host::<T>(OP)?, op.dy.host::<T>(OP)?);
+    let (dgate, dup) = (op.dgate.host::<T>(OP)?, op.dup.host::<T>(OP)?);
     for ((((g, u), dy), dg), du) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
         let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
         let (s, rest) = sigmoid(g);
         *dg = T::from_f32(dy * u * (g * s).mul_add(rest, s));
         *du = T::from_f32(dy * g * s);
     }
+    Ok(())
 }
 
 /// sqrt(2/pi) and the cubic coefficient of Hendrycks & Gimpel 2016.
@@ -37,35 +47,51 @@ fn gelu_slope(x: f32, (s, rest): (f32, f32)) -> f32 {
 }
 
 #[inline(always)]
-pub fn gelu<T: Float>(x: &[T], y: &mut [T]) {
+pub fn gelu<T: Float>(op: Gelu) -> Result<()> {
+    op.check()?;
+    let (x, y) = (op.x.host::<T>(Gelu::OP)?, op.y.host::<T>(Gelu::OP)?);
     for (x, y) in x.iter().zip(y) {
         let x = x.to_f32();
         *y = T::from_f32(x * gelu_sigmoid(x).0);
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn gelu_backward<T: Float>(x: &[T], dy: &[T], dx: &mut [T]) {
+pub fn gelu_backward<T: Float>(op: GeluBackward) -> Result<()> {
+    const OP: &str = GeluBackward::OP;
+    op.check()?;
+    let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
     for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
         let x = x.to_f32();
         *dx = T::from_f32(dy.to_f32() * gelu_slope(x, gelu_sigmoid(x)));
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn geglu<T: Float>(gate: &[T], up: &[T], y: &mut [T]) {
+pub fn geglu<T: Float>(op: Glu) -> Result<()> {
+    const OP: &str = "geglu";
+    op.check(OP)?;
+    let (gate, up, y) = (op.gate.host::<T>(OP)?, op.up.host::<T>(OP)?, op.y.host::<T>(OP)?);
     for ((g, u), y) in gate.iter().zip(up).zip(y) {
         let g = g.to_f32();
         *y = T::from_f32(g * gelu_sigmoid(g).0 * u.to_f32());
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn geglu_backward<T: Float>(gate: &[T], up: &[T], dy: &[T], dgate: &mut [T], dup: &mut [T]) {
+pub fn geglu_backward<T: Float>(op: GluBackward) -> Result<()> {
+    const OP: &str = "geglu_backward";
+    op.check(OP)?;
+    let (gate, up, dy) = (op.gate.host::<T>(OP)?, op.up.host::<T>(OP)?, op.dy.host::<T>(OP)?);
+    let (dgate, dup) = (op.dgate.host::<T>(OP)?, op.dup.host::<T>(OP)?);
     for ((((g, u), dy), dg), du) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
         let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
         let s = gelu_sigmoid(g);
         *dg = T::from_f32(dy * u * gelu_slope(g, s));
         *du = T::from_f32(dy * g * s.0);
     }
+    Ok(())
 }

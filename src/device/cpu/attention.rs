@@ -8,14 +8,16 @@ use super::gemm::CacheLines;
 use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
-use crate::device::Attention;
+use crate::device::View;
+use crate::device::ops::{Attention, AttentionBackward, AttentionDelta, AttentionShape};
 use std::ops::Range;
 
 /// Queries and keys of a tile. Four tiles of 64 x 64 f32 are 64 KiB: they stay in the second-level cache at worst.
 pub(super) const SIDE: usize = 64;
 
 /// The boundaries, once they are known to rise from 0 to `n`.
-pub fn documents<'a>(op: &'static str, cu_seqlens: &'a [u32], n: usize) -> Result<&'a [u32]> {
+fn documents<'a>(op: &'static str, cu_seqlens: View<'a>, n: usize) -> Result<&'a [u32]> {
+    let cu_seqlens = cu_seqlens.host::<u32>(op)?;
     let ends = (cu_seqlens.first().copied(), cu_seqlens.last().map(|&end| end as usize));
     if ends == (Some(0), Some(n)) && cu_seqlens.is_sorted() {
         return Ok(cu_seqlens);
@@ -25,9 +27,9 @@ pub fn documents<'a>(op: &'static str, cu_seqlens: &'a [u32], n: usize) -> Resul
 
 /// Reused between calls; grows to the longest document.
 #[derive(Default)]
-pub struct Scratch(CacheLines);
+pub struct AttentionScratch(CacheLines);
 
-impl Scratch {
+impl AttentionScratch {
     /// Slices of these lengths, whole cache lines each, of any content.
     pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
         let lens = lens.map(|len| len.next_multiple_of(LANES));
@@ -51,7 +53,7 @@ struct Heads {
     value: usize,
 }
 impl Heads {
-    fn new(a: &Attention) -> Heads {
+    fn new(a: &AttentionShape) -> Heads {
         let (dim, group) = (a.head_dim, a.heads / a.kv_heads);
         let (key, value) = (a.heads * dim, (a.heads + a.kv_heads) * dim);
         Heads { row: a.row(), dim, width: dim.next_multiple_of(COLUMNS), group, key, value }
@@ -96,14 +98,14 @@ fn store<T: Float>(
 }
 
 /// One row of a tile of scores.
-pub(super) type Row = [f32; SIDE];
+pub(super) type ScoreRow = [f32; SIDE];
 
 /// Which keys of a document a query sees: those up to itself, the last `window` of them.
 #[derive(Clone, Copy)]
 struct Band(usize);
 
 impl Band {
-    fn new(a: &Attention) -> Band {
+    fn new(a: &AttentionShape) -> Band {
         Band(if a.window == 0 { usize::MAX } else { a.window })
     }
     /// Tiles of queries that see any of the keys from `k0` on, in a document of `len` tokens.
@@ -125,7 +127,7 @@ impl Band {
 }
 
 #[inline(always)]
-fn row_max(row: &Row) -> f32 {
+fn row_max(row: &ScoreRow) -> f32 {
     let mut max = [f32::NEG_INFINITY; LANES];
     for x in row.as_chunks::<LANES>().0 {
         for (max, &x) in max.iter_mut().zip(x) {
@@ -143,17 +145,13 @@ fn row_max(row: &Row) -> f32 {
 }
 
 #[inline(always)]
-pub fn forward<T: Float>(
-    level: Level,
-    scratch: &mut Scratch,
-    a: &Attention,
-    documents: &[u32],
-    qkv: &[T],
-    o: &mut [T],
-    lse: &mut [f32],
-) {
+pub fn forward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Attention) -> Result<()> {
+    const OP: &str = Attention::OP;
+    let (n, a) = (op.check()?, &op.shape);
+    let (documents, qkv) = (documents(OP, op.cu_seqlens, n)?, op.qkv.host::<T>(OP)?);
+    let (o, lse) = (op.o.host::<T>(OP)?, op.lse.host::<f32>(OP)?);
     let (h, band) = (Heads::new(a), Band::new(a));
-    let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
+    let o_row = a.heads * h.dim;
     for document in documents.windows(2) {
         let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
         let padded = len.next_multiple_of(SIDE);
@@ -211,15 +209,16 @@ pub fn forward<T: Float>(
             }
         }
     }
+    Ok(())
 }
 
 /// Turns raw products into weights relative to the new maximum. Returns it, the new total, and by what earlier weights
 /// shrink (Milakov & Gimelshein 2018).
 #[inline(always)]
 pub(super) fn online_softmax(
-    row: &mut Row,
+    row: &mut ScoreRow,
     visible: Range<usize>,
-    a: &Attention,
+    a: &AttentionShape,
     (max, total): (f32, f32),
 ) -> (f32, f32, f32) {
     if a.softcap > 0.0 {
@@ -244,9 +243,17 @@ pub(super) fn online_softmax(
     (new_max, total.mul_add(factor, lane_sum(sums)), factor)
 }
 
+#[inline(always)]
+pub fn delta<T: Float>(op: AttentionDelta) -> Result<()> {
+    const OP: &str = AttentionDelta::OP;
+    op.check()?;
+    row_sums::<T>(&op.shape, op.o.host(OP)?, op.d_o.host(OP)?, op.delta.host(OP)?);
+    Ok(())
+}
+
 /// `delta` = row sums of `d_o * o`.
 #[inline(always)]
-pub fn delta<T: Float>(a: &Attention, o: &[T], d_o: &[T], delta: &mut [f32]) {
+fn row_sums<T: Float>(a: &AttentionShape, o: &[T], d_o: &[T], delta: &mut [f32]) {
     let (o_row, n) = (a.heads * a.head_dim, delta.len() / a.heads);
     for head in 0..a.heads {
         for i in 0..n {
@@ -258,22 +265,15 @@ pub fn delta<T: Float>(a: &Attention, o: &[T], d_o: &[T], delta: &mut [f32]) {
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub fn backward<T: Float>(
-    level: Level,
-    scratch: &mut Scratch,
-    a: &Attention,
-    documents: &[u32],
-    qkv: &[T],
-    o: &[T],
-    lse: &[f32],
-    d_o: &[T],
-    delta: &mut [f32],
-    dqkv: &mut [T],
-) {
+pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: AttentionBackward) -> Result<()> {
+    const OP: &str = AttentionBackward::OP;
+    let (n, a) = (op.check()?, &op.shape);
+    let (documents, qkv) = (documents(OP, op.cu_seqlens, n)?, op.qkv.host::<T>(OP)?);
+    let (o, lse, d_o) = (op.o.host::<T>(OP)?, op.lse.host::<f32>(OP)?, op.d_o.host::<T>(OP)?);
+    let (delta, dqkv) = (op.delta.host::<f32>(OP)?, op.dqkv.host::<T>(OP)?);
     let (h, band) = (Heads::new(a), Band::new(a));
-    let (n, o_row) = (qkv.len() / h.row, a.heads * h.dim);
-    self::delta(a, o, d_o, delta);
+    let o_row = a.heads * h.dim;
+    row_sums(a, o, d_o, delta);
     for document in documents.windows(2) {
         let (start, len) = (document[0] as usize, (document[1] - document[0]) as usize);
         let padded = len.next_multiple_of(SIDE);
@@ -333,11 +333,19 @@ pub fn backward<T: Float>(
             }
         }
     }
+    Ok(())
 }
 
 /// `p`: raw products to weights, exp(s - lse). `ds`: gradients of the weights to those of the raw products.
 #[inline(always)]
-pub(super) fn slope(p: &mut Row, ds: &mut Row, visible: Range<usize>, a: &Attention, lse: f32, delta: f32) {
+pub(super) fn slope(
+    p: &mut ScoreRow,
+    ds: &mut ScoreRow,
+    visible: Range<usize>,
+    a: &AttentionShape,
+    lse: f32,
+    delta: f32,
+) {
     if a.softcap > 0.0 {
         let inner = a.scale / a.softcap;
         for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {

@@ -1,12 +1,15 @@
 //! Dropout from a counter: the mask is a pure function of (key, index), so recomputation and the backward pass see the
 //! same one. Never holds state.
-use crate::base::{dtype::Float, rng::philox};
+use crate::base::{Result, dtype::Float, rng::philox};
+use crate::device::ops::Dropout;
 
 /// Element i takes word i % 4 of philox(key, i / 4) and is kept where that word is at least p * 2^32.
 #[inline(always)]
-pub fn dropout<T: Float>(p: f32, key: u64, x: &mut [T]) {
-    let threshold = (p as f64 * 4_294_967_296.0) as u32;
-    let scale = 1.0 / (1.0 - p);
+pub fn dropout<T: Float>(op: Dropout) -> Result<()> {
+    op.check()?;
+    let (threshold, scale) = (op.threshold(), op.scale());
+    let (key, x) = (op.key.host::<u32>(Dropout::OP)?, op.x.host::<T>(Dropout::OP)?);
+    let key = u64::from(key[0]) | u64::from(key[1]) << 32;
     for (block, x) in x.chunks_mut(4 * COUNTERS).enumerate() {
         let mut words = [[0; 4]; COUNTERS];
         for (c, words) in words.iter_mut().enumerate() {
@@ -17,6 +20,7 @@ pub fn dropout<T: Float>(p: f32, key: u64, x: &mut [T]) {
             *x = T::from_f32(if word >= threshold { x.to_f32() * scale } else { 0.0 });
         }
     }
+    Ok(())
 }
 /// Counters drawn together: one vector of AVX-512.
 const COUNTERS: usize = 16;

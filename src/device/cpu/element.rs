@@ -1,21 +1,33 @@
 //! What works element by element: casts, sums, scales. Each compiled for the dtypes that it meets.
-use crate::base::dtype::Float;
+use super::operands::length;
+use crate::base::{Error, Result, dtype::Float};
+use crate::device::{View, ViewMut};
 
 #[inline(always)]
-pub fn convert<A: Float, B: Float>(src: &[A], dst: &mut [B]) {
-    for (src, dst) in src.iter().zip(dst) {
+pub fn cast<A: Float, B: Float>(src: View, dst: ViewMut) -> Result<()> {
+    const OP: &str = "copy";
+    length(OP, "dst", dst.len(), src.len())?;
+    if (A::DTYPE, B::DTYPE) != (src.dtype(), dst.dtype()) {
+        return Err(Error::op(OP, format!("cannot cast {} to {}", src.dtype(), dst.dtype())));
+    }
+    for (src, dst) in src.host::<A>(OP)?.iter().zip(dst.host::<B>(OP)?) {
         *dst = B::from_f32(src.to_f32());
     }
+    Ok(())
 }
 #[inline(always)]
-pub fn add<X: Float, Y: Float>(x: &[X], y: &mut [Y]) {
-    for (x, y) in x.iter().zip(y) {
+pub fn add<X: Float, Y: Float>(x: View, y: ViewMut) -> Result<()> {
+    const OP: &str = "add";
+    length(OP, "y", y.len(), x.len())?;
+    for (x, y) in x.host::<X>(OP)?.iter().zip(y.host::<Y>(OP)?) {
         *y = Y::from_f32(y.to_f32() + x.to_f32());
     }
+    Ok(())
 }
 #[inline(always)]
-pub fn scale<T: Float>(factor: f32, x: &mut [T]) {
-    for x in x {
+pub fn scale<T: Float>(factor: f32, x: ViewMut) -> Result<()> {
+    for x in x.host::<T>("scale")? {
         *x = T::from_f32(x.to_f32() * factor);
     }
+    Ok(())
 }

@@ -24,13 +24,14 @@ use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
 use super::simd::Level;
 use crate::base::{DType, Error, Result};
-use crate::device::{Gemm, View, ViewMut};
+use crate::device::ops::{Gemm, GemmShape};
+use crate::device::{View, ViewMut};
 use half::{bf16, f16};
 
 /// How products are computed; named after bf16. The bf16 instructions of the first two count operands and sums below
 /// 2^-126 as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kernel {
+pub enum GemmKernel {
     /// Tiles of Intel's matrix extension, 16 x 16 x 32 products an instruction; f32 and f16 as in `Avx512`.
     Amx,
     /// `vdpbf16ps`, 32 products an instruction; f32 and f16 by AVX-512 multiply-adds, 16 an instruction.
@@ -39,25 +40,25 @@ pub enum Kernel {
     Plain,
 }
 
-impl Kernel {
+impl GemmKernel {
     /// Fastest first.
-    pub const ALL: [Kernel; 3] = [Kernel::Amx, Kernel::Avx512, Kernel::Plain];
+    pub const ALL: [GemmKernel; 3] = [GemmKernel::Amx, GemmKernel::Avx512, GemmKernel::Plain];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kernel::Amx => "amx-bf16",
-            Kernel::Avx512 => "avx512-bf16",
-            Kernel::Plain => "plain",
+            GemmKernel::Amx => "amx-bf16",
+            GemmKernel::Avx512 => "avx512-bf16",
+            GemmKernel::Plain => "plain",
         }
     }
     /// Whether this CPU and this operating system run it. Asking for AMX asks Linux for the tile registers.
     pub fn available(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Kernel::Amx => avx512::available() && amx::available(),
+            GemmKernel::Amx => avx512::available() && amx::available(),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512 => avx512::available(),
-            Kernel::Plain => true,
+            GemmKernel::Avx512 => avx512::available(),
+            GemmKernel::Plain => true,
             #[allow(unreachable_patterns)] // reached where the kernels above are not compiled
             _ => false,
         }
@@ -65,26 +66,26 @@ impl Kernel {
 }
 
 /// The chosen kernel and its packing buffers: they grow to the largest product seen and are then reused. At most 9 MB,
-/// with [`Kernel::Plain`] 4 KB for each unit of k and 1 MB.
-pub struct Scratch {
-    kernel: Kernel,
+/// with [`GemmKernel::Plain`] 4 KB for each unit of k and 1 MB.
+pub struct GemmScratch {
+    kernel: GemmKernel,
     buffers: Buffers,
 }
 
-impl Scratch {
+impl GemmScratch {
     /// With the fastest kernel of this machine.
-    pub fn new() -> Scratch {
-        let kernel = Kernel::ALL.into_iter().find(|k| k.available()).unwrap_or(Kernel::Plain);
-        Scratch { kernel, buffers: Buffers::default() }
+    pub fn new() -> GemmScratch {
+        let kernel = GemmKernel::ALL.into_iter().find(|k| k.available()).unwrap_or(GemmKernel::Plain);
+        GemmScratch { kernel, buffers: Buffers::default() }
     }
     /// With this kernel; an error where the machine does not have it.
-    pub fn with_kernel(kernel: Kernel) -> Result<Scratch> {
+    pub fn with_kernel(kernel: GemmKernel) -> Result<GemmScratch> {
         if !kernel.available() {
             return Err(Error::op("gemm", format!("this machine has no {}", kernel.name())));
         }
-        Ok(Scratch { kernel, buffers: Buffers::default() })
+        Ok(GemmScratch { kernel, buffers: Buffers::default() })
     }
-    pub fn kernel(&self) -> Kernel {
+    pub fn kernel(&self) -> GemmKernel {
         self.kernel
     }
     /// "amx-bf16", "avx512-bf16" or "plain".
@@ -96,17 +97,17 @@ impl Scratch {
         self.buffers.bytes()
     }
 }
-impl Default for Scratch {
-    fn default() -> Scratch {
-        Scratch::new()
+impl Default for GemmScratch {
+    fn default() -> GemmScratch {
+        GemmScratch::new()
     }
 }
 
-/// `C (+)= op(A) op(B)` as [`Gemm`] says. A and B are f32 and C f32, or A and B are bf16 (f16) and C bf16 (f16) or f32.
 /// Without `accumulate` C is assigned and never read; with k = 0 it becomes zero.
-pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-    shape.check(&a, &b, &c)?;
-    if shape.m == 0 || shape.n == 0 {
+pub fn gemm(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
+    op.check()?;
+    let (shape, a, b, c) = (&op.shape, op.a, op.b, op.c);
+    if shape.is_empty() {
         return Ok(());
     }
     match (a.dtype(), b.dtype(), c.dtype()) {
@@ -119,7 +120,7 @@ pub fn gemm(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -
     }
 }
 
-fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: View, b: View, c: ViewMut) -> Result<()> {
     let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
     if thin::suits(shape) {
         Level::best().run(
@@ -131,7 +132,7 @@ fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut
     match scratch.kernel {
         // SAFETY: `new` and `with_kernel` choose what is available only; `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
-        Kernel::Amx | Kernel::Avx512 => unsafe {
+        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
             blocked::product::<f32, f32, _>(&avx512::Dot, shape, a, b, c, &mut scratch.buffers)
         },
         _ => plain::f32_product(shape, a, b, c),
@@ -139,7 +140,13 @@ fn f32_product(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut
     Ok(())
 }
 
-fn bf16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+fn bf16_product<C: plain::Output>(
+    scratch: &mut GemmScratch,
+    shape: &GemmShape,
+    a: View,
+    b: View,
+    c: ViewMut,
+) -> Result<()> {
     let (a, b, c) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?, c.host::<C>("gemm")?);
     let buffers = &mut scratch.buffers;
     if thin::suits(shape) {
@@ -152,22 +159,28 @@ fn bf16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, 
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Kernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, buffers) },
+        GemmKernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, buffers) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Kernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())
 }
 
-fn f16_product<C: plain::Output>(scratch: &mut Scratch, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+fn f16_product<C: plain::Output>(
+    scratch: &mut GemmScratch,
+    shape: &GemmShape,
+    a: View,
+    b: View,
+    c: ViewMut,
+) -> Result<()> {
     let (a, b, c) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?, c.host::<C>("gemm")?);
     let buffers = &mut scratch.buffers;
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Kernel::Amx | Kernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        GemmKernel::Amx | GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())

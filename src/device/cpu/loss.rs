@@ -1,9 +1,10 @@
 //! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk that it was given.
+use super::operands::first;
 use super::simd::{exp, sum, tanh};
 use crate::base::{Error, Result, dtype::Float};
-use crate::device::{CrossEntropy, IGNORE, VocabPart};
+use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
 
-pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
+fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
     match targets.iter().position(|&t| t != IGNORE && !(0..vocab as i64).contains(&(t as i64))) {
         None => Ok(()),
         Some(i) => {
@@ -61,13 +62,12 @@ macro_rules! capped {
 }
 
 #[inline(always)]
-pub fn cross_entropy<T: Float>(
-    shape: &CrossEntropy,
-    targets: &[i32],
-    scale: Option<f32>,
-    logits: &mut [T],
-    loss: &mut f64,
-) {
+pub fn cross_entropy<T: Float>(op: CrossEntropy) -> Result<()> {
+    const OP: &str = CrossEntropy::OP;
+    op.check()?;
+    let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
+    check(OP, targets, shape.vocab)?;
+    let (scale, loss) = (op.scale.map(|scale| first(OP, scale)).transpose()?, &mut op.loss.host::<f64>(OP)?[0]);
     capped!(shape.softcap, logit, with_slope => for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
         if target == IGNORE {
             ignore(scale, row);
@@ -77,53 +77,57 @@ pub fn cross_entropy<T: Float>(
         let (max, total) = max_and_sum(row, logit);
         *loss += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
         gradient(scale, row, Some(target), max, total, with_slope);
-    })
+    });
+    Ok(())
 }
 
 /// The column of a target, if this part has it.
 #[inline(always)]
-fn column(shape: &CrossEntropy, part: &VocabPart, target: i32) -> Option<usize> {
+fn column(shape: &CrossEntropyShape, part: &VocabPart, target: i32) -> Option<usize> {
     (target as usize).checked_sub(part.first).filter(|&column| column < shape.vocab)
 }
 
 #[inline(always)]
-pub fn part<T: Float>(shape: &CrossEntropy, part: &VocabPart, targets: &[i32], logits: &[T], said: &mut [f32]) {
-    let said = said.as_chunks_mut::<{ VocabPart::SAID }>().0;
-    capped!(shape.softcap, logit, _slope => for ((row, &target), said) in logits.chunks_exact(shape.vocab).zip(targets).zip(said) {
-        *said = [0.0; 3];
+pub fn part<T: Float>(op: CrossEntropyPart) -> Result<()> {
+    const OP: &str = CrossEntropyPart::OP;
+    op.check()?;
+    let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
+    check(OP, targets, op.part.of)?;
+    let stats = op.stats.host::<f32>(OP)?.as_chunks_mut::<{ VocabPart::STATS }>().0;
+    capped!(shape.softcap, logit, _slope => for ((row, &target), stats) in logits.chunks_exact(shape.vocab).zip(targets).zip(stats) {
+        *stats = [0.0; 3];
         if target != IGNORE {
             let (max, total) = max_and_sum(row, logit);
-            *said = [max, total, column(shape, part, target).map_or(0.0, |target| logit(row[target]))];
+            *stats = [max, total, column(&shape, &op.part, target).map_or(0.0, |target| logit(row[target]))];
         }
-    })
+    });
+    Ok(())
 }
 
 #[inline(always)]
-pub fn finish<T: Float>(
-    shape: &CrossEntropy,
-    part: &VocabPart,
-    targets: &[i32],
-    said: &[f32],
-    scale: Option<f32>,
-    logits: &mut [T],
-    loss: &mut f64,
-) {
-    let said = said.as_chunks::<{ VocabPart::SAID }>().0;
+pub fn finish<T: Float>(op: CrossEntropyFinish) -> Result<()> {
+    const OP: &str = CrossEntropyFinish::OP;
+    op.check()?;
+    let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
+    check(OP, targets, op.part.of)?;
+    let (scale, loss) = (op.scale.map(|scale| first(OP, scale)).transpose()?, &mut op.loss.host::<f64>(OP)?[0]);
+    let stats = op.stats.host::<f32>(OP)?.as_chunks::<{ VocabPart::STATS }>().0;
     capped!(shape.softcap, _logit, with_slope => for (i, (row, &target)) in logits.chunks_exact_mut(shape.vocab).zip(targets).enumerate() {
         if target == IGNORE {
             ignore(scale, row);
             continue;
         }
         let (mut max, mut total, mut at_target) = (f32::MIN, 0.0, 0.0);
-        for &[part_max, part_total, part_target] in said[i..].iter().step_by(targets.len()) {
+        for &[part_max, part_total, part_target] in stats[i..].iter().step_by(targets.len()) {
             let top = max.max(part_max);
             total = total * exp(max - top) + part_total * exp(part_max - top);
             max = top;
             at_target += part_target;
         }
         *loss += (total as f64).ln() + (max as f64 - at_target as f64);
-        gradient(scale, row, column(shape, part, target), max, total, with_slope);
-    })
+        gradient(scale, row, column(&shape, &op.part, target), max, total, with_slope);
+    });
+    Ok(())
 }
 
 #[inline(always)]

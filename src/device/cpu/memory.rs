@@ -1,7 +1,8 @@
-//! Pages for buffers. Never touches them: the kernel hands them out zeroed.
+//! Pages for buffers, which the kernel hands out zeroed, and bytes moved between them. Never converts.
+use super::operands::length;
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
-use crate::device::buf::{Buf, Place};
+use crate::device::buf::{Buf, Place, View, ViewMut};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::{ptr::NonNull, sync::Arc};
 
@@ -47,4 +48,29 @@ pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<
     let pages = Pages { at, bytes, _lease: lease };
     // SAFETY: page alignment fits every dtype; `pages` unmaps when the last holder of the Buf is gone.
     Ok(unsafe { Buf::from_raw(at, dtype, len, place, Arc::new(pages)) })
+}
+
+pub fn upload(src: &[u8], mut dst: ViewMut) -> Result<()> {
+    length("upload", "source (bytes)", src.len(), dst.bytes())?;
+    // SAFETY: `dst` is exclusive and holds as many bytes; every dtype takes any bits.
+    unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
+    Ok(())
+}
+pub fn download(src: View, dst: &mut [u8]) -> Result<()> {
+    length("download", "destination (bytes)", dst.len(), src.bytes())?;
+    // SAFETY: `dst` is exclusive and holds as many bytes.
+    unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+    Ok(())
+}
+/// Alike in dtype.
+pub fn copy(src: View, mut dst: ViewMut) -> Result<()> {
+    length("copy", "dst", dst.len(), src.len())?;
+    // SAFETY: alike in dtype and length; `dst` is exclusive, so they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.bytes()) };
+    Ok(())
+}
+pub fn zero(mut x: ViewMut) -> Result<()> {
+    // SAFETY: `x` is exclusive; zero bits are zero in every dtype.
+    unsafe { std::ptr::write_bytes(x.as_mut_ptr(), 0, x.bytes()) };
+    Ok(())
 }

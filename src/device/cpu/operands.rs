@@ -1,31 +1,29 @@
-//! What operands must be: lengths that the others demand, whole rows, and the few numbers that the CPU reads as such. Never
-//! computes.
-use crate::base::{DType, Error, Result};
+//! Operands that the CPU reads as numbers: lengths, indices, factors. Never computes.
+use crate::base::{Error, Result};
 use crate::device::View;
 
-/// Refuses the first operand whose length is not the one that the others demand.
-pub fn lengths(op: &'static str, operands: &[(&str, usize, usize)]) -> Result<()> {
-    match operands.iter().find(|(_, have, need)| have != need) {
+/// Refuses an operand whose length is not the one that another demands.
+pub fn length(op: &'static str, name: &str, have: usize, need: usize) -> Result<()> {
+    match have == need {
+        true => Ok(()),
+        false => Err(Error::op(op, format!("{name} holds {have} elements, needs {need}"))),
+    }
+}
+
+/// Refuses the first index that is outside a table.
+pub fn within(op: &'static str, what: &str, indices: &[u32], rows: usize) -> Result<()> {
+    match indices.iter().position(|&t| t as usize >= rows) {
         None => Ok(()),
-        Some((name, have, need)) => Err(Error::op(op, format!("{name} holds {have} elements, needs {need}"))),
+        Some(i) => Err(Error::op(op, format!("{what} {} at row {i} is outside the table of {rows} rows", indices[i]))),
     }
 }
 
-/// Rows of `len` elements in rows of `width`.
-pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
-    match len.checked_div(width) {
-        Some(rows) if rows * width == len => Ok(rows),
-        _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),
-    }
-}
-
-/// A scale: of what [`Device::clip_scale`](crate::device::Device::clip_scale) wrote, element 0.
+/// Element 0 of a factor, which holds one at least.
 pub fn first(op: &'static str, scale: View) -> Result<f32> {
-    let first = scale.host::<f32>(op)?.first().copied();
-    first.ok_or_else(|| Error::op(op, "scale holds 0 elements, needs at least 1"))
+    Ok(scale.host::<f32>(op)?[0])
 }
+
 /// What an update shares between elements.
 pub fn constants<T: bytemuck::Pod>(op: &'static str, h: View) -> Result<T> {
-    h.fits(op, "h", DType::F32, size_of::<T>() / size_of::<f32>())?;
     Ok(bytemuck::pod_read_unaligned(h.host_bytes(op)?))
 }

@@ -1,7 +1,8 @@
 //! AdamW and SGD: one pass over memory, element by element, so the bits do not depend on how the range is cut.
 //! Never keeps state of its own.
-use crate::base::dtype::Float;
-use crate::device::ops::{AdamWScalars, Sgd};
+use super::operands::{constants, first};
+use crate::base::{Result, dtype::Float};
+use crate::device::ops::{AdamW, AdamWScalars, Sgd, SgdScalars};
 
 /// One element's step.
 #[inline(always)]
@@ -15,15 +16,15 @@ fn update(k: &AdamWScalars, scale: f32, g: f32, m: &mut f32, v: &mut f32, p: &mu
 
 /// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.
 #[inline(always)]
-pub fn adamw<T: Float>(
-    k: &AdamWScalars,
-    scale: f32,
-    g: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    p: &mut [f32],
-    out: Option<&mut [T]>,
-) {
+pub fn adamw<T: Float>(op: AdamW) -> Result<()> {
+    const OP: &str = AdamW::OP;
+    op.check()?;
+    let (k, scale) = (&constants::<AdamWScalars>(OP, op.h)?, first(OP, op.scale)?);
+    if !scale.is_finite() {
+        return Ok(());
+    }
+    let (g, m, v, p) = (op.g.host::<f32>(OP)?, op.m.host(OP)?, op.v.host(OP)?, op.p.host(OP)?);
+    let out = op.out.map(|out| out.host::<T>(OP)).transpose()?;
     let elements = g.iter().zip(m).zip(v).zip(p);
     match out {
         None => {
@@ -37,10 +38,20 @@ pub fn adamw<T: Float>(
             }
         }
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn sgd<T: Float>(h: &Sgd, scale: f32, g: &[f32], m: Option<&mut [f32]>, p: &mut [f32], out: Option<&mut [T]>) {
+pub fn sgd<T: Float>(op: Sgd) -> Result<()> {
+    const OP: &str = Sgd::OP;
+    op.check()?;
+    let (h, scale) = (constants::<SgdScalars>(OP, op.h)?, first(OP, op.scale)?);
+    if !scale.is_finite() {
+        return Ok(());
+    }
+    let (g, p) = (op.g.host::<f32>(OP)?, op.p.host::<f32>(OP)?);
+    let m = op.m.map(|m| m.host::<f32>(OP)).transpose()?;
+    let out = op.out.map(|out| out.host::<T>(OP)).transpose()?;
     let n = g.len();
     let p = &mut p[..n];
     match m {
@@ -62,4 +73,5 @@ pub fn sgd<T: Float>(h: &Sgd, scale: f32, g: &[f32], m: Option<&mut [f32]>, p: &
             *out = T::from_f32(*p);
         }
     }
+    Ok(())
 }

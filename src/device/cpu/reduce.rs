@@ -6,7 +6,9 @@
 //! order to the same result. On return the limbs are carried through: each is below 2^32, stored in an f64, which leaves
 //! 21 bits for ranks to add limb by limb without rounding; [`norm`] carries again. The last limb counts blocks that were
 //! not finite.
-use crate::device::{ALIGN, LIMBS};
+use super::operands::first;
+use crate::base::Result;
+use crate::device::ops::{ALIGN, ClipScale, LIMBS, SumSquares};
 
 const POISON: usize = LIMBS - 1;
 /// Limb 0 counts these: 2^-1074.
@@ -59,9 +61,10 @@ fn load(acc: &[f64]) -> [u64; LIMBS] {
     std::array::from_fn(|i| acc[i] as u64)
 }
 
-/// `acc` holds [`LIMBS`] limbs.
 #[inline(always)]
-pub fn sum_squares(x: &[f32], acc: &mut [f64]) {
+pub fn sum_squares(op: SumSquares) -> Result<()> {
+    op.check()?;
+    let (x, acc) = (op.x.host::<f32>(SumSquares::OP)?, op.acc.host::<f64>(SumSquares::OP)?);
     let mut limbs = load(acc);
     for part in x.chunks(CARRY_EVERY * ALIGN) {
         for block in part.chunks(ALIGN) {
@@ -77,10 +80,11 @@ pub fn sum_squares(x: &[f32], acc: &mut [f64]) {
     for (acc, limb) in acc.iter_mut().zip(limbs) {
         *acc = limb as f64;
     }
+    Ok(())
 }
 
 /// Square root of the accumulated sum, which is first rounded correctly to f64. NaN where a block was not finite.
-pub fn norm(acc: &[f64]) -> f64 {
+fn norm(acc: &[f64]) -> f64 {
     let mut limbs = load(acc);
     if limbs[POISON] > 0 {
         return f64::NAN;
@@ -99,7 +103,11 @@ pub fn norm(acc: &[f64]) -> f64 {
 
 /// [clip scale, norm] as `torch.nn.utils.clip_grad_norm_` has them, of the gradient times `unscale`, which the scale
 /// includes; without clipping (`max_norm` 0) it is nothing else.
-pub fn clip_scale(acc: &[f64], max_norm: f32, unscale: f32, out: &mut [f32]) {
+pub fn clip_scale(op: ClipScale) -> Result<()> {
+    const OP: &str = ClipScale::OP;
+    op.check()?;
+    let (acc, unscale, out) = (op.acc.host::<f64>(OP)?, first(OP, op.unscale)?, op.out.host::<f32>(OP)?);
+    let max_norm = op.max_norm;
     let unscale = unscale as f64;
     let norm = norm(acc) * unscale;
     let scale = max_norm as f64 / (norm + 1e-6);
@@ -107,4 +115,5 @@ pub fn clip_scale(acc: &[f64], max_norm: f32, unscale: f32, out: &mut [f32]) {
     let clip = if max_norm == 0.0 || scale > 1.0 { 1.0 } else { scale };
     out[1] = norm as f32;
     out[0] = if out[1].is_finite() { (clip * unscale) as f32 } else { f32::NAN };
+    Ok(())
 }

@@ -5,11 +5,11 @@
 //! Queries and keys rise, so a query sees one range of the block's keys. Tiles of [`SIDE`] queries walk over the keys
 //! that any of them sees, tiles of keys over the queries that see any of them; the arithmetic is that of
 //! `attention.rs`.
-use super::attention::{SIDE, Scratch, load, load_transposed, online_softmax, slope};
+use super::attention::{AttentionScratch, SIDE, load, load_transposed, online_softmax, slope};
 use super::simd::Level;
 use super::tile::{COLUMNS, Part, Product, Tile};
 use crate::base::{Error, Result, dtype::Float};
-use crate::device::{Attention, Columns};
+use crate::device::ops::{AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, CopyColumns};
 use std::ops::Range;
 
 /// Rows of the packed batch, once they are known to rise within the documents.
@@ -21,13 +21,12 @@ fn check_rows(name: &str, rows: &[u32], cu_seqlens: &[u32]) -> Result<()> {
     Err(Error::op("attention_ranges", format!("{name} do not rise below {end}, the end of the last document")))
 }
 
-pub fn ranges(
-    a: &Attention,
-    cu_seqlens: &[u32],
-    [q_rows, k_rows]: [&[u32]; 2],
-    of_queries: &mut [u32],
-    of_keys: &mut [u32],
-) -> Result<()> {
+pub fn ranges(op: AttentionRanges) -> Result<()> {
+    const OP: &str = AttentionRanges::OP;
+    op.check()?;
+    let (a, cu_seqlens) = (&op.shape, op.cu_seqlens.host::<u32>(OP)?);
+    let (q_rows, k_rows) = (op.q_rows.host::<u32>(OP)?, op.k_rows.host::<u32>(OP)?);
+    let (of_queries, of_keys) = (op.of_queries.host::<u32>(OP)?, op.of_keys.host::<u32>(OP)?);
     if cu_seqlens.first() != Some(&0) || !cu_seqlens.is_sorted() {
         return Err(Error::op("attention_ranges", format!("cu_seqlens {cu_seqlens:?} does not rise from 0")));
     }
@@ -63,20 +62,14 @@ fn visible(range: [u32; 2], at: usize) -> Range<usize> {
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub fn forward<T: Float>(
-    level: Level,
-    scratch: &mut Scratch,
-    a: &Attention,
-    of_queries: &[u32],
-    qkv: &[T],
-    kv: &[T],
-    o: &mut [f32],
-    lse: &mut [f32],
-) {
+pub fn forward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: AttentionPass) -> Result<()> {
+    const OP: &str = AttentionPass::OP;
+    let ((n, keys_n), a) = (op.check()?, &op.shape);
+    let (qkv, kv) = (op.qkv.host::<T>(OP)?, op.kv.host::<T>(OP)?);
+    let (o, lse) = (op.o.host::<f32>(OP)?, op.lse.host::<f32>(OP)?);
+    let of_queries = op.of_queries.host::<u32>(OP)?.as_chunks::<2>().0;
     let (dim, group, row, kv_row) = (a.head_dim, a.heads / a.kv_heads, a.row(), a.kv_row());
     let (width, o_row, value) = (dim.next_multiple_of(COLUMNS), a.heads * dim, a.kv_heads * dim);
-    let (n, keys_n, of_queries) = (qkv.len() / row, kv.len() / kv_row, of_queries.as_chunks::<2>().0);
     let [query, keys, values, scores, out, max, total] =
         scratch.take([SIDE * width, SIDE * dim, SIDE * width, SIDE * SIDE, SIDE * width, SIDE, SIDE]);
     for head in 0..a.heads {
@@ -112,11 +105,16 @@ pub fn forward<T: Float>(
             }
         }
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn merge(a: &Attention, o_pass: &[f32], lse_pass: &[f32], o: &mut [f32], lse: &mut [f32]) {
-    let (o_row, n) = (a.heads * a.head_dim, lse.len() / a.heads);
+pub fn merge(op: AttentionMerge) -> Result<()> {
+    const OP: &str = AttentionMerge::OP;
+    let (n, a) = (op.check()?, &op.shape);
+    let (o_pass, lse_pass) = (op.o_pass.host::<f32>(OP)?, op.lse_pass.host::<f32>(OP)?);
+    let (o, lse) = (op.o.host::<f32>(OP)?, op.lse.host::<f32>(OP)?);
+    let o_row = a.width();
     for head in 0..a.heads {
         for i in 0..n {
             let (new, old) = (lse_pass[head * n + i], lse[head * n + i]);
@@ -133,6 +131,7 @@ pub fn merge(a: &Attention, o_pass: &[f32], lse_pass: &[f32], o: &mut [f32], lse
             }
         }
     }
+    Ok(())
 }
 
 /// `dst[r][c] += tile[r][c]`.
@@ -143,22 +142,16 @@ fn add(tile: &[f32], width: usize, dst: &mut [f32], row: usize, rows: usize, dim
     }
 }
 
-/// Of qkv, kv, d_o; of lse and delta; dq and dkv.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub fn backward<T: Float>(
-    level: Level,
-    scratch: &mut Scratch,
-    a: &Attention,
-    [of_queries, of_keys]: [&[u32]; 2],
-    [qkv, kv, d_o]: [&[T]; 3],
-    [lse, delta]: [&[f32]; 2],
-    dq: &mut [f32],
-    dkv: &mut [f32],
-) {
+pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: AttentionPassBackward) -> Result<()> {
+    const OP: &str = AttentionPassBackward::OP;
+    let ((n, keys_n), a) = (op.check()?, &op.shape);
+    let (qkv, kv, d_o) = (op.qkv.host::<T>(OP)?, op.kv.host::<T>(OP)?, op.d_o.host::<T>(OP)?);
+    let (lse, delta) = (op.lse.host::<f32>(OP)?, op.delta.host::<f32>(OP)?);
+    let (dq, dkv) = (op.dq.host::<f32>(OP)?, op.dkv.host::<f32>(OP)?);
+    let [of_queries, of_keys] = [op.of_queries.host::<u32>(OP)?, op.of_keys.host::<u32>(OP)?];
     let (dim, group, row, kv_row) = (a.head_dim, a.heads / a.kv_heads, a.row(), a.kv_row());
     let (width, o_row, value) = (dim.next_multiple_of(COLUMNS), a.heads * dim, a.kv_heads * dim);
-    let (n, keys_n) = (qkv.len() / row, kv.len() / kv_row);
     let (of_queries, of_keys) = (of_queries.as_chunks::<2>().0, of_keys.as_chunks::<2>().0);
     let (tile, across) = (SIDE * width, SIDE * dim);
     let [query, d_out, key, keys, values, dk, dv, back, weights, slopes] =
@@ -198,12 +191,18 @@ pub fn backward<T: Float>(
             add(dv, width, &mut dkv[at + value..], kv_row, k_rows, dim);
         }
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn copy_columns<S: Float, D: Float>(c: &Columns, src: &[S], dst: &mut [D]) {
-    for r in 0..c.rows {
-        let (src, dst) = (&src[r * c.src_row..][..c.width], &mut dst[r * c.dst_row..][..c.width]);
+pub fn copy_columns<S: Float, D: Float>(op: CopyColumns) -> Result<()> {
+    const OP: &str = CopyColumns::OP;
+    op.check()?;
+    let CopyColumns { rows, width, src_row, dst_row, src, dst } = op;
+    let (src, dst) = (src.host::<S>(OP)?, dst.host::<D>(OP)?);
+    for r in 0..rows {
+        let (src, dst) = (&src[r * src_row..][..width], &mut dst[r * dst_row..][..width]);
         dst.iter_mut().zip(src).for_each(|(d, s)| *d = D::from_f32(s.to_f32()));
     }
+    Ok(())
 }

@@ -1,37 +1,33 @@
 //! Rotary positions, alone and behind the norms of queries and keys. Never reads a head that is not rotated.
-use super::embed;
 use super::norm::inverse_rms;
-use super::operands::{lengths, rows};
+use super::operands::within;
 use super::simd::sum;
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::{QkNormRope, Rope, View};
+use crate::base::{Result, dtype::Float};
+use crate::device::View;
+use crate::device::ops::{QkNormRope, QkNormRopeBackward, Rope};
 
 /// A table and the row of it that each token takes, known to be within.
 #[derive(Clone, Copy)]
-pub struct Turns<'a> {
+struct Rotation<'a> {
     table: &'a [f32],
     positions: &'a [u32],
     head_dim: usize,
 }
 
-pub fn turns<'a>(
+/// Of operands that were checked: `max_len` rows of the table.
+fn rotation<'a>(
     op: &'static str,
     head_dim: usize,
+    max_len: usize,
     table: View<'a>,
     positions: View<'a>,
-    n: usize,
-) -> Result<Turns<'a>> {
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(Error::op(op, format!("heads of {head_dim} elements: rotary positions pair two halves")));
-    }
-    let rows = rows(op, "table", table.len(), head_dim)?;
-    lengths(op, &[("positions", positions.len(), n)])?;
+) -> Result<Rotation<'a>> {
     let (table, positions) = (table.host(op)?, positions.host::<u32>(op)?);
-    embed::check(op, "position", positions, rows)?;
-    Ok(Turns { table, positions, head_dim })
+    within(op, "position", positions, max_len)?;
+    Ok(Rotation { table, positions, head_dim })
 }
 
-impl<'a> Turns<'a> {
+impl<'a> Rotation<'a> {
     /// The cosines and sines of each token.
     #[inline(always)]
     fn rows(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
@@ -41,10 +37,14 @@ impl<'a> Turns<'a> {
 }
 
 #[inline(always)]
-pub fn rope<T: Float>(shape: &Rope, turns: Turns, qkv: &mut [T], inverse: bool) {
+pub fn rope<T: Float>(op: Rope) -> Result<()> {
+    const OP: &str = Rope::OP;
+    let ((_, max_len), shape, inverse) = (op.check()?, op.shape, op.inverse);
+    let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
+    let qkv = op.qkv.host::<T>(OP)?;
     let (d, half) = (shape.head_dim, shape.head_dim / 2);
     let sign = if inverse { -1.0 } else { 1.0 };
-    for (row, (cos, sin)) in qkv.chunks_exact_mut(shape.row).zip(turns.rows()) {
+    for (row, (cos, sin)) in qkv.chunks_exact_mut(shape.row).zip(rotation.rows()) {
         for head in row[..shape.heads * d].chunks_exact_mut(d) {
             let (a, b) = head.split_at_mut(half);
             for i in 0..half {
@@ -54,21 +54,20 @@ pub fn rope<T: Float>(shape: &Rope, turns: Turns, qkv: &mut [T], inverse: bool) 
             }
         }
     }
+    Ok(())
 }
 
 #[inline(always)]
-pub fn qk_norm_rope<T: Float>(
-    shape: &QkNormRope,
-    turns: Turns,
-    [wq, wk]: [&[T]; 2],
-    qkv: &[T],
-    out: &mut [T],
-    rstd: &mut [f32],
-) {
+pub fn qk_norm_rope<T: Float>(op: QkNormRope) -> Result<()> {
+    const OP: &str = QkNormRope::OP;
+    let ((_, max_len), shape) = (op.check()?, op.shape);
+    let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
+    let (wq, wk, qkv) = (op.wq.host::<T>(OP)?, op.wk.host::<T>(OP)?, op.qkv.host::<T>(OP)?);
+    let (out, rstd) = (op.out.host::<T>(OP)?, op.rstd.host::<f32>(OP)?);
     let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
     let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
     let rows = qkv.chunks_exact(row).zip(out.chunks_exact_mut(row)).zip(rstd.chunks_exact_mut(rotated));
-    for (((qkv, out), rstd), (cos, sin)) in rows.zip(turns.rows()) {
+    for (((qkv, out), rstd), (cos, sin)) in rows.zip(rotation.rows()) {
         for (head, rstd) in rstd.iter_mut().enumerate() {
             let w = if head < shape.heads { wq } else { wk };
             let (x, out) = (&qkv[head * d..][..d], &mut out[head * d..][..d]);
@@ -84,23 +83,22 @@ pub fn qk_norm_rope<T: Float>(
         }
         out[rotated * d..].copy_from_slice(&qkv[rotated * d..]);
     }
+    Ok(())
 }
 
 /// With g = `dqkv` rotated back and n = x rstd: `dx = rstd ((w + offset) g - n mean((w + offset) g n))`, `dw += g n`.
 #[inline(always)]
-pub fn qk_norm_rope_backward<T: Float>(
-    shape: &QkNormRope,
-    turns: Turns,
-    [wq, wk]: [&[T]; 2],
-    qkv: &[T],
-    rstd: &[f32],
-    dqkv: &mut [T],
-    [dwq, dwk]: [&mut [f32]; 2],
-) {
+pub fn qk_norm_rope_backward<T: Float>(op: QkNormRopeBackward) -> Result<()> {
+    const OP: &str = QkNormRopeBackward::OP;
+    let ((_, max_len), shape) = (op.check()?, op.shape);
+    let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
+    let (wq, wk, qkv) = (op.wq.host::<T>(OP)?, op.wk.host::<T>(OP)?, op.qkv.host::<T>(OP)?);
+    let (rstd, dqkv) = (op.rstd.host::<f32>(OP)?, op.dqkv.host::<T>(OP)?);
+    let (dwq, dwk) = (op.dwq.host::<f32>(OP)?, op.dwk.host::<f32>(OP)?);
     let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
     let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
     let rows = qkv.chunks_exact(row).zip(dqkv.chunks_exact_mut(row)).zip(rstd.chunks_exact(rotated));
-    for (((qkv, dqkv), rstd), (cos, sin)) in rows.zip(turns.rows()) {
+    for (((qkv, dqkv), rstd), (cos, sin)) in rows.zip(rotation.rows()) {
         for (head, &r) in rstd.iter().enumerate() {
             let (w, dw) = if head < shape.heads { (wq, &mut *dwq) } else { (wk, &mut *dwk) };
             let (x, dx) = (&qkv[head * d..][..d], &mut dqkv[head * d..][..d]);
@@ -123,4 +121,5 @@ pub fn qk_norm_rope_backward<T: Float>(
             }
         }
     }
+    Ok(())
 }

@@ -1,69 +1,49 @@
-//! Launches of activations and their gradients. All operands are alike in dtype and length.
+//! Launches of activations and their gradients.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
 use crate::base::Result;
-use crate::device::{View, ViewMut};
+use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
 
-pub fn swiglu(gpu: &GpuDevice, gate: View, up: View, y: ViewMut) -> Result<()> {
+pub fn swiglu(gpu: &GpuDevice, op: Glu) -> Result<()> {
     const OP: &str = "swiglu";
-    gated(gpu, OP, by_dtype!(OP, gate.dtype(), "swiglu")?, gate, up, y)
+    gated(gpu, OP, by_dtype!(OP, op.gate.dtype(), "swiglu")?, op)
 }
-
-pub fn geglu(gpu: &GpuDevice, gate: View, up: View, y: ViewMut) -> Result<()> {
+pub fn geglu(gpu: &GpuDevice, op: Glu) -> Result<()> {
     const OP: &str = "geglu";
-    gated(gpu, OP, by_dtype!(OP, gate.dtype(), "geglu")?, gate, up, y)
+    gated(gpu, OP, by_dtype!(OP, op.gate.dtype(), "geglu")?, op)
+}
+fn gated(gpu: &GpuDevice, name: &'static str, variant: &'static str, op: Glu) -> Result<()> {
+    op.check(name)?;
+    let (n, dtype) = (op.gate.len(), op.gate.dtype());
+    gpu.each(variant, "glu", n, dtype, &mut [Arg::In(op.gate), Arg::In(op.up), Arg::Out(op.y), Arg::U64(n as u64)])
 }
 
-fn gated(gpu: &GpuDevice, op: &'static str, variant: &'static str, gate: View, up: View, y: ViewMut) -> Result<()> {
-    let (n, dtype) = (gate.len(), gate.dtype());
-    up.fits(op, "up", dtype, n)?;
-    y.fits(op, "y", dtype, n)?;
-    gpu.each(variant, "glu", n, dtype, &mut [Arg::In(gate), Arg::In(up), Arg::Out(y), Arg::U64(n as u64)])
-}
-
-/// Of gate, up, dy; dgate and dup.
-pub fn swiglu_backward(gpu: &GpuDevice, operands: [View; 3], gradients: [ViewMut; 2]) -> Result<()> {
+pub fn swiglu_backward(gpu: &GpuDevice, op: GluBackward) -> Result<()> {
     const OP: &str = "swiglu_backward";
-    gated_backward(gpu, OP, by_dtype!(OP, operands[0].dtype(), "swiglu_backward")?, operands, gradients)
+    gated_backward(gpu, OP, by_dtype!(OP, op.gate.dtype(), "swiglu_backward")?, op)
 }
-
-/// Of gate, up, dy; dgate and dup.
-pub fn geglu_backward(gpu: &GpuDevice, operands: [View; 3], gradients: [ViewMut; 2]) -> Result<()> {
+pub fn geglu_backward(gpu: &GpuDevice, op: GluBackward) -> Result<()> {
     const OP: &str = "geglu_backward";
-    gated_backward(gpu, OP, by_dtype!(OP, operands[0].dtype(), "geglu_backward")?, operands, gradients)
+    gated_backward(gpu, OP, by_dtype!(OP, op.gate.dtype(), "geglu_backward")?, op)
+}
+fn gated_backward(gpu: &GpuDevice, name: &'static str, variant: &'static str, op: GluBackward) -> Result<()> {
+    op.check(name)?;
+    let (n, dtype) = (op.gate.len(), op.gate.dtype());
+    let [gate, up, dy] = [op.gate, op.up, op.dy].map(Arg::In);
+    let [dgate, dup] = [op.dgate, op.dup].map(Arg::Out);
+    gpu.each(variant, "glu_backward", n, dtype, &mut [gate, up, dy, dgate, dup, Arg::U64(n as u64)])
 }
 
-fn gated_backward(
-    gpu: &GpuDevice,
-    op: &'static str,
-    variant: &'static str,
-    [gate, up, dy]: [View; 3],
-    [dgate, dup]: [ViewMut; 2],
-) -> Result<()> {
-    let (n, dtype) = (gate.len(), gate.dtype());
-    up.fits(op, "up", dtype, n)?;
-    dy.fits(op, "dy", dtype, n)?;
-    dgate.fits(op, "dgate", dtype, n)?;
-    dup.fits(op, "dup", dtype, n)?;
-    let args = &mut [Arg::In(gate), Arg::In(up), Arg::In(dy), Arg::Out(dgate), Arg::Out(dup), Arg::U64(n as u64)];
-    gpu.each(variant, "glu_backward", n, dtype, args)
+pub fn gelu(gpu: &GpuDevice, op: Gelu) -> Result<()> {
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
+    let variant = by_dtype!(Gelu::OP, dtype, "gelu")?;
+    gpu.each(variant, Gelu::OP, n, dtype, &mut [Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64)])
 }
-
-pub fn gelu(gpu: &GpuDevice, x: View, y: ViewMut) -> Result<()> {
-    const OP: &str = "gelu";
-    let (n, dtype) = (x.len(), x.dtype());
-    let variant = by_dtype!(OP, dtype, "gelu")?;
-    x.fits(OP, "x", dtype, n)?;
-    y.fits(OP, "y", dtype, n)?;
-    gpu.each(variant, OP, n, dtype, &mut [Arg::In(x), Arg::Out(y), Arg::U64(n as u64)])
-}
-
-pub fn gelu_backward(gpu: &GpuDevice, x: View, dy: View, dx: ViewMut) -> Result<()> {
-    const OP: &str = "gelu_backward";
-    let (n, dtype) = (x.len(), x.dtype());
+pub fn gelu_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
+    const OP: &str = GeluBackward::OP;
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
     let variant = by_dtype!(OP, dtype, "gelu_backward")?;
-    x.fits(OP, "x", dtype, n)?;
-    dy.fits(OP, "dy", dtype, n)?;
-    dx.fits(OP, "dx", dtype, n)?;
-    gpu.each(variant, OP, n, dtype, &mut [Arg::In(x), Arg::In(dy), Arg::Out(dx), Arg::U64(n as u64)])
+    gpu.each(variant, OP, n, dtype, &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64)])
 }

@@ -12,11 +12,14 @@ use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
 use super::driver::Arg;
 use super::launch::GpuDevice;
 use crate::base::{DType, Error, Result};
-use crate::device::{Attention, View, ViewMut};
+use crate::device::ops::{
+    Attention, AttentionBackward, AttentionDelta, AttentionPass, AttentionPassBackward, AttentionShape,
+};
+use crate::device::{View, ViewMut};
 use flatshard_ptx::kernels::attention::{self, AttentionFamily, MOST};
 
 /// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
-fn family(op: &'static str, dtype: DType, a: &Attention, starts: &[usize]) -> Result<&'static AttentionFamily> {
+fn family(op: &'static str, dtype: DType, a: &AttentionShape, starts: &[usize]) -> Result<&'static AttentionFamily> {
     let none = || match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => {
             Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim))
@@ -37,7 +40,7 @@ fn start(of: View) -> usize {
 fn gradients(
     gpu: &GpuDevice,
     (family, hopper): (&AttentionFamily, Option<&hopper::HopperFamily>),
-    a: &Attention,
+    a: &AttentionShape,
     tails: [&TailArgs; 2],
     given: [View; 5],
     sums: ViewMut,
@@ -59,18 +62,18 @@ fn gradients(
 }
 
 /// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of that architecture.
-pub fn sums_of(arch: u32, a: &Attention, dtype: DType, queries: usize) -> usize {
+pub fn sums_of(arch: u32, a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     if arch == hopper::ARCH { sums(a, dtype, queries) } else { 0 }
 }
 /// The most that any GPU takes.
-pub fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
+pub fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     hopper::sums(a, dtype, queries)
 }
 
 fn delta_of(
     gpu: &GpuDevice,
     family: &AttentionFamily,
-    a: &Attention,
+    a: &AttentionShape,
     o: View,
     d_o: View,
     delta: ViewMut,
@@ -82,19 +85,11 @@ fn delta_of(
     launch(gpu, &family.delta, rows, a.heads, args)
 }
 
-/// Documents, of `cu_seqlens`.
-fn documents(op: &'static str, cu_seqlens: &View) -> Result<usize> {
-    cu_seqlens.fits(op, "cu_seqlens", DType::U32, cu_seqlens.len())?;
-    let none = || Error::op(op, "cu_seqlens is empty: it holds 0 and the end of each document");
-    cu_seqlens.len().checked_sub(1).ok_or_else(none)
-}
-
-pub fn forward(gpu: &GpuDevice, a: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-    const OP: &str = "attention";
-    let (n, width) = (a.rows(OP, qkv.len())?, a.heads * a.head_dim);
-    let documents = documents(OP, &cu_seqlens)?;
-    o.fits(OP, "o", qkv.dtype(), n * width)?;
-    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
+pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
+    const OP: &str = Attention::OP;
+    let (n, a) = (op.check()?, &op.shape);
+    let Attention { cu_seqlens, qkv, o, lse, .. } = op;
+    let (width, documents) = (a.width(), cu_seqlens.len() - 1);
     let family = family(OP, qkv.dtype(), a, &[qkv.address(), o.address()])?;
     if n == 0 {
         return Ok(());
@@ -108,23 +103,11 @@ pub fn forward(gpu: &GpuDevice, a: &Attention, cu_seqlens: View, qkv: View, o: V
     launch(gpu, &family.forward, n, a.heads, args)
 }
 
-/// Of qkv, o, lse, d_o.
-pub fn backward(
-    gpu: &GpuDevice,
-    a: &Attention,
-    cu_seqlens: View,
-    [qkv, o, lse, d_o]: [View; 4],
-    [mut delta, sums]: [ViewMut; 2],
-    dqkv: ViewMut,
-) -> Result<()> {
-    const OP: &str = "attention_backward";
-    let (n, width, dtype) = (a.rows(OP, qkv.len())?, a.heads * a.head_dim, qkv.dtype());
-    let documents = documents(OP, &cu_seqlens)?;
-    o.fits(OP, "o", dtype, n * width)?;
-    d_o.fits(OP, "d_o", dtype, n * width)?;
-    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
-    delta.fits(OP, "delta", DType::F32, a.heads * n)?;
-    dqkv.fits(OP, "dqkv", dtype, qkv.len())?;
+pub fn backward(gpu: &GpuDevice, op: AttentionBackward) -> Result<()> {
+    const OP: &str = AttentionBackward::OP;
+    let (n, a) = (op.check()?, &op.shape);
+    let AttentionBackward { cu_seqlens, qkv, o, lse, d_o, mut delta, sums, dqkv, .. } = op;
+    let (width, documents, dtype) = (a.width(), cu_seqlens.len() - 1, qkv.dtype());
     let family = family(OP, dtype, a, &[qkv.address(), d_o.address(), dqkv.address()])?;
     if n == 0 {
         return Ok(());
@@ -138,25 +121,17 @@ pub fn backward(
     gradients(gpu, (family, hopper), a, [&tail; 2], given, sums, Gradients::Fused(dqkv, width))
 }
 
-pub fn delta(gpu: &GpuDevice, a: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
-    const OP: &str = "attention_delta";
-    let width = (a.heads * a.head_dim).max(1);
-    let n = o.len() / width;
-    o.fits(OP, "o", o.dtype(), n * width)?;
-    d_o.fits(OP, "d_o", o.dtype(), n * width)?;
-    delta.fits(OP, "delta", DType::F32, a.heads * n)?;
-    let family = family(OP, o.dtype(), a, &[])?;
+pub fn delta(gpu: &GpuDevice, op: AttentionDelta) -> Result<()> {
+    let (n, a) = (op.check()?, &op.shape);
+    let AttentionDelta { o, d_o, delta, .. } = op;
+    let family = family(AttentionDelta::OP, o.dtype(), a, &[])?;
     if n == 0 { Ok(()) } else { delta_of(gpu, family, a, o, d_o, delta) }
 }
 
-/// Of the ranges of queries, qkv, kv.
-pub fn pass(gpu: &GpuDevice, a: &Attention, [of_queries, qkv, kv]: [View; 3], o: ViewMut, lse: ViewMut) -> Result<()> {
-    const OP: &str = "attention_pass";
-    let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
-    of_queries.fits(OP, "of_queries", DType::U32, 2 * queries)?;
-    kv.fits(OP, "kv", qkv.dtype(), kv.len())?;
-    o.fits(OP, "o", DType::F32, queries * width)?;
-    lse.fits(OP, "lse", DType::F32, a.heads * queries)?;
+pub fn pass(gpu: &GpuDevice, op: AttentionPass) -> Result<()> {
+    const OP: &str = AttentionPass::OP;
+    let ((queries, keys), a) = (op.check()?, &op.shape);
+    let AttentionPass { of_queries, qkv, kv, o, lse, .. } = op;
     let family = family(OP, qkv.dtype(), a, &[qkv.address(), kv.address()])?;
     if queries == 0 {
         return Ok(());
@@ -172,25 +147,10 @@ pub fn pass(gpu: &GpuDevice, a: &Attention, [of_queries, qkv, kv]: [View; 3], o:
     launch(gpu, &family.forward, queries, a.heads, args)
 }
 
-/// The ranges of queries and of keys; of qkv, kv, lse, delta, d_o.
-pub fn pass_backward(
-    gpu: &GpuDevice,
-    a: &Attention,
-    [of_queries, of_keys]: [View; 2],
-    [qkv, kv, lse, delta, d_o]: [View; 5],
-    sums: ViewMut,
-    [dq, dkv]: [ViewMut; 2],
-) -> Result<()> {
-    const OP: &str = "attention_pass_backward";
-    let ((queries, keys), width) = (a.block(OP, qkv.len(), kv.len())?, a.heads * a.head_dim);
-    of_queries.fits(OP, "of_queries", DType::U32, 2 * queries)?;
-    of_keys.fits(OP, "of_keys", DType::U32, 2 * keys)?;
-    kv.fits(OP, "kv", qkv.dtype(), kv.len())?;
-    d_o.fits(OP, "d_o", qkv.dtype(), queries * width)?;
-    lse.fits(OP, "lse", DType::F32, a.heads * queries)?;
-    delta.fits(OP, "delta", DType::F32, a.heads * queries)?;
-    dq.fits(OP, "dq", DType::F32, queries * width)?;
-    dkv.fits(OP, "dkv", DType::F32, kv.len())?;
+pub fn pass_backward(gpu: &GpuDevice, op: AttentionPassBackward) -> Result<()> {
+    const OP: &str = AttentionPassBackward::OP;
+    let ((queries, keys), a) = (op.check()?, &op.shape);
+    let AttentionPassBackward { of_queries, of_keys, qkv, kv, lse, delta, d_o, sums, dq, dkv, .. } = op;
     let family = family(OP, qkv.dtype(), a, &[qkv.address(), kv.address(), d_o.address()])?;
     if queries == 0 || keys == 0 {
         return Ok(());
@@ -199,7 +159,7 @@ pub fn pass_backward(
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view()].map(start);
     let hopper = hopper::family(gpu, qkv.dtype(), a, &starts);
-    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: width };
+    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: a.width() };
     let tails = [&tail, &TailArgs { bounds: of_keys, out_row: kv_row, ..tail }];
     gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))
 }

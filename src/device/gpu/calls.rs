@@ -2,7 +2,8 @@
 use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::guest::{Asked, Guest};
 use crate::base::{Error, Result};
-use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Epilogue, Gemm, GemmShape, GemmThen};
+use crate::device::{Buf, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,9 +24,9 @@ pub struct Calls {
 enum Call {
     Launch(Kernel, LaunchShape, Range<usize>),
     /// A, B and C.
-    Gemm(Gemm, Range<usize>),
+    Gemm(GemmShape, Range<usize>),
     /// And two operands of what follows.
-    GemmThen(Gemm, EpilogueKind, Range<usize>),
+    GemmThen(GemmShape, EpilogueKind, Range<usize>),
     /// From, to.
     Copy(Range<usize>),
     Zero(Range<usize>),
@@ -187,13 +188,15 @@ impl Calls {
         self.push(place, [name, u64::from(shape.grid[0])], |args| Call::Launch(kernel, shape, args));
         Ok(())
     }
-    pub fn gemm(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut) {
+    pub fn gemm(&mut self, op: &Gemm) {
+        let Gemm { shape, a, b, c } = op;
         let place = self.place();
-        self.operands.extend([hold(a), hold(b), hold_mut(&c, Operand::InOut)]);
+        self.operands.extend([hold(*a), hold(*b), hold_mut(c, Operand::InOut)]);
         let words = [(shape.m as u64) << 32 | shape.n as u64, shape.k as u64];
         self.push(place, words, |args| Call::Gemm(*shape, args));
     }
-    pub fn gemm_then(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut, then: &Epilogue) {
+    pub fn gemm_then(&mut self, op: &GemmThen) {
+        let GemmThen { shape, a, b, c, then } = op;
         let maybe = |view: &Option<View>| view.map_or(Operand::Null, hold);
         let (follows, operands) = match then {
             Epilogue::Sum { bias, residual } => (EpilogueKind::Sum, [maybe(bias), maybe(residual)]),
@@ -203,7 +206,7 @@ impl Calls {
             }
         };
         let place = self.place();
-        self.operands.extend([hold(a), hold(b), hold_mut(&c, Operand::InOut)].into_iter().chain(operands));
+        self.operands.extend([hold(*a), hold(*b), hold_mut(c, Operand::InOut)].into_iter().chain(operands));
         let words = [(shape.m as u64) << 32 | shape.n as u64, (shape.k as u64) << 2 | follows as u64];
         self.push(place, words, |args| Call::GemmThen(*shape, follows, args));
     }
@@ -260,7 +263,7 @@ impl Calls {
             }
             Call::Gemm(shape, range) => {
                 let [a, b, c] = &mut operands[range.clone()] else { unreachable!("three operands") };
-                enqueue(Enqueued::Gemm(*shape, a.view(), b.view(), c.view_mut()))
+                enqueue(Enqueued::Gemm(Gemm { shape: *shape, a: a.view(), b: b.view(), c: c.view_mut() }))
             }
             Call::GemmThen(shape, follows, range) => {
                 let [a, b, c, first, second] = &mut operands[range.clone()] else { unreachable!("five operands") };
@@ -271,7 +274,8 @@ impl Calls {
                         Epilogue::GeluBackward { z: first.view(), product: second.view_mut() }
                     }
                 };
-                enqueue(Enqueued::GemmThen(*shape, a.view(), b.view(), c.view_mut(), then))
+                let (shape, a, b, c) = (*shape, a.view(), b.view(), c.view_mut());
+                enqueue(Enqueued::GemmThen(GemmThen { shape, a, b, c, then }))
             }
             Call::Copy(range) => {
                 let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
@@ -288,8 +292,8 @@ impl Calls {
 /// A call as it was asked for.
 pub enum Enqueued<'a> {
     Launch(Kernel, LaunchShape, &'a mut [Arg<'a>]),
-    Gemm(Gemm, View<'a>, View<'a>, ViewMut<'a>),
-    GemmThen(Gemm, View<'a>, View<'a>, ViewMut<'a>, Epilogue<'a>),
+    Gemm(Gemm<'a>),
+    GemmThen(GemmThen<'a>),
     Copy(View<'a>, ViewMut<'a>),
     Zero(ViewMut<'a>),
     Guest(Arc<dyn Guest>, Asked, &'a mut [Arg<'a>]),

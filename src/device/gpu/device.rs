@@ -3,10 +3,13 @@ use super::launch::GpuDevice;
 use super::{activation, attention, element, embed, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
-use crate::device::{
-    Attention, Buf, Columns, CrossEntropy, Device, Embed, Epilogue, Gemm, QkNormRope, RmsNorm, Rope, View, ViewMut,
-    VocabPart, epilogue,
+use crate::device::ops::{
+    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
+    AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
+    CrossEntropyPart, Dropout, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, LayerNorm,
+    LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
 };
+use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
 
 impl Device for GpuDevice {
@@ -69,240 +72,124 @@ impl Device for GpuDevice {
         element::scale(self, factor, x)
     }
 
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        shape.check(&a, &b, &c)?;
-        match shape.m == 0 || shape.n == 0 {
+    fn gemm(&self, op: Gemm) -> Result<()> {
+        op.check()?;
+        if op.shape.is_empty() { Ok(()) } else { self.driver.gemm(op) }
+    }
+    fn gemm_then(&self, op: GemmThen) -> Result<()> {
+        op.check()?;
+        match op.shape.is_empty() {
             true => Ok(()),
-            false => self.driver.gemm(shape, a, b, c),
+            false if self.driver.fuses(&op)? => self.driver.gemm_then(op),
+            false => epilogue::in_passes(self, op),
         }
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
-        then.check(shape, &a, &b, &c)?;
-        if shape.m == 0 || shape.n == 0 {
-            return Ok(());
-        }
-        match self.driver.fuses(shape, a, b, &c, &then)? {
-            true => self.driver.gemm_then(shape, a, b, c, then),
-            false => epilogue::in_passes(self, shape, a, b, c, then),
-        }
+    fn bias(&self, op: Bias) -> Result<()> {
+        element::bias(self, op)
     }
-    fn bias(&self, bias: View, y: ViewMut) -> Result<()> {
-        element::bias(self, bias, y)
-    }
-    fn bias_backward(&self, dy: View, db: ViewMut) -> Result<()> {
-        element::bias_backward(self, dy, db)
+    fn bias_backward(&self, op: BiasBackward) -> Result<()> {
+        element::bias_backward(self, op)
     }
 
-    fn rmsnorm(&self, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
-        norm::rmsnorm(self, norm, x, w, y, rstd)
+    fn rmsnorm(&self, op: RmsNorm) -> Result<()> {
+        norm::rmsnorm(self, op)
     }
-    fn rmsnorm_backward(
-        &self,
-        norm: &RmsNorm,
-        x: View,
-        w: View,
-        rstd: View,
-        dy: View,
-        dx: ViewMut,
-        dw: ViewMut,
-    ) -> Result<()> {
-        norm::rmsnorm_backward(self, norm, [x, w, rstd, dy], dx, dw)
+    fn rmsnorm_backward(&self, op: RmsNormBackward) -> Result<()> {
+        norm::rmsnorm_backward(self, op)
     }
-    fn layernorm(&self, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
-        norm::layernorm(self, eps, x, w, b, y, stats)
+    fn layernorm(&self, op: LayerNorm) -> Result<()> {
+        norm::layernorm(self, op)
     }
-    fn layernorm_backward(
-        &self,
-        x: View,
-        w: View,
-        stats: View,
-        dy: View,
-        dx: ViewMut,
-        dw: ViewMut,
-        db: ViewMut,
-    ) -> Result<()> {
-        norm::layernorm_backward(self, [x, w, stats, dy], dx, dw, db)
+    fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()> {
+        norm::layernorm_backward(self, op)
     }
 
-    fn rope(&self, shape: &Rope, table: View, positions: View, qkv: ViewMut, inverse: bool) -> Result<()> {
-        rope::rope(self, shape, table, positions, qkv, inverse)
+    fn rope(&self, op: Rope) -> Result<()> {
+        rope::rope(self, op)
     }
-    fn qk_norm_rope(
-        &self,
-        shape: &QkNormRope,
-        table: View,
-        positions: View,
-        wq: View,
-        wk: View,
-        qkv: View,
-        out: ViewMut,
-        rstd: ViewMut,
-    ) -> Result<()> {
-        rope::qk_norm_rope(self, shape, [table, positions, wq, wk, qkv], out, rstd)
+    fn qk_norm_rope(&self, op: QkNormRope) -> Result<()> {
+        rope::qk_norm_rope(self, op)
     }
-    fn qk_norm_rope_backward(
-        &self,
-        shape: &QkNormRope,
-        table: View,
-        positions: View,
-        wq: View,
-        wk: View,
-        qkv: View,
-        rstd: View,
-        dqkv: ViewMut,
-        dwq: ViewMut,
-        dwk: ViewMut,
-    ) -> Result<()> {
-        rope::qk_norm_rope_backward(self, shape, [table, positions, wq, wk, qkv, rstd], dqkv, [dwq, dwk])
+    fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()> {
+        rope::qk_norm_rope_backward(self, op)
     }
-    fn attention(&self, shape: &Attention, cu_seqlens: View, qkv: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-        attention::forward(self, shape, cu_seqlens, qkv, o, lse)
+
+    fn attention(&self, op: Attention) -> Result<()> {
+        attention::forward(self, op)
     }
-    fn attention_sums(&self, shape: &Attention, dtype: DType, queries: usize) -> usize {
+    fn attention_sums(&self, shape: &AttentionShape, dtype: DType, queries: usize) -> usize {
         attention::sums_of(self.driver.arch(), shape, dtype, queries)
     }
-    fn attention_backward(
-        &self,
-        shape: &Attention,
-        cu_seqlens: View,
-        qkv: View,
-        o: View,
-        lse: View,
-        d_o: View,
-        delta: ViewMut,
-        sums: ViewMut,
-        dqkv: ViewMut,
-    ) -> Result<()> {
-        attention::backward(self, shape, cu_seqlens, [qkv, o, lse, d_o], [delta, sums], dqkv)
+    fn attention_backward(&self, op: AttentionBackward) -> Result<()> {
+        attention::backward(self, op)
     }
-    fn attention_ranges(
-        &self,
-        shape: &Attention,
-        cu_seqlens: View,
-        q_rows: View,
-        k_rows: View,
-        of_queries: ViewMut,
-        of_keys: ViewMut,
-    ) -> Result<()> {
-        ring::ranges(self, shape, [cu_seqlens, q_rows, k_rows], of_queries, of_keys)
+    fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
+        ring::ranges(self, op)
     }
-    fn attention_pass(
-        &self,
-        shape: &Attention,
-        of_queries: View,
-        qkv: View,
-        kv: View,
-        o: ViewMut,
-        lse: ViewMut,
-    ) -> Result<()> {
-        attention::pass(self, shape, [of_queries, qkv, kv], o, lse)
+    fn attention_pass(&self, op: AttentionPass) -> Result<()> {
+        attention::pass(self, op)
     }
-    fn attention_merge(&self, shape: &Attention, o_pass: View, lse_pass: View, o: ViewMut, lse: ViewMut) -> Result<()> {
-        ring::merge(self, shape, [o_pass, lse_pass], o, lse)
+    fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
+        ring::merge(self, op)
     }
-    fn attention_delta(&self, shape: &Attention, o: View, d_o: View, delta: ViewMut) -> Result<()> {
-        attention::delta(self, shape, o, d_o, delta)
+    fn attention_delta(&self, op: AttentionDelta) -> Result<()> {
+        attention::delta(self, op)
     }
-    fn attention_pass_backward(
-        &self,
-        shape: &Attention,
-        of_queries: View,
-        of_keys: View,
-        qkv: View,
-        kv: View,
-        lse: View,
-        delta: View,
-        d_o: View,
-        sums: ViewMut,
-        dq: ViewMut,
-        dkv: ViewMut,
-    ) -> Result<()> {
-        attention::pass_backward(self, shape, [of_queries, of_keys], [qkv, kv, lse, delta, d_o], sums, [dq, dkv])
+    fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()> {
+        attention::pass_backward(self, op)
     }
-    fn copy_columns(&self, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
-        ring::copy_columns(self, shape, src, dst)
+    fn copy_columns(&self, op: CopyColumns) -> Result<()> {
+        ring::copy_columns(self, op)
     }
 
-    fn swiglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
-        activation::swiglu(self, gate, up, y)
+    fn swiglu(&self, op: Glu) -> Result<()> {
+        activation::swiglu(self, op)
     }
-    fn swiglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::swiglu_backward(self, [gate, up, dy], [dgate, dup])
+    fn swiglu_backward(&self, op: GluBackward) -> Result<()> {
+        activation::swiglu_backward(self, op)
     }
-    fn geglu(&self, gate: View, up: View, y: ViewMut) -> Result<()> {
-        activation::geglu(self, gate, up, y)
+    fn geglu(&self, op: Glu) -> Result<()> {
+        activation::geglu(self, op)
     }
-    fn geglu_backward(&self, gate: View, up: View, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
-        activation::geglu_backward(self, [gate, up, dy], [dgate, dup])
+    fn geglu_backward(&self, op: GluBackward) -> Result<()> {
+        activation::geglu_backward(self, op)
     }
-    fn gelu(&self, x: View, y: ViewMut) -> Result<()> {
-        activation::gelu(self, x, y)
+    fn gelu(&self, op: Gelu) -> Result<()> {
+        activation::gelu(self, op)
     }
-    fn gelu_backward(&self, x: View, dy: View, dx: ViewMut) -> Result<()> {
-        activation::gelu_backward(self, x, dy, dx)
+    fn gelu_backward(&self, op: GeluBackward) -> Result<()> {
+        activation::gelu_backward(self, op)
     }
-    fn dropout(&self, p: f32, key: View, x: ViewMut) -> Result<()> {
-        element::dropout(self, p, key, x)
-    }
-
-    fn embed(&self, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
-        embed::embed(self, shape, tokens, w, y, accumulate)
-    }
-    fn embed_backward(&self, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
-        embed::embed_backward(self, shape, tokens, dy, dw)
-    }
-    fn cross_entropy(
-        &self,
-        shape: &CrossEntropy,
-        targets: View,
-        scale: Option<View>,
-        logits: ViewMut,
-        loss: ViewMut,
-    ) -> Result<()> {
-        loss::cross_entropy(self, shape, targets, scale, logits, loss)
-    }
-    fn cross_entropy_part(
-        &self,
-        shape: &CrossEntropy,
-        part: &VocabPart,
-        targets: View,
-        logits: View,
-        said: ViewMut,
-    ) -> Result<()> {
-        loss::part(self, shape, part, targets, logits, said)
-    }
-    fn cross_entropy_finish(
-        &self,
-        shape: &CrossEntropy,
-        part: &VocabPart,
-        targets: View,
-        said: View,
-        scale: Option<View>,
-        logits: ViewMut,
-        loss: ViewMut,
-    ) -> Result<()> {
-        loss::finish(self, shape, part, targets, said, scale, logits, loss)
+    fn dropout(&self, op: Dropout) -> Result<()> {
+        element::dropout(self, op)
     }
 
-    fn sum_squares(&self, x: View, acc: ViewMut) -> Result<()> {
-        optim::sum_squares(self, x, acc)
+    fn embed(&self, op: Embed) -> Result<()> {
+        embed::embed(self, op)
     }
-    fn clip_scale(&self, acc: View, max_norm: f32, unscale: View, out: ViewMut) -> Result<()> {
-        optim::clip_scale(self, acc, max_norm, unscale, out)
+    fn embed_backward(&self, op: EmbedBackward) -> Result<()> {
+        embed::embed_backward(self, op)
     }
-    fn adamw(
-        &self,
-        h: View,
-        scale: View,
-        g: View,
-        m: ViewMut,
-        v: ViewMut,
-        p: ViewMut,
-        out: Option<ViewMut>,
-    ) -> Result<()> {
-        optim::adamw(self, [h, scale, g], [m, v, p], out)
+    fn cross_entropy(&self, op: CrossEntropy) -> Result<()> {
+        loss::cross_entropy(self, op)
     }
-    fn sgd(&self, h: View, scale: View, g: View, m: Option<ViewMut>, p: ViewMut, out: Option<ViewMut>) -> Result<()> {
-        optim::sgd(self, [h, scale, g], m, p, out)
+    fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
+        loss::part(self, op)
+    }
+    fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()> {
+        loss::finish(self, op)
+    }
+
+    fn sum_squares(&self, op: SumSquares) -> Result<()> {
+        optim::sum_squares(self, op)
+    }
+    fn clip_scale(&self, op: ClipScale) -> Result<()> {
+        optim::clip_scale(self, op)
+    }
+    fn adamw(&self, op: AdamW) -> Result<()> {
+        optim::adamw(self, op)
+    }
+    fn sgd(&self, op: Sgd) -> Result<()> {
+        optim::sgd(self, op)
     }
 }

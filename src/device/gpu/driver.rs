@@ -5,7 +5,8 @@ use super::calls::{Calls, Enqueued};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
-use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Gemm, GemmThen};
+use crate::device::{Buf, View, ViewMut};
 use std::any::Any;
 use std::time::Instant;
 
@@ -46,13 +47,13 @@ pub trait Driver: Send + Sync {
     /// kernel and what is wrong.
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()>;
     /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()>;
+    fn gemm(&self, op: Gemm) -> Result<()>;
     /// Whether [`Driver::gemm_then`] does this product, with what follows it, in one pass. Nothing is enqueued.
-    fn fuses(&self, _: &Gemm, _: View, _: View, _: &ViewMut, _: &Epilogue) -> Result<bool> {
+    fn fuses(&self, _: &GemmThen) -> Result<bool> {
         Ok(false)
     }
     /// See [`crate::device::Device::gemm_then`]. Asked for only where the driver [fuses](Driver::fuses).
-    fn gemm_then(&self, _: &Gemm, _: View, _: View, _: ViewMut, _: Epilogue) -> Result<()> {
+    fn gemm_then(&self, _: GemmThen) -> Result<()> {
         Err(Error::op("gemm_then", format!("{}: not in one pass", self.name())))
     }
     /// Until everything that was enqueued is done.
@@ -90,8 +91,8 @@ pub struct Graph {
 pub fn run(driver: &dyn Driver, calls: &mut Calls) -> Result<()> {
     calls.each(|call| match call {
         Enqueued::Launch(kernel, shape, args) => driver.launch(kernel, shape, args),
-        Enqueued::Gemm(shape, a, b, c) => driver.gemm(&shape, a, b, c),
-        Enqueued::GemmThen(shape, a, b, c, then) => driver.gemm_then(&shape, a, b, c, then),
+        Enqueued::Gemm(op) => driver.gemm(op),
+        Enqueued::GemmThen(op) => driver.gemm_then(op),
         Enqueued::Copy(src, dst) => driver.copy(src, dst),
         Enqueued::Zero(x) => driver.zero(x),
         Enqueued::Guest(guest, asked, args) => guest.enqueue(asked, args),

@@ -1,8 +1,9 @@
 //! Launches that work element by element: casts, sums, biases, dropout. Never knows what the elements mean.
 use super::driver::{Arg, Kernel, LaunchShape};
-use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype, rows};
+use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::{CTAS, words};
 use crate::base::{DType, Error, Result};
+use crate::device::ops::{Bias, BiasBackward, Dropout};
 use crate::device::{View, ViewMut};
 
 /// The kernel of `y = x` between two dtypes.
@@ -33,8 +34,6 @@ pub fn copy(gpu: &GpuDevice, src: View, dst: ViewMut) -> Result<()> {
         return gpu.driver.copy(src, dst);
     }
     let variant = casts(from, to)?;
-    src.fits(OP, "src", from, n)?;
-    dst.fits(OP, "dst", to, n)?;
     gpu.each(variant, "cast", n, DType::F32, &mut [Arg::In(src), Arg::Out(dst), Arg::U64(n as u64)])
 }
 
@@ -42,7 +41,6 @@ pub fn add(gpu: &GpuDevice, x: View, y: ViewMut) -> Result<()> {
     const OP: &str = "add";
     let (n, from, to) = (x.len(), x.dtype(), y.dtype());
     let variant = adds(from, to)?;
-    x.fits(OP, "x", from, n)?;
     y.fits(OP, "y", to, n)?;
     gpu.each(variant, "add", n, to, &mut [Arg::In(x), Arg::InOut(y), Arg::U64(n as u64)])
 }
@@ -61,26 +59,22 @@ fn strips(gpu: &GpuDevice, dtype: DType, rows: usize, columns: usize) -> LaunchS
     LaunchShape { grid: [strips, chunks, 1], block: [BLOCK, 1, 1], shared: 0 }
 }
 
-pub fn bias(gpu: &GpuDevice, bias: View, y: ViewMut) -> Result<()> {
-    const OP: &str = "bias";
-    let (dtype, columns) = (y.dtype(), bias.len());
+pub fn bias(gpu: &GpuDevice, op: Bias) -> Result<()> {
+    const OP: &str = Bias::OP;
+    let (n, dtype, columns) = (op.check()?, op.y.dtype(), op.bias.len());
     let variant = by_dtype!(OP, dtype, "bias")?;
-    bias.fits(OP, "bias", dtype, columns)?;
-    let n = rows(OP, "y", y.len(), columns)?;
     if n == 0 {
         return Ok(());
     }
     let shape = strips(gpu, dtype, n, columns);
-    let args = &mut [Arg::In(bias), Arg::InOut(y), Arg::U32(n as u32), Arg::U32(columns as u32)];
+    let args = &mut [Arg::In(op.bias), Arg::InOut(op.y), Arg::U32(n as u32), Arg::U32(columns as u32)];
     gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)
 }
 
-pub fn bias_backward(gpu: &GpuDevice, dy: View, db: ViewMut) -> Result<()> {
-    const OP: &str = "bias_backward";
-    let (dtype, columns) = (dy.dtype(), db.len());
+pub fn bias_backward(gpu: &GpuDevice, op: BiasBackward) -> Result<()> {
+    const OP: &str = BiasBackward::OP;
+    let (n, dtype, columns) = (op.check()?, op.dy.dtype(), op.db.len());
     let variant = by_dtype!(OP, dtype, "bias_backward")?;
-    db.fits(OP, "db", DType::F32, columns)?;
-    let n = rows(OP, "dy", dy.len(), columns)?;
     if n == 0 {
         return Ok(());
     }
@@ -89,21 +83,17 @@ pub fn bias_backward(gpu: &GpuDevice, dy: View, db: ViewMut) -> Result<()> {
     let [_, chunks, _] = &mut shape.grid;
     *chunks = (*chunks).clamp(1, (scratch.words.len() / columns).max(1) as u32);
     let mut partial = words(OP, &mut scratch.words, *chunks as usize * columns)?;
-    let args = &mut [Arg::In(dy), Arg::Out(partial.reborrow()), Arg::U32(n as u32), Arg::U32(columns as u32)];
+    let args = &mut [Arg::In(op.dy), Arg::Out(partial.reborrow()), Arg::U32(n as u32), Arg::U32(columns as u32)];
     gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)?;
-    gpu.sum_rows(partial.as_view(), db)
+    gpu.sum_rows(partial.as_view(), op.db)
 }
 
-pub fn dropout(gpu: &GpuDevice, p: f32, key: View, x: ViewMut) -> Result<()> {
-    const OP: &str = "dropout";
-    if !(0.0..1.0).contains(&p) {
-        return Err(Error::op(OP, format!("p = {p} is not in [0, 1)")));
-    }
-    key.fits(OP, "key", DType::U32, 2)?;
-    let (n, dtype) = (x.len(), x.dtype());
+pub fn dropout(gpu: &GpuDevice, op: Dropout) -> Result<()> {
+    const OP: &str = Dropout::OP;
+    op.check()?;
+    let (threshold, scale) = (Arg::U32(op.threshold()), Arg::F32(op.scale()));
+    let (n, dtype) = (op.x.len(), op.x.dtype());
     let variant = by_dtype!(OP, dtype, "dropout")?;
-    let threshold = (p as f64 * 4_294_967_296.0) as u32;
-    let scale = 1.0 / (1.0 - p);
-    let args = &mut [Arg::InOut(x), Arg::In(key), Arg::U64(n as u64), Arg::U32(threshold), Arg::F32(scale)];
+    let args = &mut [Arg::InOut(op.x), Arg::In(op.key), Arg::U64(n as u64), threshold, scale];
     gpu.each(variant, OP, n, dtype, args)
 }

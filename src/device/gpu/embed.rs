@@ -1,20 +1,19 @@
-//! Launches of table lookup and its scatter.
+//! Launches of table lookup and its scatter. Never reads a token: kernels check them.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::base::{DType, Result};
-use crate::device::{Embed, View, ViewMut};
+use crate::base::Result;
+use crate::device::ops::{Embed, EmbedBackward};
 
 /// Threads of a CTA at most.
 const MOST: usize = 1024;
 
-pub fn embed(gpu: &GpuDevice, shape: &Embed, tokens: View, w: View, y: ViewMut, accumulate: bool) -> Result<()> {
-    const OP: &str = "embed";
+pub fn embed(gpu: &GpuDevice, op: Embed) -> Result<()> {
+    const OP: &str = Embed::OP;
+    let Some(columns) = op.check()? else { return Ok(()) };
+    let Embed { shape, tokens, w, y, accumulate } = op;
     let (dtype, n) = (w.dtype(), tokens.len());
     let variant = by_dtype!(OP, dtype, "embed")?;
-    y.fits(OP, "y", dtype, y.len())?;
-    tokens.fits(OP, "tokens", DType::U32, n)?;
-    let Some(columns) = shape.columns(OP, n, y.len(), w.len())? else { return Ok(()) };
     let threads = threads(OP, columns, MOST)?;
     let mut scratch = gpu.scratch();
     gpu.check(Indexed::Embed, tokens, shape.rows, &mut scratch.faults)?;
@@ -27,13 +26,12 @@ pub fn embed(gpu: &GpuDevice, shape: &Embed, tokens: View, w: View, y: ViewMut, 
     gpu.line(variant, OP, (gpu.resident(n, threads, 2048), threads), args)
 }
 
-pub fn embed_backward(gpu: &GpuDevice, shape: &Embed, tokens: View, dy: View, dw: ViewMut) -> Result<()> {
-    const OP: &str = "embed_backward";
+pub fn embed_backward(gpu: &GpuDevice, op: EmbedBackward) -> Result<()> {
+    const OP: &str = EmbedBackward::OP;
+    let Some(columns) = op.check()? else { return Ok(()) };
+    let EmbedBackward { shape, tokens, dy, dw } = op;
     let n = tokens.len();
     let variant = by_dtype!(OP, dy.dtype(), "embed_backward")?;
-    dw.fits(OP, "dw", DType::F32, dw.len())?;
-    tokens.fits(OP, "tokens", DType::U32, n)?;
-    let Some(columns) = shape.columns(OP, n, dy.len(), dw.len())? else { return Ok(()) };
     let threads = threads(OP, columns, MOST)?;
     let mut scratch = gpu.scratch();
     let LaunchScratch { words: all, faults, .. } = &mut *scratch;

@@ -36,7 +36,8 @@ use super::guest::{Asked, Guest};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
-use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Gemm, GemmThen};
+use crate::device::{Buf, View, ViewMut};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt::{Display, Formatter};
@@ -310,18 +311,18 @@ impl Driver for Graphs {
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         self.ask(|calls| calls.launch(kernel, shape, args))
     }
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+    fn gemm(&self, op: Gemm) -> Result<()> {
         self.ask(|calls| {
-            calls.gemm(shape, a, b, c);
+            calls.gemm(&op);
             Ok(())
         })
     }
-    fn fuses(&self, shape: &Gemm, a: View, b: View, c: &ViewMut, then: &Epilogue) -> Result<bool> {
-        self.driver.fuses(shape, a, b, c, then)
+    fn fuses(&self, op: &GemmThen) -> Result<bool> {
+        self.driver.fuses(op)
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
+    fn gemm_then(&self, op: GemmThen) -> Result<()> {
         self.ask(|calls| {
-            calls.gemm_then(shape, a, b, c, &then);
+            calls.gemm_then(&op);
             Ok(())
         })
     }

@@ -145,14 +145,6 @@ macro_rules! by_dtype {
 }
 pub(super) use by_dtype;
 
-/// Rows of `width` elements in `len`.
-pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
-    match len.checked_div(width) {
-        Some(rows) if rows * width == len => Ok(rows),
-        _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),
-    }
-}
-
 /// A CTA for a row, whole warps of at most `most` threads.
 pub fn threads(op: &'static str, columns: usize, most: usize) -> Result<u32> {
     let threads = columns.div_ceil(ITEMS).next_multiple_of(32).max(32);

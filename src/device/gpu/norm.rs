@@ -1,9 +1,9 @@
 //! Launches of RMSNorm and LayerNorm: a CTA takes a row at a time. Gradients of weights are summed by CTA first.
 use super::driver::Arg;
-use super::launch::{GpuDevice, by_dtype, rows, threads};
+use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::words;
-use crate::base::{DType, Result};
-use crate::device::{RmsNorm, View, ViewMut};
+use crate::base::Result;
+use crate::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 
 /// Threads of a CTA at most: of RMSNorm; of LayerNorm and of gradients, which hold more of a row in registers.
 const MOST: usize = 1024;
@@ -11,41 +11,24 @@ const MOST_HELD: usize = 512;
 /// Threads of a multiprocessor whose registers hold a row's gradients: each CTA of them leaves sums of its own.
 const RESIDENT: u32 = 512;
 
-pub fn rmsnorm(gpu: &GpuDevice, norm: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
-    const OP: &str = "rmsnorm";
-    let (dtype, columns) = (x.dtype(), w.len());
-    let n = rows(OP, "x", x.len(), columns)?;
+pub fn rmsnorm(gpu: &GpuDevice, op: RmsNorm) -> Result<()> {
+    const OP: &str = RmsNorm::OP;
+    let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
     let variant = by_dtype!(OP, dtype, "rmsnorm")?;
-    w.fits(OP, "w", dtype, columns)?;
-    y.fits(OP, "y", dtype, x.len())?;
-    rstd.fits(OP, "rstd", DType::F32, n)?;
     if n == 0 {
         return Ok(());
     }
     let threads = threads(OP, columns, MOST)?;
-    let [x, w, y, rstd] = [Arg::In(x), Arg::In(w), Arg::Out(y), Arg::Out(rstd)];
+    let [x, w, y, rstd] = [Arg::In(op.x), Arg::In(op.w), Arg::Out(op.y), Arg::Out(op.rstd)];
     let (rows, columns) = (Arg::U32(n as u32), Arg::U32(columns as u32));
-    let args = &mut [x, w, y, rstd, rows, columns, Arg::F32(norm.eps), Arg::F32(norm.offset)];
+    let args = &mut [x, w, y, rstd, rows, columns, Arg::F32(op.shape.eps), Arg::F32(op.shape.offset)];
     gpu.line(variant, "norm", (gpu.resident(n, threads, 2048), threads), args)
 }
 
-/// Of x, w, rstd, dy.
-pub fn rmsnorm_backward(
-    gpu: &GpuDevice,
-    norm: &RmsNorm,
-    [x, w, rstd, dy]: [View; 4],
-    dx: ViewMut,
-    dw: ViewMut,
-) -> Result<()> {
-    const OP: &str = "rmsnorm_backward";
-    let (dtype, columns) = (x.dtype(), w.len());
-    let n = rows(OP, "x", x.len(), columns)?;
+pub fn rmsnorm_backward(gpu: &GpuDevice, op: RmsNormBackward) -> Result<()> {
+    const OP: &str = RmsNormBackward::OP;
+    let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
     let variant = by_dtype!(OP, dtype, "rmsnorm_backward")?;
-    w.fits(OP, "w", dtype, columns)?;
-    rstd.fits(OP, "rstd", DType::F32, n)?;
-    dy.fits(OP, "dy", dtype, x.len())?;
-    dx.fits(OP, "dx", dtype, x.len())?;
-    dw.fits(OP, "dw", DType::F32, columns)?;
     if n == 0 {
         return Ok(());
     }
@@ -53,49 +36,30 @@ pub fn rmsnorm_backward(
     let ctas = gpu.resident(n, threads, RESIDENT);
     let mut scratch = gpu.scratch();
     let mut partial = words(OP, &mut scratch.words, ctas as usize * columns)?;
-    let operands = [Arg::In(x), Arg::In(w), Arg::In(rstd), Arg::In(dy), Arg::InOut(dx), Arg::Out(partial.reborrow())];
-    let [x, w, rstd, dy, dx, out] = operands;
-    let args = &mut [x, w, rstd, dy, dx, out, Arg::U32(n as u32), Arg::U32(columns as u32), Arg::F32(norm.offset)];
+    let [x, w, rstd, dy] = [op.x, op.w, op.rstd, op.dy].map(Arg::In);
+    let (dx, out, offset) = (Arg::InOut(op.dx), Arg::Out(partial.reborrow()), Arg::F32(op.shape.offset));
+    let args = &mut [x, w, rstd, dy, dx, out, Arg::U32(n as u32), Arg::U32(columns as u32), offset];
     gpu.line(variant, "norm_backward", (ctas, threads), args)?;
-    gpu.sum_rows(partial.as_view(), dw)
+    gpu.sum_rows(partial.as_view(), op.dw)
 }
 
-pub fn layernorm(gpu: &GpuDevice, eps: f32, x: View, w: View, b: View, y: ViewMut, stats: ViewMut) -> Result<()> {
-    const OP: &str = "layernorm";
-    let (dtype, columns) = (x.dtype(), w.len());
-    let n = rows(OP, "x", x.len(), columns)?;
+pub fn layernorm(gpu: &GpuDevice, op: LayerNorm) -> Result<()> {
+    const OP: &str = LayerNorm::OP;
+    let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
     let variant = by_dtype!(OP, dtype, "layernorm")?;
-    w.fits(OP, "w", dtype, columns)?;
-    b.fits(OP, "b", dtype, columns)?;
-    y.fits(OP, "y", dtype, x.len())?;
-    stats.fits(OP, "stats", DType::F32, 2 * n)?;
     if n == 0 {
         return Ok(());
     }
     let threads = threads(OP, columns, MOST_HELD)?;
-    let [x, w, b, y, stats] = [Arg::In(x), Arg::In(w), Arg::In(b), Arg::Out(y), Arg::Out(stats)];
-    let args = &mut [x, w, b, y, stats, Arg::U32(n as u32), Arg::U32(columns as u32), Arg::F32(eps)];
+    let ([x, w, b], [y, stats]) = ([op.x, op.w, op.b].map(Arg::In), [op.y, op.stats].map(Arg::Out));
+    let args = &mut [x, w, b, y, stats, Arg::U32(n as u32), Arg::U32(columns as u32), Arg::F32(op.eps)];
     gpu.line(variant, "norm", (gpu.resident(n, threads, 2048), threads), args)
 }
 
-/// Of x, w, stats, dy.
-pub fn layernorm_backward(
-    gpu: &GpuDevice,
-    [x, w, stats, dy]: [View; 4],
-    dx: ViewMut,
-    dw: ViewMut,
-    db: ViewMut,
-) -> Result<()> {
-    const OP: &str = "layernorm_backward";
-    let (dtype, columns) = (x.dtype(), w.len());
-    let n = rows(OP, "x", x.len(), columns)?;
+pub fn layernorm_backward(gpu: &GpuDevice, op: LayerNormBackward) -> Result<()> {
+    const OP: &str = LayerNormBackward::OP;
+    let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
     let variant = by_dtype!(OP, dtype, "layernorm_backward")?;
-    w.fits(OP, "w", dtype, columns)?;
-    stats.fits(OP, "stats", DType::F32, 2 * n)?;
-    dy.fits(OP, "dy", dtype, x.len())?;
-    dx.fits(OP, "dx", dtype, x.len())?;
-    dw.fits(OP, "dw", DType::F32, columns)?;
-    db.fits(OP, "db", DType::F32, columns)?;
     if n == 0 {
         return Ok(());
     }
@@ -104,10 +68,10 @@ pub fn layernorm_backward(
     let part = ctas as usize * columns;
     let mut scratch = gpu.scratch();
     let mut partial = words(OP, &mut scratch.words, 2 * part)?;
-    let operands = [Arg::In(x), Arg::In(w), Arg::In(stats), Arg::In(dy), Arg::InOut(dx), Arg::Out(partial.reborrow())];
-    let [x, w, stats, dy, dx, out] = operands;
+    let [x, w, stats, dy] = [op.x, op.w, op.stats, op.dy].map(Arg::In);
+    let (dx, out) = (Arg::InOut(op.dx), Arg::Out(partial.reborrow()));
     let args = &mut [x, w, stats, dy, dx, out, Arg::U32(n as u32), Arg::U32(columns as u32)];
     gpu.line(variant, "norm_backward", (ctas, threads), args)?;
-    gpu.sum_rows(partial.as_view().slice(0..part), dw)?;
-    gpu.sum_rows(partial.as_view().slice(part..2 * part), db)
+    gpu.sum_rows(partial.as_view().slice(0..part), op.dw)?;
+    gpu.sum_rows(partial.as_view().slice(part..2 * part), op.db)
 }

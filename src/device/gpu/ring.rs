@@ -3,25 +3,15 @@
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice};
 use crate::base::{DType, Error, Result};
-use crate::device::{Attention, Columns, View, ViewMut};
+use crate::device::ops::{AttentionMerge, AttentionRanges, CopyColumns};
 
 /// Rows of heads that a CTA merges: a warp each.
 const MERGED: u32 = 4;
 
-/// Of cu_seqlens, q_rows, k_rows.
-pub fn ranges(
-    gpu: &GpuDevice,
-    a: &Attention,
-    [cu_seqlens, q_rows, k_rows]: [View; 3],
-    of_queries: ViewMut,
-    of_keys: ViewMut,
-) -> Result<()> {
-    const OP: &str = "attention_ranges";
-    cu_seqlens.fits(OP, "cu_seqlens", DType::U32, cu_seqlens.len().max(1))?;
-    q_rows.fits(OP, "q_rows", DType::U32, q_rows.len())?;
-    k_rows.fits(OP, "k_rows", DType::U32, k_rows.len())?;
-    of_queries.fits(OP, "of_queries", DType::U32, 2 * q_rows.len())?;
-    of_keys.fits(OP, "of_keys", DType::U32, 2 * k_rows.len())?;
+pub fn ranges(gpu: &GpuDevice, op: AttentionRanges) -> Result<()> {
+    const OP: &str = AttentionRanges::OP;
+    op.check()?;
+    let AttentionRanges { shape: a, cu_seqlens, q_rows, k_rows, of_queries, of_keys } = op;
     let number = |n: usize| Arg::U32(n.min(u32::MAX as usize) as u32);
     for (rows, columns, out, turned) in [(q_rows, k_rows, of_queries, 0), (k_rows, q_rows, of_keys, 1)] {
         let numbers = [cu_seqlens.len() - 1, rows.len(), columns.len(), a.window, turned].map(number);
@@ -33,15 +23,10 @@ pub fn ranges(
     Ok(())
 }
 
-/// Of o and lse of the pass.
-pub fn merge(gpu: &GpuDevice, a: &Attention, [o_pass, lse_pass]: [View; 2], o: ViewMut, lse: ViewMut) -> Result<()> {
-    const OP: &str = "attention_merge";
-    let width = (a.heads * a.head_dim).max(1);
-    let n = o.len() / width;
-    o.fits(OP, "o", DType::F32, n * width)?;
-    o_pass.fits(OP, "o_pass", DType::F32, n * width)?;
-    lse.fits(OP, "lse", DType::F32, a.heads * n)?;
-    lse_pass.fits(OP, "lse_pass", DType::F32, a.heads * n)?;
+pub fn merge(gpu: &GpuDevice, op: AttentionMerge) -> Result<()> {
+    const OP: &str = AttentionMerge::OP;
+    let (n, a) = (op.check()?, op.shape);
+    let AttentionMerge { o_pass, lse_pass, o, lse, .. } = op;
     if n == 0 {
         return Ok(());
     }
@@ -53,9 +38,10 @@ pub fn merge(gpu: &GpuDevice, a: &Attention, [o_pass, lse_pass]: [View; 2], o: V
     gpu.driver.launch(Kernel { variant: OP, entry: OP }, shape, args)
 }
 
-pub fn copy_columns(gpu: &GpuDevice, shape: &Columns, src: View, dst: ViewMut) -> Result<()> {
-    const OP: &str = "copy_columns";
-    shape.check(src.len(), dst.len())?;
+pub fn copy_columns(gpu: &GpuDevice, op: CopyColumns) -> Result<()> {
+    const OP: &str = CopyColumns::OP;
+    op.check()?;
+    let CopyColumns { rows, width, src_row, dst_row, src, dst } = op;
     let variant = match (src.dtype(), dst.dtype()) {
         (DType::F32, DType::F32) => "copy_columns_f32_f32",
         (DType::F32, DType::Bf16) => "copy_columns_f32_bf16",
@@ -66,7 +52,6 @@ pub fn copy_columns(gpu: &GpuDevice, shape: &Columns, src: View, dst: ViewMut) -
         (DType::F16, DType::F16) => "copy_columns_f16_f16",
         (from, to) => return Err(Error::op(OP, format!("cannot cast {from} to {to}"))),
     };
-    let Columns { rows, width, src_row, dst_row } = *shape;
     let numbers = [rows, width, src_row, dst_row].map(|n| Arg::U32(n as u32));
     let [r, w, from, to] = numbers;
     let parts = (rows * width).div_ceil(BLOCK as usize);

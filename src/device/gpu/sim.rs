@@ -12,7 +12,8 @@ use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::buf::Place;
 use crate::device::cpu::{gemm, memory};
-use crate::device::{Buf, Gemm, View, ViewMut};
+use crate::device::ops::Gemm;
+use crate::device::{Buf, View, ViewMut};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -25,7 +26,7 @@ pub struct Sim {
     /// Of the warps' turns; see [`KernelLaunch::schedule`].
     schedule: u64,
     arch: u32,
-    gemm: Mutex<gemm::Scratch>,
+    gemm: Mutex<gemm::GemmScratch>,
     tally: Mutex<Tally>,
 }
 
@@ -177,9 +178,9 @@ impl Driver for Sim {
         });
         Ok(())
     }
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+    fn gemm(&self, op: Gemm) -> Result<()> {
         self.count(|tally| tally.products += 1);
-        gemm::gemm(&mut self.gemm.lock().unwrap_or_else(PoisonError::into_inner), shape, a, b, c)
+        gemm::gemm(&mut self.gemm.lock().unwrap_or_else(PoisonError::into_inner), op)
     }
     fn synchronize(&self) -> Result<()> {
         self.count(|tally| tally.waits += 1);

@@ -2,7 +2,7 @@
 use super::*;
 use crate::base::Category;
 use crate::base::rng::Rng;
-use crate::device::AdamW;
+use crate::device::ops::AdamWStep;
 
 /// Three updates of ranges of awkward lengths: masters, moments, and weights in bf16.
 fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
@@ -29,7 +29,7 @@ fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
         .collect();
     let mut grads: Vec<_> = lengths.iter().map(|&len| dev.alloc(DType::F32, len, Category::Grads).unwrap()).collect();
     for step in 1..=3 {
-        let h = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step }.scalars();
+        let h = AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step }.scalars();
         let numbers: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&h));
         let mut constants = dev.alloc(DType::F32, numbers.len(), Category::Other).unwrap();
         dev.upload(bytemuck::cast_slice(numbers), constants.view_mut()).unwrap();
@@ -37,9 +37,10 @@ fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
             draw(100 * step + i as u64, lengths[i], g);
             let (g, scale, out) = (g.view(), scale.view(), Some(out.view_mut()));
             let [p, m, v] = [p, m, v].map(Buf::view_mut);
+            let op = AdamW { h: constants.view(), scale, g, m, v, p, out };
             match &mut host {
-                Some(host) => host.adamw(&dev, numbers, scale, g, m, v, p, out).unwrap(),
-                None => dev.adamw(constants.view(), scale, g, m, v, p, out).unwrap(),
+                Some(host) => host.adamw(&dev, numbers, op).unwrap(),
+                None => dev.adamw(op).unwrap(),
             }
         }
         host.iter_mut().for_each(|host| host.finish(&dev).unwrap());

@@ -1,5 +1,5 @@
 //! The GPT-2 family as data, under the names of `GPT2LMHeadModel` (Hugging Face): a checkpoint needs no conversion.
-use crate::device::Attention;
+use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
 use crate::nn::block::DecoderBlock;
 use crate::nn::layout::{Init, Layout};
@@ -32,7 +32,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         transform: HeadTransform::None,
         cut: false,
         table: 0,
-        shape: Attention {
+        shape: AttentionShape {
             heads,
             kv_heads,
             head_dim,

@@ -1,7 +1,7 @@
 //! Llama and its descendants as data, under the names of transformers' `...ForCausalLM`: a checkpoint needs no
 //! conversion. Which parts there are is read off the [`Spec`], never off the family's name; what of them is a rank's
 //! own, off the [`Split`].
-use crate::device::{Attention, QkNormRope, RmsNorm, Rope};
+use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::DecoderBlock;
 use crate::nn::layout::{Init, Layout, Tp};
@@ -58,9 +58,9 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let transform = if spec.qk_norm {
         let wq = names.scale("self_attn.q_norm", head_dim, names.head_norm());
         let wk = names.scale("self_attn.k_norm", head_dim, names.head_norm());
-        HeadTransform::NormRope { shape: QkNormRope { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
+        HeadTransform::NormRope { shape: QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
     } else {
-        HeadTransform::Rope(Rope { heads: heads + kv_heads, head_dim, row })
+        HeadTransform::Rope(RopeShape { heads: heads + kv_heads, head_dim, row })
     };
     let scale = spec.query_scalar.unwrap_or(head_dim as f64).sqrt().recip() as f32;
     let (window, softcap) = (spec.window_of(i), spec.score_cap);
@@ -71,7 +71,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         transform,
         cut: split.cuts.attention,
         table: spec.uses_local_rope(i) as usize,
-        shape: Attention { heads, kv_heads, head_dim, scale, window, softcap },
+        shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
         post: spec.post_norms.then(|| names.norm("post_attention_layernorm", dim)),
     };
@@ -125,8 +125,8 @@ impl Names<'_> {
     fn scale(&mut self, name: &str, width: usize, tp: Tp) -> usize {
         self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { Init::ZEROS } else { Init::ONES })
     }
-    fn rms(&self) -> RmsNorm {
-        RmsNorm { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
+    fn rms(&self) -> RmsNormShape {
+        RmsNormShape { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
     }
     /// How the weight of a norm of the residual stream stands to tp: each rank norms its own rows, or all of them.
     fn residual_norm(&self) -> Tp {
@@ -137,6 +137,6 @@ impl Names<'_> {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }
     fn norm(&mut self, name: &str, width: usize) -> Norm {
-        Norm::Rms { w: self.scale(name, width, self.residual_norm()), norm: self.rms() }
+        Norm::Rms { w: self.scale(name, width, self.residual_norm()), shape: self.rms() }
     }
 }

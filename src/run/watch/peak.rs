@@ -1,7 +1,8 @@
 //! How fast this device multiplies matrices when nothing else is asked of it: what `mfu` is measured against.
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, Tag};
-use crate::device::{Device, Gemm};
+use crate::device::Device;
+use crate::device::ops::{Gemm, GemmShape};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,7 +26,8 @@ pub fn flops(device: &dyn Device, dtype: DType, group: &Arc<dyn Collective>) -> 
     for _ in 0..ROUNDS {
         group.barrier(Tag::new("peak", 0))?;
         let started = Instant::now();
-        device.gemm(&Gemm::nt(SIDE, SIDE, SIDE), a.view(), b.view(), c.view_mut())?;
+        let shape = GemmShape::nt(SIDE, SIDE, SIDE);
+        device.gemm(Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() })?;
         device.download(c.view().slice(0..1), &mut last[..dtype.size()])?; // a device may have only enqueued it
         best = best.min(started.elapsed().as_secs_f64());
     }

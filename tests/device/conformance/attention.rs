@@ -2,7 +2,10 @@
 use super::harness::*;
 use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType};
-use flatshard::device::{Attention, QkNormRope, RmsNorm, Rope};
+use flatshard::device::ops::{
+    Attention, AttentionBackward, AttentionShape, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNormShape, Rope,
+    RopeShape,
+};
 
 #[test]
 fn rope() {
@@ -14,7 +17,7 @@ fn rope() {
         let table: Vec<f64> = table.iter().map(|&t| t as f32 as f64).collect();
         let qkv = normal(1, n * row);
         for inverse in [false, true] {
-            let shape = Rope { heads, head_dim: d, row };
+            let shape = RopeShape { heads, head_dim: d, row };
             conform(
                 "rope",
                 FORWARD,
@@ -23,7 +26,13 @@ fn rope() {
                 reference::rope::<f32>((heads, d, row), &table, &positions, &qkv, inverse),
                 &|dev, bufs| {
                     let [table, positions, qkv] = bufs else { unreachable!() };
-                    dev.rope(&shape, table.view(), positions.view(), qkv.view_mut(), inverse)
+                    dev.rope(Rope {
+                        shape,
+                        table: table.view(),
+                        positions: positions.view(),
+                        qkv: qkv.view_mut(),
+                        inverse,
+                    })
                 },
             );
         }
@@ -42,7 +51,12 @@ fn qk_norm_rope() {
             .collect();
         let row = (heads + 2 * kv) * d;
         let (qkv, wq, wk) = (normal(1, n * row), normal(2, d), normal(3, d));
-        let shape = QkNormRope { heads, kv_heads: kv, head_dim: d, norm: RmsNorm { eps: 1e-5, offset: offset as f32 } };
+        let shape = QkNormRopeShape {
+            heads,
+            kv_heads: kv,
+            head_dim: d,
+            norm: RmsNormShape { eps: 1e-5, offset: offset as f32 },
+        };
         let inputs =
             [f32_in("table", &table), u32_in("positions", &positions), x("wq", &wq), x("wk", &wk), x("qkv", &qkv)];
         let given = [&table[..], &wq, &wk, &qkv];
@@ -58,7 +72,16 @@ fn qk_norm_rope() {
                 let [table, positions, wq, wk, qkv, out, rstd] = bufs else { unreachable!() };
                 let (table, positions, wq, wk, qkv) =
                     (table.view(), positions.view(), wq.view(), wk.view(), qkv.view());
-                dev.qk_norm_rope(&shape, table, positions, wq, wk, qkv, out.view_mut(), rstd.view_mut())
+                dev.qk_norm_rope(QkNormRope {
+                    shape,
+                    table,
+                    positions,
+                    wq,
+                    wk,
+                    qkv,
+                    out: out.view_mut(),
+                    rstd: rstd.view_mut(),
+                })
             },
         );
         let rstd = reference::qk_norm_rope::<f32>((heads, kv, d), (1e-5, offset), given, &positions).remove(1);
@@ -76,7 +99,18 @@ fn qk_norm_rope() {
                 let (table, positions, wq, wk) = (table.view(), positions.view(), wq.view(), wk.view());
                 let (qkv, rstd, dqkv) = (qkv.view(), rstd.view(), dqkv.view_mut());
                 let (dwq, dwk) = (dwq.view_mut(), dwk.view_mut());
-                dev.qk_norm_rope_backward(&shape, table, positions, wq, wk, qkv, rstd, dqkv, dwq, dwk)
+                dev.qk_norm_rope_backward(QkNormRopeBackward {
+                    shape,
+                    table,
+                    positions,
+                    wq,
+                    wk,
+                    qkv,
+                    rstd,
+                    dqkv,
+                    dwq,
+                    dwk,
+                })
             },
         );
     }
@@ -87,8 +121,14 @@ fn rope_refuses_a_position_outside_the_table() {
     for dev in attention_devices() {
         let (table, positions) = (buf(&*dev, DType::F32, &[1.0; 8]), buf(&*dev, DType::U32, &[0.0, 2.0]));
         let mut qkv = buf(&*dev, DType::F32, &[1.0; 8]);
-        let shape = Rope { heads: 1, head_dim: 4, row: 4 };
-        let done = dev.rope(&shape, table.view(), positions.view(), qkv.view_mut(), false);
+        let shape = RopeShape { heads: 1, head_dim: 4, row: 4 };
+        let done = dev.rope(Rope {
+            shape,
+            table: table.view(),
+            positions: positions.view(),
+            qkv: qkv.view_mut(),
+            inverse: false,
+        });
         let error = settled(&*dev, done, &table).unwrap_err().to_string();
         assert!(error.contains("position 2") && error.contains("2 rows"), "{error}");
     }
@@ -122,7 +162,7 @@ fn attention() {
     for (a, cu) in shapes() {
         let n = *cu.last().unwrap() as usize;
         let qkv = normal(2, n * a.row());
-        let shape = Attention {
+        let shape = AttentionShape {
             heads: a.q,
             kv_heads: a.kv,
             head_dim: a.d,
@@ -143,7 +183,13 @@ fn attention() {
             reference::attention::<f32>(a, &cu, &qkv),
             &|dev, bufs| {
                 let [cu, qkv, o, lse] = bufs else { unreachable!() };
-                dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut())
+                dev.attention(Attention {
+                    shape,
+                    cu_seqlens: cu.view(),
+                    qkv: qkv.view(),
+                    o: o.view_mut(),
+                    lse: lse.view_mut(),
+                })
             },
         );
     }
@@ -158,7 +204,7 @@ fn attention_backward() {
         // What backward is given is what all compute dtypes can hold.
         let o: Vec<f64> = forward[0].iter().map(|&o| rounded(o)).collect();
         let lse: Vec<f64> = forward[1].iter().map(|&l| l as f32 as f64).collect();
-        let shape = Attention {
+        let shape = AttentionShape {
             heads: a.q,
             kv_heads: a.kv,
             head_dim: a.d,
@@ -186,7 +232,17 @@ fn attention_backward() {
                 let mut sums = dev.alloc(DType::F32, dev.attention_sums(&shape, qkv.dtype(), n), Category::Other)?;
                 let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
                 let (qkv, o, lse, d_o) = (qkv.view(), o.view(), lse.view(), d_o.view());
-                dev.attention_backward(&shape, cu.view(), qkv, o, lse, d_o, delta, sums, dqkv)
+                dev.attention_backward(AttentionBackward {
+                    shape,
+                    cu_seqlens: cu.view(),
+                    qkv,
+                    o,
+                    lse,
+                    d_o,
+                    delta,
+                    sums,
+                    dqkv,
+                })
             },
         );
     }
@@ -196,13 +252,20 @@ fn attention_backward() {
 #[test]
 fn attention_with_large_scores() {
     for dev in attention_devices() {
-        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let rows =
             [[30.0, 0.0, 30.0, 0.0, 1.0, 2.0], [30.0, 0.0, -30.0, 0.0, 5.0, 7.0], [0.0, 0.0, 0.0, 0.0, 3.0, 4.0]];
         let qkv = buf(&*dev, DType::F32, rows.as_flattened());
         let cu = buf(&*dev, DType::U32, &[0.0, 2.0, 3.0]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));
-        dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+        dev.attention(Attention {
+            shape,
+            cu_seqlens: cu.view(),
+            qkv: qkv.view(),
+            o: o.view_mut(),
+            lse: lse.view_mut(),
+        })
+        .unwrap();
         assert_eq!(read(&*dev, &o), [1.0, 2.0, 1.0, 2.0, 3.0, 4.0]);
         assert_eq!(read(&*dev, &lse), [900.0, 900.0, 0.0]);
     }
@@ -212,12 +275,18 @@ fn attention_with_large_scores() {
 #[test]
 fn attention_refuses_boundaries_that_do_not_rise_to_the_rows() {
     for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
-        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let qkv = buf(&*dev, DType::F32, &[0.0; 18]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));
         for wrong in [&[0.0, 2.0][..], &[1.0, 3.0], &[0.0, 2.0, 1.0, 3.0], &[0.0, 4.0], &[]] {
             let cu = buf(&*dev, DType::U32, wrong);
-            let error = dev.attention(&shape, cu.view(), qkv.view(), o.view_mut(), lse.view_mut());
+            let error = dev.attention(Attention {
+                shape,
+                cu_seqlens: cu.view(),
+                qkv: qkv.view(),
+                o: o.view_mut(),
+                lse: lse.view_mut(),
+            });
             assert!(error.unwrap_err().to_string().contains("cu_seqlens"));
         }
     }

@@ -2,7 +2,8 @@
 use super::harness::*;
 use crate::common::reference::{self, Real};
 use flatshard::base::{DType, Error};
-use flatshard::device::{Buf, Device, Epilogue, Gemm};
+use flatshard::device::ops::{Epilogue, GemmShape, GemmThen};
+use flatshard::device::{Buf, Device};
 
 const M: usize = 5;
 const N: usize = 24;
@@ -60,7 +61,8 @@ fn bias_and_residual() {
         for (with_bias, with_residual) in [(false, false), (true, false), (false, true), (true, true)] {
             let then =
                 Epilogue::Sum { bias: with_bias.then(|| bias.view()), residual: with_residual.then(|| z.view()) };
-            dev.gemm_then(&Gemm::nt(M, N, K), a.view(), b.view(), c.view_mut(), then).unwrap();
+            dev.gemm_then(GemmThen { shape: GemmShape::nt(M, N, K), a: a.view(), b: b.view(), c: c.view_mut(), then })
+                .unwrap();
             let (s, t) = (with_bias as usize as f64, with_residual as usize as f64);
             let [exact, naive] = given.both(
                 dev,
@@ -77,10 +79,10 @@ fn bias_and_residual() {
 #[test]
 fn gelu_keeps_its_input_and_turns_gradients() {
     everywhere(|dev, dtype, given, [a, b, bias, z], [mut c, mut kept]| {
-        let shape = Gemm::nt(M, N, K);
+        let shape = GemmShape::nt(M, N, K);
         for with_bias in [false, true] {
             let then = Epilogue::Gelu { bias: with_bias.then(|| bias.view()), z: kept.view_mut() };
-            dev.gemm_then(&shape, a.view(), b.view(), c.view_mut(), then).unwrap();
+            dev.gemm_then(GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then }).unwrap();
             let s = with_bias as usize as f64;
             let [exact, naive] = given.both(
                 dev,
@@ -93,7 +95,7 @@ fn gelu_keeps_its_input_and_turns_gradients() {
             compare(&label, FORWARD, &read(dev, &c), &exact[2], &naive[2]);
         }
         let then = Epilogue::GeluBackward { z: z.view(), product: kept.view_mut() };
-        dev.gemm_then(&shape, a.view(), b.view(), c.view_mut(), then).unwrap();
+        dev.gemm_then(GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then }).unwrap();
         let [exact, naive] = given.both(
             dev,
             dtype,
@@ -108,21 +110,21 @@ fn gelu_keeps_its_input_and_turns_gradients() {
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     everywhere(|dev, dtype, _, [a, b, bias, z], [mut c, mut kept]| {
-        let (shape, other) = (Gemm::nt(M, N, K), if dtype == DType::F32 { DType::Bf16 } else { DType::F32 });
+        let (shape, other) = (GemmShape::nt(M, N, K), if dtype == DType::F32 { DType::Bf16 } else { DType::F32 });
         let mut strange = buf(dev, other, &before(M * N));
-        let mut refused = |shape: &Gemm, then: Epilogue| {
-            let said = dev.gemm_then(shape, a.view(), b.view(), c.view_mut(), then);
+        let mut refused = |shape: GemmShape, then: Epilogue| {
+            let said = dev.gemm_then(GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then });
             assert!(matches!(said, Err(Error::Op { .. })), "{said:?}");
         };
         let sum = |bias, residual| Epilogue::Sum { bias, residual };
-        refused(&shape, sum(Some(bias.view().slice(1..N)), None));
-        refused(&shape, sum(None, Some(z.view().slice(1..M * N))));
-        refused(&shape, sum(None, Some(strange.view())));
-        refused(&shape.accumulate(), sum(None, Some(z.view())));
-        refused(&Gemm::nt(M - 1, N - 1, K).ldc(N), sum(None, None));
-        refused(&shape, Epilogue::Gelu { bias: None, z: strange.view_mut() });
-        refused(&shape, Epilogue::Gelu { bias: Some(z.view()), z: kept.view_mut() });
-        refused(&shape, Epilogue::GeluBackward { z: z.view().slice(0..N), product: kept.view_mut() });
-        refused(&shape, Epilogue::GeluBackward { z: z.view(), product: strange.view_mut() });
+        refused(shape, sum(Some(bias.view().slice(1..N)), None));
+        refused(shape, sum(None, Some(z.view().slice(1..M * N))));
+        refused(shape, sum(None, Some(strange.view())));
+        refused(shape.accumulate(), sum(None, Some(z.view())));
+        refused(GemmShape::nt(M - 1, N - 1, K).ldc(N), sum(None, None));
+        refused(shape, Epilogue::Gelu { bias: None, z: strange.view_mut() });
+        refused(shape, Epilogue::Gelu { bias: Some(z.view()), z: kept.view_mut() });
+        refused(shape, Epilogue::GeluBackward { z: z.view().slice(0..N), product: kept.view_mut() });
+        refused(shape, Epilogue::GeluBackward { z: z.view(), product: strange.view_mut() });
     });
 }

@@ -2,14 +2,18 @@
 use super::harness::*;
 use crate::common::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
-use flatshard::device::{Device, Embed, Gemm};
+use flatshard::device::Device;
+use flatshard::device::ops::{
+    Bias, BiasBackward, Dropout, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape, Glu,
+    GluBackward,
+};
 
 /// Rows and columns.
 pub const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
 
 /// An operation that works element by element: `inputs`, then outputs by name, each over `n` elements.
 macro_rules! elementwise {
-    ($test:ident, $factor:expr, [$($input:ident),*], [$($output:ident),*], $f:expr) => {
+    ($test:ident, $operands:ident, $factor:expr, [$($input:ident),*], [$($output:ident),*], $f:expr) => {
         #[test]
         fn $test() {
             for n in [0, 1, 17, 64, 1003] {
@@ -19,12 +23,12 @@ macro_rules! elementwise {
                 conform(
                     stringify!($test),
                     $factor,
-                    &[$(x(stringify!($input), &$input),)* $(y(stringify!($output), &before(n)),)*],
+                    &[$(super::harness::x(stringify!($input), &$input),)* $(super::harness::y(stringify!($output), &before(n)),)*],
                     each::<f64, _, _>([$(&$input),*], $f),
                     each::<f32, _, _>([$(&$input),*], $f),
                     &|dev, bufs| {
                         let [$($input,)* $($output,)*] = bufs else { unreachable!() };
-                        dev.$test($($input.view(),)* $($output.view_mut()),*)
+                        dev.$test($operands { $($input: $input.view(),)* $($output: $output.view_mut()),* })
                     },
                 );
             }
@@ -49,12 +53,12 @@ fn gelu_of<R: Real>([x]: [R; 1]) -> [R; 1] {
 fn gelu_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
     [dy * reference::gelu_slope(x)]
 }
-elementwise!(swiglu, FORWARD, [gate, up], [out], swiglu_of);
-elementwise!(swiglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], swiglu_slopes);
-elementwise!(geglu, FORWARD, [gate, up], [out], geglu_of);
-elementwise!(geglu_backward, GRADIENT, [gate, up, dy], [dgate, dup], geglu_slopes);
-elementwise!(gelu, FORWARD, [a], [out], gelu_of);
-elementwise!(gelu_backward, GRADIENT, [a, dy], [dx], gelu_slopes);
+elementwise!(swiglu, Glu, FORWARD, [gate, up], [y], swiglu_of);
+elementwise!(swiglu_backward, GluBackward, GRADIENT, [gate, up, dy], [dgate, dup], swiglu_slopes);
+elementwise!(geglu, Glu, FORWARD, [gate, up], [y], geglu_of);
+elementwise!(geglu_backward, GluBackward, GRADIENT, [gate, up, dy], [dgate, dup], geglu_slopes);
+elementwise!(gelu, Gelu, FORWARD, [x], [y], gelu_of);
+elementwise!(gelu_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_slopes);
 
 /// The tails: 0 on the left, the identity on the right, and never a NaN out of a finite number.
 #[test]
@@ -69,13 +73,20 @@ fn activations_at_the_ends() {
             assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() <= 1e-6 * w.abs().max(1.0)), "{got:?}");
             assert!(got[5].is_nan());
         };
-        dev.swiglu(a.view(), ones.view(), out.view_mut()).unwrap();
+        dev.swiglu(Glu { gate: a.view(), up: ones.view(), y: out.view_mut() }).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
-        dev.gelu(a.view(), out.view_mut()).unwrap();
+        dev.gelu(Gelu { x: a.view(), y: out.view_mut() }).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
-        dev.geglu(a.view(), ones.view(), out.view_mut()).unwrap();
+        dev.geglu(Glu { gate: a.view(), up: ones.view(), y: out.view_mut() }).unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 100.0, 1e4]);
-        dev.swiglu_backward(a.view(), ones.view(), ones.view(), out.view_mut(), other.view_mut()).unwrap();
+        dev.swiglu_backward(GluBackward {
+            gate: a.view(),
+            up: ones.view(),
+            dy: ones.view(),
+            dgate: out.view_mut(),
+            dup: other.view_mut(),
+        })
+        .unwrap();
         is(read(&*dev, &out), [0.0, 0.0, 0.0, 1.0, 1.0]);
         is(read(&*dev, &other), [0.0, 0.0, 0.0, 100.0, 1e4]);
     }
@@ -220,12 +231,12 @@ fn bias() {
         let naive = each::<f32, 2, 1>([&a, &repeated], |[a, b]| [a + b]);
         conform("bias", FORWARD, &[x("bias", &b), y("y", &a)], exact, naive, &|dev, bufs| {
             let [b, y] = bufs else { unreachable!() };
-            dev.bias(b.view(), y.view_mut())
+            dev.bias(Bias { bias: b.view(), y: y.view_mut() })
         });
         let operands = [x("dy", &a), f32_out("db", &b)];
         conform("bias_backward", GRADIENT, &operands, sums::<f64>(&a, &b), sums::<f32>(&a, &b), &|dev, bufs| {
             let [dy, db] = bufs else { unreachable!() };
-            dev.bias_backward(dy.view(), db.view_mut())
+            dev.bias_backward(BiasBackward { dy: dy.view(), db: db.view_mut() })
         });
     }
 }
@@ -243,7 +254,7 @@ fn dropout() {
         let (exact, naive) = (of(|x| x / (1.0 - 0.3f32 as f64)), of(|x| (x as f32 / (1.0 - 0.3f32)) as f64));
         for dev in devices() {
             let (keys, mut b) = (words(&*dev), buf(&*dev, DType::F32, &a));
-            dev.dropout(p, keys.view(), b.view_mut()).unwrap();
+            dev.dropout(Dropout { p, key: keys.view(), x: b.view_mut() }).unwrap();
             let zeros = read(&*dev, &b).iter().filter(|&&x| x == 0.0).count();
             assert!(n < 1000 || (250..350).contains(&zeros), "{zeros} of {n} dropped with p = 0.3");
         }
@@ -253,16 +264,19 @@ fn dropout() {
             let keys = words(&*dev);
             for dtype in FLOATS {
                 let mut b = buf(&*dev, dtype, &any_length.values);
-                dev.dropout(p, keys.view(), b.view_mut()).unwrap();
+                dev.dropout(Dropout { p, key: keys.view(), x: b.view_mut() }).unwrap();
                 let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
                 compare(&format!("dropout on {} in {dtype}", dev.name()), FORWARD, &read(&*dev, &b), &exact[0], &naive);
             }
             let mut integers = buf(&*dev, DType::U32, &[1.0]);
-            assert!(dev.dropout(p, keys.view(), integers.view_mut()).is_err());
-            let error = dev.dropout(1.0, keys.view(), integers.view_mut()).unwrap_err().to_string();
+            assert!(dev.dropout(Dropout { p, key: keys.view(), x: integers.view_mut() }).is_err());
+            let error =
+                dev.dropout(Dropout { p: 1.0, key: keys.view(), x: integers.view_mut() }).unwrap_err().to_string();
             assert!(error.contains("p = 1"), "{error}");
             let (half, mut b) = (keys.view().slice(0..1), buf(&*dev, DType::F32, &a));
-            assert!(dev.dropout(p, half, b.view_mut()).unwrap_err().to_string().contains("key holds 1"));
+            assert!(
+                dev.dropout(Dropout { p, key: half, x: b.view_mut() }).unwrap_err().to_string().contains("key holds 1")
+            );
         }
     }
 }
@@ -282,7 +296,7 @@ fn embed() {
             let at = |(w_at, y_at): (usize, usize)| f(there(w_at), if accumulate { old[y_at] } else { 0.0 });
             vec![tokens.iter().enumerate().flat_map(|(i, &t)| row(i, t)).map(at).collect()]
         };
-        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let shape = EmbedShape { rows, first: held.start, scale: scale as f32 };
         let w = &table[held.start * c..held.end * c];
         let operands = [u32_in("tokens", &tokens), x("w", w), y("y", &old)];
         conform(
@@ -293,7 +307,7 @@ fn embed() {
             of(&|a, b| (scale as f32 * a as f32 + b as f32) as f64),
             &|dev, bufs| {
                 let [tokens, w, y] = bufs else { unreachable!() };
-                dev.embed(&shape, tokens.view(), w.view(), y.view_mut(), accumulate)
+                dev.embed(Embed { shape, tokens: tokens.view(), w: w.view(), y: y.view_mut(), accumulate })
             },
         );
     }
@@ -310,12 +324,12 @@ fn embed() {
     for (scale, held) in [1.0, 5.5].into_iter().flat_map(|scale| parts.clone().map(|p| (scale, p))) {
         let dw = before(held.len() * c);
         let operands = [u32_in("tokens", &tokens), x("dy", &dy), f32_out("dw", &dw)];
-        let shape = Embed { rows, first: held.start, scale: scale as f32 };
+        let shape = EmbedShape { rows, first: held.start, scale: scale as f32 };
         let exact = scatter::<f64>(&tokens, &dy, scale, &dw, held.start, c);
         let naive = scatter::<f32>(&tokens, &dy, scale, &dw, held.start, c);
         conform("embed_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
             let [tokens, dy, dw] = bufs else { unreachable!() };
-            dev.embed_backward(&shape, tokens.view(), dy.view(), dw.view_mut())
+            dev.embed_backward(EmbedBackward { shape, tokens: tokens.view(), dy: dy.view(), dw: dw.view_mut() })
         });
     }
 }
@@ -325,7 +339,13 @@ fn embed_names_a_token_outside_the_table() {
     for dev in devices() {
         let (tokens, w) = (buf(&*dev, DType::U32, &[1.0, 300.0]), buf(&*dev, DType::F32, &[0.0; 256 * 2]));
         let mut y = buf(&*dev, DType::F32, &[7.0; 4]);
-        let done = dev.embed(&Embed::whole(256, 1.0), tokens.view(), w.view(), y.view_mut(), false);
+        let done = dev.embed(Embed {
+            shape: EmbedShape::whole(256, 1.0),
+            tokens: tokens.view(),
+            w: w.view(),
+            y: y.view_mut(),
+            accumulate: false,
+        });
         let error = settled(&*dev, done, &w).unwrap_err().to_string();
         assert!(error.contains("token 300") && error.contains("256 rows"), "{error}");
         assert_eq!(read(&*dev, &y), [7.0; 4], "nothing is written");
@@ -349,7 +369,13 @@ fn gemm() {
             for dtype in FLOATS {
                 let to = if out.kind == Kind::Compute { dtype } else { DType::F32 };
                 let (a, b, mut c) = (buf(&*dev, dtype, &a), buf(&*dev, dtype, &b), buf(&*dev, to, &c));
-                dev.gemm(&Gemm::nt(m, n, k).accumulate(), a.view(), b.view(), c.view_mut()).unwrap();
+                dev.gemm(Gemm {
+                    shape: GemmShape::nt(m, n, k).accumulate(),
+                    a: a.view(),
+                    b: b.view(),
+                    c: c.view_mut(),
+                })
+                .unwrap();
                 let naive = read(&*dev, &buf(&*dev, to, &naive[0]));
                 compare(&format!("gemm {dtype} to {to}"), FORWARD, &read(&*dev, &c), &exact[0], &naive);
             }

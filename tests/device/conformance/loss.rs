@@ -2,7 +2,8 @@
 use super::harness::*;
 use crate::common::reference::{self, Real};
 use flatshard::base::DType;
-use flatshard::device::{CrossEntropy, Device, VocabPart};
+use flatshard::device::Device;
+use flatshard::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, VocabPart};
 
 /// The factor of the gradient, last among the operands where it is wanted.
 fn with_scale(grad: bool, mut operands: Vec<Operand>) -> Vec<Operand> {
@@ -17,7 +18,7 @@ fn cross_entropy() {
     {
         let logits: Vec<f64> = normal(vocab as u64, vocab * targets.len()).iter().map(|x| x * 4.0).collect();
         for (grad, cap) in [(false, 0.0), (true, 0.0), (false, 3.0), (true, 3.0)] {
-            let shape = CrossEntropy { vocab, softcap: cap as f32 };
+            let shape = CrossEntropyShape { vocab, softcap: cap as f32 };
             conform(
                 "cross_entropy",
                 GRADIENT,
@@ -34,7 +35,13 @@ fn cross_entropy() {
                 &|dev, bufs| {
                     let [targets, logits, loss, scale @ ..] = bufs else { unreachable!() };
                     let scale = scale.first().map(|scale| scale.view());
-                    dev.cross_entropy(&shape, targets.view(), scale, logits.view_mut(), loss.view_mut())
+                    dev.cross_entropy(CrossEntropy {
+                        shape,
+                        targets: targets.view(),
+                        scale,
+                        logits: logits.view_mut(),
+                        loss: loss.view_mut(),
+                    })
                 },
             );
         }
@@ -47,16 +54,23 @@ fn losses(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logit
     let one = |part: &[usize]| {
         let (columns, shape) = columns(logits, vocab, part, cap);
         let at = VocabPart { first: part[0], of: vocab };
-        let mut said = buf(dev, DType::F32, &vec![7.0; VocabPart::SAID * targets.len()]);
+        let mut said = buf(dev, DType::F32, &vec![7.0; VocabPart::STATS * targets.len()]);
         let (targets, columns) = (buf(dev, DType::I32, &given), buf(dev, dtype, &columns));
-        dev.cross_entropy_part(&shape, &at, targets.view(), columns.view(), said.view_mut()).unwrap();
+        dev.cross_entropy_part(CrossEntropyPart {
+            shape,
+            part: at,
+            targets: targets.view(),
+            logits: columns.view(),
+            stats: said.view_mut(),
+        })
+        .unwrap();
         read(dev, &said)
     };
     cuts.windows(2).flat_map(one).collect()
 }
-fn columns(logits: &[f64], vocab: usize, part: &[usize], softcap: f32) -> (Vec<f64>, CrossEntropy) {
+fn columns(logits: &[f64], vocab: usize, part: &[usize], softcap: f32) -> (Vec<f64>, CrossEntropyShape) {
     let columns = logits.chunks(vocab).flat_map(|row| row[part[0]..part[1]].to_vec()).collect();
-    (columns, CrossEntropy { vocab: part[1] - part[0], softcap })
+    (columns, CrossEntropyShape { vocab: part[1] - part[0], softcap })
 }
 
 /// Every part's loss is that of the whole vocabulary, and its gradient that of its columns.
@@ -84,7 +98,7 @@ fn cross_entropy_in_parts() {
                         grad,
                         vec![
                             operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
-                            f32_in("said", &losses(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
+                            f32_in("stats", &losses(&**cpu, DType::F32, cuts, &targets, &logits, cap as f32)),
                             y("logits", &mine),
                             operand("loss", Kind::Fixed(DType::F64), Role::Output, [2.5]),
                         ],
@@ -94,7 +108,15 @@ fn cross_entropy_in_parts() {
                     &|dev, bufs| {
                         let [targets, said, logits, loss, scale @ ..] = bufs else { unreachable!() };
                         let (targets, said, scale) = (targets.view(), said.view(), scale.first().map(|s| s.view()));
-                        dev.cross_entropy_finish(&shape, &at, targets, said, scale, logits.view_mut(), loss.view_mut())
+                        dev.cross_entropy_finish(CrossEntropyFinish {
+                            shape,
+                            part: at,
+                            targets,
+                            stats: said,
+                            scale,
+                            logits: logits.view_mut(),
+                            loss: loss.view_mut(),
+                        })
                     },
                 );
             }
@@ -110,13 +132,19 @@ fn cross_entropy_in_parts() {
                     &[
                         operand("targets", Kind::Fixed(DType::I32), Role::Input, targets.iter().copied()),
                         x("logits", &mine),
-                        f32_out("said", &before(VocabPart::SAID * targets.len())),
+                        f32_out("stats", &before(VocabPart::STATS * targets.len())),
                     ],
                     exact,
                     naive,
                     &|dev, bufs| {
                         let [targets, logits, said] = bufs else { unreachable!() };
-                        dev.cross_entropy_part(&shape, &at, targets.view(), logits.view(), said.view_mut())
+                        dev.cross_entropy_part(CrossEntropyPart {
+                            shape,
+                            part: at,
+                            targets: targets.view(),
+                            logits: logits.view(),
+                            stats: said.view_mut(),
+                        })
                     },
                 );
             }
@@ -145,11 +173,18 @@ fn what<R: Real>(part: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> O
 #[test]
 fn cross_entropy_of_extreme_logits() {
     for dev in devices() {
-        let (shape, one) = (CrossEntropy { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
+        let (shape, one) = (CrossEntropyShape { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
         let rows = [[1e4, -1e4, f64::NEG_INFINITY, 0.0], [-1e30, -1e30, -1e30, -1e30]];
         let mut logits = buf(&*dev, DType::F32, rows.as_flattened());
         let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, 2.0]), buf(&*dev, DType::F64, &[0.0]));
-        dev.cross_entropy(&shape, targets.view(), Some(one.view()), logits.view_mut(), loss.view_mut()).unwrap();
+        dev.cross_entropy(CrossEntropy {
+            shape,
+            targets: targets.view(),
+            scale: Some(one.view()),
+            logits: logits.view_mut(),
+            loss: loss.view_mut(),
+        })
+        .unwrap();
         assert!((read(&*dev, &loss)[0] - 2e4 - 4f64.ln()).abs() < 1e-6);
         assert_eq!(read(&*dev, &logits), [1.0, -1.0, 0.0, 0.0, 0.25, 0.25, -0.75, 0.25]);
     }
@@ -159,12 +194,19 @@ fn cross_entropy_of_extreme_logits() {
 fn a_nan_among_the_logits_reaches_the_loss() {
     for dev in devices() {
         for (at, softcap) in [(0, 0.0), (17, 0.0), (39, 0.0), (17, 5.0)] {
-            let shape = CrossEntropy { vocab: 40, softcap };
+            let shape = CrossEntropyShape { vocab: 40, softcap };
             let mut row = [0.5; 40];
             row[at] = f64::NAN;
             let mut logits = buf(&*dev, DType::F32, &row);
             let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0]), buf(&*dev, DType::F64, &[0.0]));
-            dev.cross_entropy(&shape, targets.view(), None, logits.view_mut(), loss.view_mut()).unwrap();
+            dev.cross_entropy(CrossEntropy {
+                shape,
+                targets: targets.view(),
+                scale: None,
+                logits: logits.view_mut(),
+                loss: loss.view_mut(),
+            })
+            .unwrap();
             assert!(read(&*dev, &loss)[0].is_nan(), "NaN at {at}");
         }
     }
@@ -173,11 +215,17 @@ fn a_nan_among_the_logits_reaches_the_loss() {
 #[test]
 fn cross_entropy_names_a_target_outside_the_vocabulary() {
     for dev in devices() {
-        let (shape, one) = (CrossEntropy { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
+        let (shape, one) = (CrossEntropyShape { vocab: 4, softcap: 0.0 }, buf(&*dev, DType::F32, &[1.0]));
         for wrong in [4.0, -1.0, -99.0] {
             let mut logits = buf(&*dev, DType::F32, &[0.5; 8]);
             let (targets, mut loss) = (buf(&*dev, DType::I32, &[1.0, wrong]), buf(&*dev, DType::F64, &[0.0]));
-            let error = dev.cross_entropy(&shape, targets.view(), Some(one.view()), logits.view_mut(), loss.view_mut());
+            let error = dev.cross_entropy(CrossEntropy {
+                shape,
+                targets: targets.view(),
+                scale: Some(one.view()),
+                logits: logits.view_mut(),
+                loss: loss.view_mut(),
+            });
             let error = settled(&*dev, error, &targets).unwrap_err().to_string();
             assert!(error.contains(&format!("target {wrong}")) && error.contains("0..4"), "{error}");
             assert_eq!(read(&*dev, &logits), [0.5; 8], "nothing is written");

@@ -2,13 +2,13 @@
 use super::harness::*;
 use super::layers::SHAPES;
 use crate::common::reference;
-use flatshard::device::RmsNorm;
+use flatshard::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
 
 #[test]
 fn rmsnorm() {
     for ((n, c), offset) in SHAPES.into_iter().filter(|&(_, c)| c > 1).zip([0.0, 1.0].into_iter().cycle()) {
         let (a, w) = (normal(1, n * c), normal(2, c));
-        let norm = RmsNorm { eps: 1e-5, offset: offset as f32 };
+        let shape = RmsNormShape { eps: 1e-5, offset: offset as f32 };
         conform(
             "rmsnorm",
             FORWARD,
@@ -17,7 +17,7 @@ fn rmsnorm() {
             reference::rmsnorm::<f32>((1e-5, offset), &a, &w),
             &|dev, bufs| {
                 let [a, w, y, rstd] = bufs else { unreachable!() };
-                dev.rmsnorm(&norm, a.view(), w.view(), y.view_mut(), rstd.view_mut())
+                dev.rmsnorm(RmsNorm { shape, x: a.view(), w: w.view(), y: y.view_mut(), rstd: rstd.view_mut() })
             },
         );
         let rstd: Vec<f64> = reference::rmsnorm::<f32>((1e-5, offset), &a, &w)[1].clone();
@@ -30,7 +30,15 @@ fn rmsnorm() {
             reference::rmsnorm_backward::<f32>(offset, &a, &w, &rstd, &dy, &dx, &dw),
             &|dev, bufs| {
                 let [a, w, rstd, dy, dx, dw] = bufs else { unreachable!() };
-                dev.rmsnorm_backward(&norm, a.view(), w.view(), rstd.view(), dy.view(), dx.view_mut(), dw.view_mut())
+                dev.rmsnorm_backward(RmsNormBackward {
+                    shape,
+                    x: a.view(),
+                    w: w.view(),
+                    rstd: rstd.view(),
+                    dy: dy.view(),
+                    dx: dx.view_mut(),
+                    dw: dw.view_mut(),
+                })
             },
         );
     }
@@ -48,7 +56,14 @@ fn layernorm() {
             reference::layernorm::<f32>(1e-5, &a, &w, &b),
             &|dev, bufs| {
                 let [a, w, b, y, stats] = bufs else { unreachable!() };
-                dev.layernorm(1e-5, a.view(), w.view(), b.view(), y.view_mut(), stats.view_mut())
+                dev.layernorm(LayerNorm {
+                    eps: 1e-5,
+                    x: a.view(),
+                    w: w.view(),
+                    b: b.view(),
+                    y: y.view_mut(),
+                    stats: stats.view_mut(),
+                })
             },
         );
         let stats = reference::layernorm::<f32>(1e-5, &a, &w, &b)[1].clone();
@@ -70,7 +85,15 @@ fn layernorm() {
             &|dev, bufs| {
                 let [a, w, stats, dy, dx, dw, db] = bufs else { unreachable!() };
                 let (dx, dw, db) = (dx.view_mut(), dw.view_mut(), db.view_mut());
-                dev.layernorm_backward(a.view(), w.view(), stats.view(), dy.view(), dx, dw, db)
+                dev.layernorm_backward(LayerNormBackward {
+                    x: a.view(),
+                    w: w.view(),
+                    stats: stats.view(),
+                    dy: dy.view(),
+                    dx,
+                    dw,
+                    db,
+                })
             },
         );
     }

@@ -3,7 +3,8 @@ use super::harness::*;
 use crate::common::reference::{Real, f64s, reals};
 use bytemuck::Pod;
 use flatshard::base::{Category, DType};
-use flatshard::device::{ALIGN, AdamW, Device, LIMBS, Sgd};
+use flatshard::device::ops::{AdamW, AdamWStep, ClipScale, Sgd, SgdScalars, SumSquares};
+use flatshard::device::{ALIGN, Device, LIMBS};
 
 const SCALE: f64 = 0.75;
 
@@ -20,7 +21,7 @@ fn h(h: impl Pod) -> Operand {
 }
 
 /// [m, v, p, out]: `torch.optim.AdamW`, line by line.
-fn adamw_of<R: Real>(h: &AdamW, g: &[f64], m: &[f64], v: &[f64], p: &[f64]) -> Outputs {
+fn adamw_of<R: Real>(h: &AdamWStep, g: &[f64], m: &[f64], v: &[f64], p: &[f64]) -> Outputs {
     let (mut m, mut v, mut p) = (reals::<R>(m), reals::<R>(v), reals::<R>(p));
     let (lr, b1, b2) = (h.lr as f64, h.beta1 as f64, h.beta2 as f64);
     let (bc1, bc2) = (1.0 - b1.powf(h.step as f64), 1.0 - b2.powf(h.step as f64));
@@ -38,7 +39,7 @@ fn adamw_of<R: Real>(h: &AdamW, g: &[f64], m: &[f64], v: &[f64], p: &[f64]) -> O
 #[test]
 fn adamw() {
     for (n, step) in [(0, 1), (1, 1), (1003, 1), (640, 1000)] {
-        let adamw = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+        let adamw = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
         let (g, m, p) = (normal(1, n), normal(2, n), normal(3, n));
         let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).map(|v| v as f32 as f64).collect();
         let (mine, h) = ([f32_in("g", &g), f32_out("m", &m), f32_out("v", &v), f32_out("p", &p)], h(adamw.scalars()));
@@ -48,17 +49,25 @@ fn adamw() {
         conform("adamw", FORWARD, &operands, exact.clone(), naive.clone(), &|dev, bufs| {
             let [h, scale, g, m, v, p, out] = bufs else { unreachable!() };
             let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
-            dev.adamw(h.view(), scale.view(), g.view(), m, v, p, Some(out.view_mut()))
+            dev.adamw(AdamW { h: h.view(), scale: scale.view(), g: g.view(), m, v, p, out: Some(out.view_mut()) })
         });
         conform("adamw", FORWARD, &operands[..6], exact[..3].to_vec(), naive[..3].to_vec(), &|dev, bufs| {
             let [h, scale, g, m, v, p] = bufs else { unreachable!() };
-            dev.adamw(h.view(), scale.view(), g.view(), m.view_mut(), v.view_mut(), p.view_mut(), None)
+            dev.adamw(AdamW {
+                h: h.view(),
+                scale: scale.view(),
+                g: g.view(),
+                m: m.view_mut(),
+                v: v.view_mut(),
+                p: p.view_mut(),
+                out: None,
+            })
         });
     }
 }
 
 /// [m, p, out]
-fn sgd_of<R: Real>(h: &Sgd, g: &[f64], m: &[f64], p: &[f64]) -> Outputs {
+fn sgd_of<R: Real>(h: &SgdScalars, g: &[f64], m: &[f64], p: &[f64]) -> Outputs {
     let (mut m, mut p) = (reals::<R>(m), reals::<R>(p));
     for i in 0..g.len() {
         let decayed = R::of(g[i]) * R::of(SCALE) + R::of(h.weight_decay as f64) * p[i];
@@ -72,20 +81,27 @@ fn sgd_of<R: Real>(h: &Sgd, g: &[f64], m: &[f64], p: &[f64]) -> Outputs {
 fn sgd() {
     for n in [0, 1, 777] {
         let (g, m, p, zeros) = (normal(1, n), normal(2, n), normal(3, n), vec![0.0; n]);
-        let with = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 };
+        let with = SgdScalars { lr: 0.1, momentum: 0.9, weight_decay: 0.01 };
         let operands = [h(with), scale(), f32_in("g", &g), f32_out("m", &m), f32_out("p", &p), y("out", &before(n))];
         let (exact, naive) = (sgd_of::<f64>(&with, &g, &m, &p), sgd_of::<f32>(&with, &g, &m, &p));
         conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
             let [h, scale, g, m, p, out] = bufs else { unreachable!() };
-            dev.sgd(h.view(), scale.view(), g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut()))
+            dev.sgd(Sgd {
+                h: h.view(),
+                scale: scale.view(),
+                g: g.view(),
+                m: Some(m.view_mut()),
+                p: p.view_mut(),
+                out: Some(out.view_mut()),
+            })
         });
-        let without = Sgd { momentum: 0.0, ..with };
+        let without = SgdScalars { momentum: 0.0, ..with };
         let operands = [h(without), scale(), f32_in("g", &g), f32_out("p", &p)];
         let of = |all: Outputs| vec![all[1].clone()];
         let (exact, naive) = (of(sgd_of::<f64>(&without, &g, &zeros, &p)), of(sgd_of::<f32>(&without, &g, &zeros, &p)));
         conform("sgd", FORWARD, &operands, exact, naive, &|dev, bufs| {
             let [h, scale, g, p] = bufs else { unreachable!() };
-            dev.sgd(h.view(), scale.view(), g.view(), None, p.view_mut(), None)
+            dev.sgd(Sgd { h: h.view(), scale: scale.view(), g: g.view(), m: None, p: p.view_mut(), out: None })
         });
     }
 }
@@ -93,7 +109,7 @@ fn sgd() {
 /// A cut anywhere gives the same bits: what a shard owns must not show.
 #[test]
 fn optimizers_do_not_see_where_the_range_is_cut() {
-    let h = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+    let h = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let n = 1000;
     for dev in devices() {
         let run = |cuts: &[usize]| {
@@ -105,7 +121,8 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
                 let r = w[0]..w[1];
                 let (m, v) = (m.view_mut().slice(r.clone()), v.view_mut().slice(r.clone()));
                 let (p, out) = (p.view_mut().slice(r.clone()), out.view_mut().slice(r.clone()));
-                dev.adamw(h.view(), scale.view(), g.view().slice(r), m, v, p, Some(out)).unwrap();
+                dev.adamw(AdamW { h: h.view(), scale: scale.view(), g: g.view().slice(r), m, v, p, out: Some(out) })
+                    .unwrap();
             }
             [read(&*dev, &m), read(&*dev, &v), read(&*dev, &p), read(&*dev, &out)]
         };
@@ -121,8 +138,8 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
 #[test]
 fn optimizers_change_nothing_where_the_scale_is_not_finite() {
     let (adamw, sgd) = (
-        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 },
-        Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 },
+        AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 },
+        SgdScalars { lr: 0.1, momentum: 0.9, weight_decay: 0.01 },
     );
     for dev in devices() {
         for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -132,9 +149,26 @@ fn optimizers_change_nothing_where_the_scale_is_not_finite() {
             let (mut m, mut v, mut p) = (of(&[1.0; 9]), of(&[2.0; 9]), of(&[3.0; 9]));
             let mut out = buf(&*dev, DType::Bf16, &[4.0; 9]);
             let (s, into) = (scale.view(), Some(out.view_mut()));
-            dev.adamw(h.view(), s, g.view(), m.view_mut(), v.view_mut(), p.view_mut(), into).unwrap();
-            dev.sgd(momentum.view(), s, g.view(), Some(m.view_mut()), p.view_mut(), Some(out.view_mut())).unwrap();
-            dev.sgd(momentum.view(), s, g.view(), None, p.view_mut(), None).unwrap();
+            dev.adamw(AdamW {
+                h: h.view(),
+                scale: s,
+                g: g.view(),
+                m: m.view_mut(),
+                v: v.view_mut(),
+                p: p.view_mut(),
+                out: into,
+            })
+            .unwrap();
+            dev.sgd(Sgd {
+                h: momentum.view(),
+                scale: s,
+                g: g.view(),
+                m: Some(m.view_mut()),
+                p: p.view_mut(),
+                out: Some(out.view_mut()),
+            })
+            .unwrap();
+            dev.sgd(Sgd { h: momentum.view(), scale: s, g: g.view(), m: None, p: p.view_mut(), out: None }).unwrap();
             let left = [&m, &v, &p, &out].map(|buf| read(&*dev, buf));
             assert_eq!(left, [[1.0; 9], [2.0; 9], [3.0; 9], [4.0; 9]], "{}", dev.name());
         }
@@ -146,7 +180,7 @@ fn limbs(dev: &dyn Device, x: &[f64], cuts: &[(usize, usize)]) -> Vec<f64> {
     let x = buf(dev, DType::F32, x);
     let mut acc = dev.alloc(DType::F64, LIMBS, Category::Other).unwrap();
     for &(start, end) in cuts {
-        dev.sum_squares(x.view().slice(start..end), acc.view_mut()).unwrap();
+        dev.sum_squares(SumSquares { x: x.view().slice(start..end), acc: acc.view_mut() }).unwrap();
     }
     read(dev, &acc)
 }
@@ -157,7 +191,7 @@ fn unscaled_clip(dev: &dyn Device, acc: &[f64], max_norm: f32, unscale: f32) -> 
     let acc = buf(dev, DType::F64, acc);
     let mut out = buf(dev, DType::F32, &[9.0, 9.0]);
     let unscale = buf(dev, DType::F32, &[unscale as f64]);
-    dev.clip_scale(acc.view(), max_norm, unscale.view(), out.view_mut()).unwrap();
+    dev.clip_scale(ClipScale { acc: acc.view(), max_norm, unscale: unscale.view(), out: out.view_mut() }).unwrap();
     read(dev, &out).try_into().unwrap()
 }
 
@@ -263,7 +297,7 @@ fn the_norm_refuses_what_does_not_fit() {
     let x = operand("x", Kind::Fixed(DType::F32), Role::Scratch, [1.0]);
     conform("sum_squares", FORWARD, &[x, acc.clone()], vec![], vec![], &|dev, bufs| {
         let [x, acc] = bufs else { unreachable!() };
-        dev.sum_squares(x.view(), acc.view_mut())
+        dev.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() })
     });
     conform(
         "clip_scale",
@@ -273,7 +307,7 @@ fn the_norm_refuses_what_does_not_fit() {
         vec![vec![1.0, 0.0]],
         &|dev, bufs| {
             let [acc, unscale, out] = bufs else { unreachable!() };
-            dev.clip_scale(acc.view(), 1.0, unscale.view(), out.view_mut())
+            dev.clip_scale(ClipScale { acc: acc.view(), max_norm: 1.0, unscale: unscale.view(), out: out.view_mut() })
         },
     );
 }

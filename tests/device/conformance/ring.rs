@@ -2,7 +2,10 @@
 use super::harness::*;
 use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType, Result};
-use flatshard::device::{Attention, Buf, Columns, Device};
+use flatshard::device::ops::{
+    AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, CopyColumns,
+};
+use flatshard::device::{Buf, Device, View, ViewMut};
 use std::ops::Range;
 
 /// Rows of each rank, as runs.
@@ -62,25 +65,27 @@ struct Rank {
 
 struct Case<'a> {
     dev: &'a dyn Device,
-    a: Attention,
+    a: AttentionShape,
     cu: Buf,
     n: usize,
     ranks: Vec<Rank>,
 }
 
 impl Case<'_> {
-    fn new<'a>(dev: &'a dyn Device, a: Attention, cu: &[u32], qkv: &Buf, cut: Cut) -> Result<Case<'a>> {
+    fn new<'a>(dev: &'a dyn Device, a: AttentionShape, cu: &[u32], qkv: &Buf, cut: Cut) -> Result<Case<'a>> {
         let as_f64 = |x: Vec<u32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
         let rank = |runs: Vec<Range<usize>>| {
             let rows = as_f64(runs.iter().flat_map(|run| run.clone().map(|row| row as u32)).collect());
             let qkv = gather(dev, qkv, &runs, a.row())?;
-            let columns = Columns { rows: rows.len(), width: a.kv_row(), src_row: a.row(), dst_row: a.kv_row() };
             let mut kv = dev.alloc(qkv.dtype(), rows.len() * a.kv_row(), Category::Other)?;
-            dev.copy_columns(
-                &columns,
-                qkv.view().slice((a.heads * a.head_dim).min(qkv.len())..qkv.len()),
-                kv.view_mut(),
-            )?;
+            dev.copy_columns(CopyColumns {
+                rows: rows.len(),
+                width: a.kv_row(),
+                src_row: a.row(),
+                dst_row: a.kv_row(),
+                src: qkv.view().slice(a.width().min(qkv.len())..qkv.len()),
+                dst: kv.view_mut(),
+            })?;
             Ok(Rank { runs, rows: buf(dev, DType::U32, &rows), qkv, kv })
         };
         let n = *cu.last().unwrap() as usize;
@@ -95,7 +100,14 @@ impl Case<'_> {
         let [mut of_queries, mut of_keys] = [alloc(queries)?, alloc(keys)?];
         let rows = [queries.rows.view(), keys.rows.view()];
         let (q, k) = (of_queries.view_mut(), of_keys.view_mut());
-        self.dev.attention_ranges(&self.a, self.cu.view(), rows[0], rows[1], q, k)?;
+        self.dev.attention_ranges(AttentionRanges {
+            shape: self.a,
+            cu_seqlens: self.cu.view(),
+            q_rows: rows[0],
+            k_rows: rows[1],
+            of_queries: q,
+            of_keys: k,
+        })?;
         Ok([of_queries, of_keys])
     }
     /// `o` and `lse` of the whole, each rank by itself over the blocks of all, its own first.
@@ -110,13 +122,33 @@ impl Case<'_> {
                 let [of_queries, _] = self.ranges(rank, block)?;
                 let given = [of_queries.view(), rank.qkv.view(), block.kv.view()];
                 if hop == 0 {
-                    self.dev.attention_pass(&self.a, given[0], given[1], given[2], out.view_mut(), sums.view_mut())?;
+                    self.dev.attention_pass(AttentionPass {
+                        shape: self.a,
+                        of_queries: given[0],
+                        qkv: given[1],
+                        kv: given[2],
+                        o: out.view_mut(),
+                        lse: sums.view_mut(),
+                    })?;
                     continue;
                 }
                 let (o, lse) = (pass.view_mut(), pass_sums.view_mut());
-                self.dev.attention_pass(&self.a, given[0], given[1], given[2], o, lse)?;
+                self.dev.attention_pass(AttentionPass {
+                    shape: self.a,
+                    of_queries: given[0],
+                    qkv: given[1],
+                    kv: given[2],
+                    o,
+                    lse,
+                })?;
                 let passed = [pass.view(), pass_sums.view()];
-                self.dev.attention_merge(&self.a, passed[0], passed[1], out.view_mut(), sums.view_mut())?;
+                self.dev.attention_merge(AttentionMerge {
+                    shape: self.a,
+                    o_pass: passed[0],
+                    lse_pass: passed[1],
+                    o: out.view_mut(),
+                    lse: sums.view_mut(),
+                })?;
             }
             let mut rounded = self.dev.alloc(o.dtype(), n * width, Category::Other)?;
             self.dev.copy(out.view(), rounded.view_mut())?;
@@ -140,35 +172,42 @@ impl Case<'_> {
             let runs = heads.flat_map(|h| rank.runs.iter().map(move |r| h * self.n + r.start..h * self.n + r.end));
             let lse = gather(self.dev, lse, &runs.collect::<Vec<_>>(), 1)?;
             let mut delta = self.f32s(a.heads * n)?;
-            self.dev.attention_delta(a, o.view(), d_o.view(), delta.view_mut())?;
+            self.dev.attention_delta(AttentionDelta {
+                shape: *a,
+                o: o.view(),
+                d_o: d_o.view(),
+                delta: delta.view_mut(),
+            })?;
             let mut dq = self.f32s(n * width)?;
             let mut sums = self.f32s(self.dev.attention_sums(a, rank.qkv.dtype(), n))?;
             for (block, dkv) in self.ranks.iter().zip(&mut d_blocks) {
                 let [of_queries, of_keys] = self.ranges(rank, block)?;
-                self.dev.attention_pass_backward(
-                    a,
-                    of_queries.view(),
-                    of_keys.view(),
-                    rank.qkv.view(),
-                    block.kv.view(),
-                    lse.view(),
-                    delta.view(),
-                    d_o.view(),
-                    sums.view_mut(),
-                    dq.view_mut(),
-                    dkv.view_mut(),
-                )?;
+                self.dev.attention_pass_backward(AttentionPassBackward {
+                    shape: *a,
+                    of_queries: of_queries.view(),
+                    of_keys: of_keys.view(),
+                    qkv: rank.qkv.view(),
+                    kv: block.kv.view(),
+                    lse: lse.view(),
+                    delta: delta.view(),
+                    d_o: d_o.view(),
+                    sums: sums.view_mut(),
+                    dq: dq.view_mut(),
+                    dkv: dkv.view_mut(),
+                })?;
             }
             d_queries.push(dq);
         }
         for ((rank, dq), dkv) in self.ranks.iter().zip(&d_queries).zip(&d_blocks) {
             let rows = rank.rows.len();
             let mut local = self.dev.alloc(dqkv.dtype(), rows * a.row(), Category::Other)?;
-            let columns = Columns { rows, width, src_row: width, dst_row: a.row() };
-            self.dev.copy_columns(&columns, dq.view(), local.view_mut())?;
-            let columns = Columns { rows, width: a.kv_row(), src_row: a.kv_row(), dst_row: a.row() };
+            let columns = |width, src: &Buf, dst: ViewMut| {
+                let op = CopyColumns { rows, width, src_row: width, dst_row: a.row(), src: src.view(), dst };
+                self.dev.copy_columns(op)
+            };
+            columns(width, dq, local.view_mut())?;
             let len = local.len();
-            self.dev.copy_columns(&columns, dkv.view(), local.view_mut().slice(width.min(len)..len))?;
+            columns(a.kv_row(), dkv, local.view_mut().slice(width.min(len)..len))?;
             scatter(self.dev, &local, 0, dqkv, &rank.runs, a.row())?;
         }
         Ok(())
@@ -191,7 +230,7 @@ fn shapes() -> Vec<Shape> {
 
 fn check(a: Heads, cu: &[u32], cut: fn(&[u32], usize) -> Cut) {
     let n = *cu.last().unwrap() as usize;
-    let shape = Attention {
+    let shape = AttentionShape {
         heads: a.q,
         kv_heads: a.kv,
         head_dim: a.d,
@@ -236,13 +275,20 @@ fn merged_passes_are_attention() {
 /// Weights of exp(+-1000) neither overflow nor vanish; what saw nothing weighs nothing, on either side.
 #[test]
 fn merge_without_overflow() {
-    let shape = Attention { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
+    let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
     let inf = f64::NEG_INFINITY;
     for dev in attention_devices() {
         let f32s = |values: &[f64]| buf(&*dev, DType::F32, values);
         let (o_pass, lse_pass) = (f32s(&[1.0, 2.0, 3.0, 0.0, 0.0]), f32s(&[1000.0, -1000.0, 7.0, inf, inf]));
         let (mut o, mut lse) = (f32s(&[5.0, 6.0, 0.0, 4.0, 0.0]), f32s(&[1000.0, -2000.0, inf, 2.0, inf]));
-        dev.attention_merge(&shape, o_pass.view(), lse_pass.view(), o.view_mut(), lse.view_mut()).unwrap();
+        dev.attention_merge(AttentionMerge {
+            shape,
+            o_pass: o_pass.view(),
+            lse_pass: lse_pass.view(),
+            o: o.view_mut(),
+            lse: lse.view_mut(),
+        })
+        .unwrap();
         let (o, lse) = (read(&*dev, &o), read(&*dev, &lse));
         assert_eq!((&o[1..], &lse[1..]), (&[2.0, 3.0, 4.0, 0.0][..], &[-1000.0, 7.0, 2.0, inf][..]), "{}", dev.name());
         assert!((o[0] - 3.0).abs() < 1e-6 && (lse[0] - 1000.0 - 2f64.ln()).abs() < 1e-4, "{}", dev.name());
@@ -254,7 +300,7 @@ fn ranges_are_what_rows_see() {
     let cu = [0u32, 4, 4, 11, 20];
     let (q_rows, k_rows) = ([1u32, 2, 5, 9, 10, 13, 19], [0u32, 3, 4, 8, 9, 12, 14]);
     for window in [0, 1, 3] {
-        let shape = Attention { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window, softcap: 0.0 };
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window, softcap: 0.0 };
         let sees = |q: u32, k: u32| {
             let start = cu.iter().rfind(|&&c| c <= q).unwrap();
             k <= q && k >= *start && (window == 0 || q - k < window as u32)
@@ -264,7 +310,15 @@ fn ranges_are_what_rows_see() {
             let (mut of_queries, mut of_keys) = (u32s(&[77; 14]), u32s(&[77; 14]));
             let (cu, q, k) = (u32s(&cu), u32s(&q_rows), u32s(&k_rows));
             let (to_q, to_k) = (of_queries.view_mut(), of_keys.view_mut());
-            dev.attention_ranges(&shape, cu.view(), q.view(), k.view(), to_q, to_k).unwrap();
+            dev.attention_ranges(AttentionRanges {
+                shape,
+                cu_seqlens: cu.view(),
+                q_rows: q.view(),
+                k_rows: k.view(),
+                of_queries: to_q,
+                of_keys: to_k,
+            })
+            .unwrap();
             let (of_queries, of_keys) = (read(&*dev, &of_queries), read(&*dev, &of_keys));
             for (i, &q) in q_rows.iter().enumerate() {
                 for (j, &k) in k_rows.iter().enumerate() {
@@ -284,13 +338,23 @@ fn ranges_are_what_rows_see() {
 
 #[test]
 fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
-    let shape = Attention { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
+    let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
     for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
         let u32s = |values: &[f64]| buf(&*dev, DType::U32, values);
         for (cu, q) in [([0.0, 4.0], [1.0, 1.0]), ([0.0, 4.0], [2.0, 4.0]), ([1.0, 4.0], [1.0, 2.0])] {
             let (mut of_queries, mut of_keys, cu, q) = (u32s(&[0.0; 4]), u32s(&[0.0; 4]), u32s(&cu), u32s(&q));
             let (to_q, to_k, k) = (of_queries.view_mut(), of_keys.view_mut(), u32s(&[0.0, 1.0]));
-            let said = dev.attention_ranges(&shape, cu.view(), q.view(), k.view(), to_q, to_k).unwrap_err().to_string();
+            let said = dev
+                .attention_ranges(AttentionRanges {
+                    shape,
+                    cu_seqlens: cu.view(),
+                    q_rows: q.view(),
+                    k_rows: k.view(),
+                    of_queries: to_q,
+                    of_keys: to_k,
+                })
+                .unwrap_err()
+                .to_string();
             assert!(said.contains("rise"), "{said}");
         }
     }
@@ -298,7 +362,6 @@ fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
 
 #[test]
 fn columns_are_copied_and_others_stay() {
-    let shape = Columns { rows: 3, width: 2, src_row: 4, dst_row: 3 };
     for dev in attention_devices() {
         for (from, to) in [
             (DType::F32, DType::Bf16),
@@ -310,9 +373,12 @@ fn columns_are_copied_and_others_stay() {
         ] {
             let src = buf(&*dev, from, &(0..12).map(f64::from).collect::<Vec<_>>());
             let mut dst = buf(&*dev, to, &[-1.0; 9]);
-            dev.copy_columns(&shape, src.view().slice(1..12), dst.view_mut().slice(1..9)).unwrap();
+            let copy = |src: View, dst: ViewMut| {
+                dev.copy_columns(CopyColumns { rows: 3, width: 2, src_row: 4, dst_row: 3, src, dst })
+            };
+            copy(src.view().slice(1..12), dst.view_mut().slice(1..9)).unwrap();
             assert_eq!(read(&*dev, &dst), [-1.0, 1.0, 2.0, -1.0, 5.0, 6.0, -1.0, 9.0, 10.0], "{}", dev.name());
-            let said = dev.copy_columns(&shape, src.view().slice(3..12), dst.view_mut()).unwrap_err().to_string();
+            let said = copy(src.view().slice(3..12), dst.view_mut()).unwrap_err().to_string();
             assert!(said.contains("do not hold"), "{said}");
         }
     }

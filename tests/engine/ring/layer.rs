@@ -11,7 +11,8 @@ use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{Attention, Buf, Device};
+use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape};
+use flatshard::device::{Buf, Device};
 use flatshard::nn::ring::{Ring, RingAttention};
 use flatshard::nn::{Groups, RingImpl, Slice, Split};
 use half::bf16;
@@ -50,9 +51,9 @@ impl Case<'_> {
     fn rows(&self) -> usize {
         *self.cu.last().unwrap() as usize
     }
-    fn attention(&self) -> Attention {
+    fn attention(&self) -> AttentionShape {
         let Heads { q, kv, d, scale, window, cap } = self.heads;
-        Attention { heads: q, kv_heads: kv, head_dim: d, scale: scale as f32, window, softcap: cap as f32 }
+        AttentionShape { heads: q, kv_heads: kv, head_dim: d, scale: scale as f32, window, softcap: cap as f32 }
     }
     /// Queries, keys and values of the batch, or the gradient of its outputs: row by row, whoever asks.
     fn given(&self, seed: u64, row: usize, width: usize) -> Vec<f64> {
@@ -85,11 +86,29 @@ impl Case<'_> {
         let cu = upload(&dev, DType::U32, &self.cu.iter().map(|&c| f64::from(c)).collect::<Vec<_>>());
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other).unwrap();
         let (mut o, mut lse) = (alloc(self.dtype, d_o.len()), alloc(DType::F32, a.heads * n));
-        dev.attention(&a, cu.view(), qkv.view(), o.view_mut(), lse.view_mut()).unwrap();
+        dev.attention(Attention {
+            shape: a,
+            cu_seqlens: cu.view(),
+            qkv: qkv.view(),
+            o: o.view_mut(),
+            lse: lse.view_mut(),
+        })
+        .unwrap();
         let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n), alloc(self.dtype, qkv.len()));
         let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n));
         let (d, s, dq) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
-        dev.attention_backward(&a, cu.view(), qkv.view(), o.view(), lse.view(), d_o.view(), d, s, dq).unwrap();
+        dev.attention_backward(AttentionBackward {
+            shape: a,
+            cu_seqlens: cu.view(),
+            qkv: qkv.view(),
+            o: o.view(),
+            lse: lse.view(),
+            d_o: d_o.view(),
+            delta: d,
+            sums: s,
+            dqkv: dq,
+        })
+        .unwrap();
         Made { o: download(&dev, &o), dqkv: download(&dev, &dqkv) }
     }
     /// Around a ring of `world` ranks.

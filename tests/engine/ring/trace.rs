@@ -10,7 +10,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::calls::Calls;
 use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::{Buf, Device, Gemm, View, ViewMut};
+use flatshard::device::ops::Gemm;
+use flatshard::device::{Buf, Device, View, ViewMut};
 use flatshard::nn::RingImpl;
 use std::sync::Arc;
 
@@ -55,8 +56,8 @@ impl Driver for Noting {
     fn zero(&self, x: ViewMut) -> Result<()> {
         self.sim.zero(x)
     }
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
-        self.sim.gemm(shape, a, b, c)
+    fn gemm(&self, op: Gemm) -> Result<()> {
+        self.sim.gemm(op)
     }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()

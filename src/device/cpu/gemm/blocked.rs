@@ -4,7 +4,7 @@
 use super::buffers::Buffers;
 use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack_a, pack_b, prefetch, store};
 use crate::base::{DType, Elem};
-use crate::device::Gemm;
+use crate::device::ops::GemmShape;
 
 /// Multiplies one panel of A with one panel of B.
 pub(super) trait Block<E> {
@@ -31,13 +31,13 @@ const BAND: usize = 1024;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E::Packed>>(
     kernel: &K,
-    shape: &Gemm,
+    shape: &GemmShape,
     a: &[E],
     b: &[E],
     c: &mut [C],
     buffers: &mut Buffers,
 ) {
-    let &Gemm { m, n, k, ldc, accumulate, .. } = shape;
+    let &GemmShape { m, n, k, ldc, accumulate, .. } = shape;
     let a = Operand { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
     let b = Operand { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
     let step = LANES * E::LANE;

@@ -1,7 +1,7 @@
 //! Products through the `gemm` crate: f32 as they are, bf16 and f16 converted to f32 by blocks. Runs on any CPU.
 use super::buffers::{Buffers, CacheLines};
 use crate::base::dtype::Float;
-use crate::device::Gemm;
+use crate::device::ops::GemmShape;
 
 /// What a product of bf16 or f16 is written to.
 #[cfg(target_arch = "x86_64")]
@@ -14,7 +14,7 @@ pub(super) trait Output: Float {}
 impl<T: Float> Output for T {}
 
 /// The slices hold `shape.extents()`.
-pub(super) fn f32_product(shape: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
+pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
     let [need_a, need_b, need_c] = shape.extents();
     assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "extents were checked");
     let strides = |transposed: bool, ld: usize| if transposed { (1, ld as isize) } else { (ld as isize, 1) };
@@ -48,8 +48,14 @@ pub(super) fn f32_product(shape: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
 /// Rows and columns of C computed at once: conversion costs 1/BLOCK of the multiplications.
 const BLOCK: usize = 512;
 
-pub(super) fn narrow_product<E: Float, C: Float>(shape: &Gemm, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
-    let &Gemm { m, n, k, ta, tb, .. } = shape;
+pub(super) fn narrow_product<E: Float, C: Float>(
+    shape: &GemmShape,
+    a: &[E],
+    b: &[E],
+    c: &mut [C],
+    buffers: &mut Buffers,
+) {
+    let &GemmShape { m, n, k, ta, tb, .. } = shape;
     for j in (0..n).step_by(BLOCK) {
         let columns = BLOCK.min(n - j);
         let b = widen(b, shape.ldb, if tb { (j, 0, columns, k) } else { (0, j, k, columns) }, &mut buffers.b);
@@ -57,7 +63,7 @@ pub(super) fn narrow_product<E: Float, C: Float>(shape: &Gemm, a: &[E], b: &[E],
             let rows = BLOCK.min(m - i);
             let a = widen(a, shape.lda, if ta { (0, i, k, rows) } else { (i, 0, rows, k) }, &mut buffers.a);
             let block = buffers.c.take::<f32>(rows * columns);
-            let dense = Gemm { m: rows, n: columns, k, ta, tb, ..Gemm::nn(0, 0, 0) };
+            let dense = GemmShape { m: rows, n: columns, k, ta, tb, ..GemmShape::nn(0, 0, 0) };
             let (lda, ldb) = (if ta { rows } else { k }, if tb { k } else { columns });
             f32_product(&dense.lda(lda).ldb(ldb).ldc(columns), a, b, block);
             for (row, from) in block.chunks_exact(columns).enumerate() {

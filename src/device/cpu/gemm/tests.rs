@@ -28,7 +28,7 @@ fn matrix<T: Float>(rows: usize, columns: usize, ld: usize, x: impl Fn(usize, us
 
 /// What computes: a kernel of this machine, or the model of the tiles.
 enum Under {
-    Test(Scratch),
+    Test(GemmScratch),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Model(Buffers),
 }
@@ -45,9 +45,9 @@ impl Under {
     fn takes(&self, dtype: DType) -> bool {
         matches!(self, Under::Test(_)) || dtype == DType::Bf16
     }
-    fn gemm<C: plain::Output + Elem>(&mut self, shape: &Gemm, a: View, b: View, c: ViewMut) {
+    fn gemm<C: plain::Output + Elem>(&mut self, shape: &GemmShape, a: View, b: View, c: ViewMut) {
         match self {
-            Under::Test(scratch) => gemm(scratch, shape, a, b, c).unwrap(),
+            Under::Test(scratch) => gemm(scratch, Gemm { shape: *shape, a, b, c }).unwrap(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Under::Model(buffers) => {
                 let (a, b) = (a.host::<bf16>("test").unwrap(), b.host("test").unwrap());
@@ -61,8 +61,8 @@ impl Under {
 /// All that can run here; says what cannot.
 fn under_test() -> Vec<Under> {
     let mut all = vec![];
-    for kernel in Kernel::ALL {
-        match Scratch::with_kernel(kernel) {
+    for kernel in GemmKernel::ALL {
+        match GemmScratch::with_kernel(kernel) {
             Ok(scratch) => all.push(Under::Test(scratch)),
             Err(e) => _ = writeln!(std::io::stderr(), "NOT TESTED: {e}"), // past the test runner's capture
         }
@@ -93,13 +93,13 @@ const SIZES: [[usize; 3]; 13] = [
     [3, 2100, 1100],
 ];
 
-fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = Gemm> {
-    let pad = move |g: Gemm| Gemm { lda: g.lda + gap, ldb: g.ldb + gap, ldc: g.ldc + 2 * gap, ..g };
-    [Gemm::nn(m, n, k), Gemm::nt(m, n, k), Gemm::tn(m, n, k)].into_iter().map(pad)
+fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = GemmShape> {
+    let pad = move |g: GemmShape| GemmShape { lda: g.lda + gap, ldb: g.ldb + gap, ldc: g.ldc + 2 * gap, ..g };
+    [GemmShape::nn(m, n, k), GemmShape::nt(m, n, k), GemmShape::tn(m, n, k)].into_iter().map(pad)
 }
 
-fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: Gemm) {
-    let Gemm { m, n, k, ta, tb, .. } = shape;
+fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: GemmShape) {
+    let GemmShape { m, n, k, ta, tb, .. } = shape;
     let (ra, rb) = (Rng::new(1, 2), Rng::new(3, 4));
     let round = |x: f32| T::from_f32(x).to_f32();
     let a: Vec<f32> = (0..m * k).map(|i| round(ra.normal(i as u64))).collect();
@@ -121,7 +121,7 @@ fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: Gemm) {
         }
     }
     for accumulate in [false, true] {
-        let shape = Gemm { accumulate, ..shape };
+        let shape = GemmShape { accumulate, ..shape };
         let old = |i: usize| if accumulate { before(i / n, i % n) } else { 0.0 };
         let error = |of: &dyn Fn(usize) -> f32| {
             (0..m * n).map(|i| (of(i) as f64 - exact[i] - old(i) as f64).abs()).fold(0.0, f64::max)
@@ -180,50 +180,52 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
     for mut under in under_test() {
         for (accumulate, want) in [(false, 0.0), (true, 7.0)] {
             let mut c = buf(vec![7f32; 6]);
-            under.gemm::<f32>(&Gemm { accumulate, ..Gemm::nt(2, 3, 0) }, a.view(), b.view(), c.view_mut());
+            under.gemm::<f32>(&GemmShape { accumulate, ..GemmShape::nt(2, 3, 0) }, a.view(), b.view(), c.view_mut());
             assert_eq!(values::<f32>(&c), [want; 6], "{}", under.name());
         }
     }
     let (a, b) = (buf::<f32>(vec![]), buf::<f32>(vec![]));
-    for kernel in [Kernel::Plain, Scratch::new().kernel()] {
+    for kernel in [GemmKernel::Plain, GemmScratch::new().kernel()] {
         let mut c = buf(vec![7f32; 6]);
-        let mut scratch = Scratch::with_kernel(kernel).unwrap();
-        gemm(&mut scratch, &Gemm::nn(2, 3, 0), a.view(), b.view(), c.view_mut()).unwrap();
+        let mut scratch = GemmScratch::with_kernel(kernel).unwrap();
+        let shape = GemmShape::nn(2, 3, 0);
+        gemm(&mut scratch, Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
         assert_eq!(values::<f32>(&c), [0.0; 6], "{}", kernel.name());
     }
     // No rows, no columns: nothing to write.
-    for shape in [Gemm::nn(0, 3, 2), Gemm::nt(2, 0, 3)] {
+    for shape in [GemmShape::nn(0, 3, 2), GemmShape::nt(2, 0, 3)] {
         let (a, b, mut c) = (buf(vec![1f32; 6]), buf(vec![1f32; 6]), buf::<f32>(vec![]));
-        gemm(&mut Scratch::new(), &shape, a.view(), b.view(), c.view_mut()).unwrap();
+        gemm(&mut GemmScratch::new(), Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
     }
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
     let (f, h) = (buf(vec![0f32; 64]), buf(vec![bf16::ZERO; 64]));
-    let mut scratch = Scratch::new();
-    let mut refused = |shape: Gemm, a: View, b: View, mut c: Buf| {
-        let e = gemm(&mut scratch, &shape, a, b, c.view_mut()).unwrap_err().to_string();
+    let mut scratch = GemmScratch::new();
+    let mut refused = |shape: GemmShape, a: View, b: View, mut c: Buf| {
+        let e = gemm(&mut scratch, Gemm { shape, a, b, c: c.view_mut() }).unwrap_err().to_string();
         assert!(e.starts_with("gemm: "), "{e}");
     };
     let c = || buf(vec![0f32; 64]);
-    refused(Gemm::nn(8, 8, 9), f.view(), f.view(), c()); // A and B too short
-    refused(Gemm::nn(9, 8, 4), f.view(), f.view(), c()); // C too short
-    refused(Gemm::nt(8, 8, 8).ldb(9), f.view(), f.view(), c());
-    refused(Gemm::nn(2, 8, 2).ldc(7), f.view(), f.view(), c()); // rows of C overlap
-    refused(Gemm::nn(8, 8, 8), f.view(), h.view(), c());
-    refused(Gemm::nn(8, 8, 8), f.view(), f.view(), buf(vec![bf16::ZERO; 64]));
+    refused(GemmShape::nn(8, 8, 9), f.view(), f.view(), c()); // A and B too short
+    refused(GemmShape::nn(9, 8, 4), f.view(), f.view(), c()); // C too short
+    refused(GemmShape::nt(8, 8, 8).ldb(9), f.view(), f.view(), c());
+    refused(GemmShape::nn(2, 8, 2).ldc(7), f.view(), f.view(), c()); // rows of C overlap
+    refused(GemmShape::nn(8, 8, 8), f.view(), h.view(), c());
+    refused(GemmShape::nn(8, 8, 8), f.view(), f.view(), buf(vec![bf16::ZERO; 64]));
 }
 
 #[test]
 fn scratch_stops_growing() {
     let (a, b) = (buf(vec![bf16::ONE; 300 * 200]), buf(vec![bf16::ONE; 300 * 200]));
-    for kernel in Kernel::ALL.into_iter().filter(|k| k.available()) {
-        let mut scratch = Scratch::with_kernel(kernel).unwrap();
+    for kernel in GemmKernel::ALL.into_iter().filter(|k| k.available()) {
+        let mut scratch = GemmScratch::with_kernel(kernel).unwrap();
         let mut run = || {
             let mut c = buf(vec![0f32; 200 * 200]);
-            gemm(&mut scratch, &Gemm::tn(200, 200, 300), a.view(), b.view(), c.view_mut()).unwrap();
-            gemm(&mut scratch, &Gemm::nt(100, 200, 300), a.view(), b.view(), c.view_mut()).unwrap();
+            for shape in [GemmShape::tn(200, 200, 300), GemmShape::nt(100, 200, 300)] {
+                gemm(&mut scratch, Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
+            }
             scratch.bytes()
         };
         assert_eq!(run(), run());

@@ -2,21 +2,21 @@
 //! and memory is what bounds it. Never adds up in another order than along k, in lanes.
 use super::buffers::Buffers;
 use crate::base::dtype::Float;
-use crate::device::Gemm;
 use crate::device::cpu::simd::{LANES, lane_sum};
+use crate::device::ops::GemmShape;
 
 /// Rows of B that are read side by side: their sums do not wait for each other.
 const SIDE: usize = 4;
 
 /// Whether these are the loops for it: A is one row as it stands.
-pub(super) fn suits(shape: &Gemm) -> bool {
+pub(super) fn suits(shape: &GemmShape) -> bool {
     shape.m == 1 && !shape.ta
 }
 
 /// The slices hold `shape.extents()`.
 #[inline(always)]
-pub(super) fn product<E: Float, C: Float>(shape: &Gemm, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
-    let &Gemm { n, k, tb, ldb, accumulate, .. } = shape;
+pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
+    let &GemmShape { n, k, tb, ldb, accumulate, .. } = shape;
     let row = buffers.a.take::<f32>(k);
     row.iter_mut().zip(a).for_each(|(x, a)| *x = a.to_f32());
     let sums = buffers.c.take::<f32>(n);

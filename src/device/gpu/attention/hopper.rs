@@ -4,7 +4,8 @@ use super::launch::{Gradients, TailArgs, VECTOR, args, launch, launch_grid};
 use crate::base::{DType, Error, Result};
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
 use crate::device::gpu::launch::GpuDevice;
-use crate::device::{Attention, View, ViewMut};
+use crate::device::ops::AttentionShape;
+use crate::device::{View, ViewMut};
 pub(super) use flatshard_ptx::kernels::attention_hopper::HopperFamily;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel, sm_90a_family};
 
@@ -12,26 +13,31 @@ use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel
 pub(super) const ARCH: u32 = 90;
 
 /// The kernels for this call; none where the GPU is another, or the operands (their first bytes are given) do not fit.
-pub(super) fn family(gpu: &GpuDevice, dtype: DType, a: &Attention, starts: &[usize]) -> Option<&'static HopperFamily> {
+pub(super) fn family(
+    gpu: &GpuDevice,
+    dtype: DType,
+    a: &AttentionShape,
+    starts: &[usize],
+) -> Option<&'static HopperFamily> {
     let fits = gpu.driver.arch() == ARCH && starts.iter().all(|at| at % VECTOR == 0);
     sm_90a_family(dtype.name(), a.head_dim).filter(|_| fits)
 }
 
 /// `heads` heads in each of so many rows, `row` elements apart, by boxes of `side` rows.
-fn map<'a>(a: &Attention, of: View<'a>, heads: usize, (rows, row): (usize, usize), side: u32) -> Arg<'a> {
+fn map<'a>(a: &AttentionShape, of: View<'a>, heads: usize, (rows, row): (usize, usize), side: u32) -> Arg<'a> {
     let sizes = [a.head_dim, heads, rows].map(|n| n as u64);
     let strides = [a.head_dim, row].map(|n| n as u64);
     Arg::Map(Map { of, sizes, strides, tile: [BOX, 1, side], swizzle: Swizzle::B128 })
 }
 /// Keys and values of the rows of kv.
-fn keys_and_values<'a>(a: &Attention, kv: View<'a>, t: &TailArgs, side: u32) -> [Arg<'a>; 2] {
+fn keys_and_values<'a>(a: &AttentionShape, kv: View<'a>, t: &TailArgs, side: u32) -> [Arg<'a>; 2] {
     let values = kv.slice(a.kv_heads * a.head_dim..kv.len());
     [kv, values].map(|of| map(a, of, a.kv_heads, (t.keys, t.kv_row), side))
 }
-fn queries<'a>(a: &Attention, q: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
+fn queries<'a>(a: &AttentionShape, q: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
     map(a, q, a.heads, (t.queries, t.q_row), side)
 }
-fn gradients_of<'a>(a: &Attention, d_o: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
+fn gradients_of<'a>(a: &AttentionShape, d_o: View<'a>, t: &TailArgs, side: u32) -> Arg<'a> {
     map(a, d_o, a.heads, (t.queries, a.heads * a.head_dim), side)
 }
 
@@ -45,7 +51,7 @@ fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
 pub(super) fn forward(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
-    a: &Attention,
+    a: &AttentionShape,
     t: &TailArgs,
     [q, kv]: [View; 2],
     o: ViewMut,
@@ -60,7 +66,7 @@ pub(super) fn forward(
 pub(super) fn gradients(
     gpu: &GpuDevice,
     backward: &Backward,
-    a: &Attention,
+    a: &AttentionShape,
     [of_queries, of_keys]: [&TailArgs; 2],
     given: [View; 5],
     sums: ViewMut,
@@ -76,7 +82,7 @@ pub(super) fn gradients(
 }
 
 /// Numbers of 4 bytes: sums, and turns behind them.
-pub(super) fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
+pub(super) fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     match sm_90a_family(dtype.name(), a.head_dim).map(|family| &family.backward) {
         Some(Backward::Fused(fused)) if queries > 0 => fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
         _ => 0,
@@ -86,7 +92,7 @@ pub(super) fn sums(a: &Attention, dtype: DType, queries: usize) -> usize {
 fn all(
     gpu: &GpuDevice,
     fused: &Fused,
-    a: &Attention,
+    a: &AttentionShape,
     [of_queries, t]: [&TailArgs; 2],
     [q, kv, d_o, lse, delta]: [View; 5],
     sums: ViewMut,
@@ -120,7 +126,7 @@ fn all(
 fn dq(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
-    a: &Attention,
+    a: &AttentionShape,
     t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],
     dq: ViewMut,
@@ -136,7 +142,7 @@ fn dq(
 fn dkv(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
-    a: &Attention,
+    a: &AttentionShape,
     t: &TailArgs,
     [q, kv, d_o, lse, delta]: [View; 5],
     dkv: ViewMut,

@@ -23,7 +23,7 @@ pub struct TailArgs<'a> {
 /// `args!(tail, shape; first ..)`: an array of the first arguments and those of a [`TailArgs`].
 macro_rules! args {
     ($tail:expr, $a:expr; $($first:expr),*) => {{
-        let (t, a): (&TailArgs, &Attention) = (&$tail, $a);
+        let (t, a): (&TailArgs, &AttentionShape) = (&$tail, $a);
         &mut [
             $($first,)* Arg::In(t.bounds), Arg::U32(t.documents as u32), Arg::U32(a.window.min(u32::MAX as usize) as u32),
             Arg::U32(t.queries as u32), Arg::U32(t.keys as u32), Arg::U32(t.q_row as u32), Arg::U32(t.kv_row as u32),

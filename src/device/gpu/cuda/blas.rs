@@ -5,7 +5,8 @@
 //! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for it one of n rows,
 //! which is what its epilogues add.
 use crate::base::{DType, Error, Result};
-use crate::device::{Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Epilogue, GemmShape};
+use crate::device::{View, ViewMut};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::collections::HashMap;
@@ -22,7 +23,7 @@ const ALIGNED: u32 = 256;
 /// What decides about the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
-    shape: Gemm,
+    shape: GemmShape,
     inputs: DType,
     output: DType,
     /// Of A, B, C, and what follows: bias, z, residual. At most [`ALIGNED`].
@@ -92,7 +93,7 @@ impl Then {
         }
     }
     /// Whether cuBLASLt takes its operands: z in rows of a multiple of 8 elements, on 16 bytes.
-    fn fits(&self, shape: &Gemm) -> bool {
+    fn fits(&self, shape: &GemmShape) -> bool {
         self.z == 0 || shape.n.is_multiple_of(8) && self.z.is_multiple_of(16)
     }
     fn plain(&self) -> bool {
@@ -122,7 +123,7 @@ impl Blas {
     }
 
     /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what follows as well.
-    fn product(&mut self, shape: &Gemm, at: &Operands) -> Result<Option<&mut Product>> {
+    fn product(&mut self, shape: &GemmShape, at: &Operands) -> Result<Option<&mut Product>> {
         let Then { follows, bias, z, residual } = at.then;
         if !at.then.fits(shape) {
             return Ok(None);
@@ -140,12 +141,12 @@ impl Blas {
     }
 
     /// Whether one call does it. `k` is not 0.
-    pub(super) fn fuses(&mut self, shape: &Gemm, at: &Operands) -> Result<bool> {
+    pub(super) fn fuses(&mut self, shape: &GemmShape, at: &Operands) -> Result<bool> {
         Ok(self.product(shape, at)?.is_some())
     }
 
     /// Enqueues `C (+)= op(A) op(B)` and what follows it, where it fuses that. `k` is not 0.
-    pub(super) fn gemm(&mut self, shape: &Gemm, at: &Operands, stream: CUstream) -> Result<()> {
+    pub(super) fn gemm(&mut self, shape: &GemmShape, at: &Operands, stream: CUstream) -> Result<()> {
         let (handle, workspace, residual) = (self.handle, self.workspace, at.then.residual);
         let Some(product) = self.product(shape, at)? else {
             return Err(Error::op("gemm", format!("cuBLASLt: no algorithm does {shape:?} and what follows it")));
@@ -225,7 +226,7 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
 type Matrix = (u64, u64, i64, bool);
 
 /// Ours in cuBLASLt's order: B, A, C, read by columns.
-fn by_columns(g: &Gemm) -> [Matrix; 3] {
+fn by_columns(g: &GemmShape) -> [Matrix; 3] {
     let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
     // Stored by rows (r, c) is by columns (c, r).
     let b = if g.tb { (k, n) } else { (n, k) };
@@ -355,7 +356,7 @@ mod tests {
         let (m, n, k) = (3, 5, 2);
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
             let (wa, wb) = (if ta { m } else { k }, if tb { k } else { n });
-            let g = Gemm { m, n, k, ta, tb, lda: wa + 1, ldb: wb + 2, ldc: n + 3, accumulate: false };
+            let g = GemmShape { m, n, k, ta, tb, lda: wa + 1, ldb: wb + 2, ldc: n + 3, accumulate: false };
             let [la, lb, lc] = g.extents();
             let a: Vec<f64> = (0..la).map(|i| (i * 7 % 5) as f64).collect();
             let b: Vec<f64> = (0..lb).map(|i| (i * 3 % 7) as f64).collect();
@@ -395,7 +396,7 @@ mod tests {
         assert_eq!(code(backward), (64 + 128, false, true, false));
         let fits = |n: usize, from: usize| {
             let z = z.view().slice(from..48);
-            Then { z: z.address() as CUdeviceptr, ..Then::default() }.fits(&Gemm::nt(2, n, 8))
+            Then { z: z.address() as CUdeviceptr, ..Then::default() }.fits(&GemmShape::nt(2, n, 8))
         };
         assert_eq!([fits(16, 0), fits(12, 0), fits(16, 4), fits(16, 8)], [true, false, false, true]);
     }

@@ -8,14 +8,15 @@ use crate::base::{Category, DType, Error, Result};
 use crate::device::buf::Place;
 use crate::device::gpu::calls::Calls;
 use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape};
-use crate::device::{Buf, Epilogue, Gemm, View, ViewMut};
+use crate::device::ops::{Gemm, GemmShape, GemmThen};
+use crate::device::{Buf, View, ViewMut};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{result, sys};
 use std::time::Instant;
 
 impl Cuda {
     /// Enqueues a product. `k` is not 0.
-    fn product(&self, shape: &Gemm, operands: &blas::Operands) -> Result<()> {
+    fn product(&self, shape: &GemmShape, operands: &blas::Operands) -> Result<()> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         lock(&self.blas).gemm(shape, operands, self.compute.cu_stream())
     }
@@ -93,7 +94,8 @@ impl Driver for Cuda {
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()> {
         self.launch_on(&self.compute, kernel, shape, args)
     }
-    fn gemm(&self, shape: &Gemm, a: View, b: View, c: ViewMut) -> Result<()> {
+    fn gemm(&self, op: Gemm) -> Result<()> {
+        let Gemm { shape, a, b, c } = op;
         if shape.k == 0 {
             // An empty sum: nothing to add, or zeros.
             return match (shape.accumulate, shape.ldc == shape.n) {
@@ -102,15 +104,15 @@ impl Driver for Cuda {
                 (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
             };
         }
-        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
+        self.product(&shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
     }
-    fn fuses(&self, shape: &Gemm, a: View, b: View, c: &ViewMut, then: &Epilogue) -> Result<bool> {
+    fn fuses(&self, GemmThen { shape, a, b, c, then }: &GemmThen) -> Result<bool> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         // An empty sum is no product.
-        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(a, b, c, blas::Then::of(then)))?)
+        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(*a, *b, c, blas::Then::of(then)))?)
     }
-    fn gemm_then(&self, shape: &Gemm, a: View, b: View, c: ViewMut, then: Epilogue) -> Result<()> {
-        self.product(shape, &blas::Operands::of(a, b, &c, blas::Then::of(&then)))
+    fn gemm_then(&self, GemmThen { shape, a, b, c, then }: GemmThen) -> Result<()> {
+        self.product(&shape, &blas::Operands::of(a, b, &c, blas::Then::of(&then)))
     }
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;

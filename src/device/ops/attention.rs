@@ -1,0 +1,296 @@
+//! Operands of attention, whole and in the passes of ring attention. N: rows (tokens); Nq and Nk: those of queries and of keys.
+use super::check::{float, read, rows, written};
+use crate::base::{DType, Error, Result};
+use crate::device::{View, ViewMut};
+
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    pub heads: usize,
+    /// Divides `heads`: query head h reads key/value head h / (heads / kv_heads).
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Multiplies the scores; usually 1/sqrt(head_dim).
+    pub scale: f32,
+    /// Query i sees key j of its document where i - window < j <= i: the `sliding_window` of transformers. 0: all j <= i.
+    pub window: usize,
+    /// Scores become cap * tanh(scale * q k / cap) (Gemma 2). 0: they stay.
+    pub softcap: f32,
+}
+
+impl AttentionShape {
+    /// Elements in a row of `qkv`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// Elements in a row of the output.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+    /// Elements in a row of the keys and values of a block.
+    pub fn kv_row(&self) -> usize {
+        2 * self.kv_heads * self.head_dim
+    }
+    /// Rows of queries in `qkv` and of keys in `kv`.
+    pub fn block(&self, op: &'static str, qkv: usize, kv: usize) -> Result<(usize, usize)> {
+        let queries = self.rows(op, qkv)?;
+        match kv.is_multiple_of(self.kv_row()) {
+            true => Ok((queries, kv / self.kv_row())),
+            false => Err(Error::op(op, format!("kv holds {kv} elements, no whole rows of {}", self.kv_row()))),
+        }
+    }
+    /// Rows of a `qkv` of `len` elements.
+    pub fn rows(&self, op: &'static str, len: usize) -> Result<usize> {
+        let divides =
+            self.head_dim > 0 && self.kv_heads > 0 && self.heads > 0 && self.heads.is_multiple_of(self.kv_heads);
+        if !divides || !len.is_multiple_of(self.row()) {
+            return Err(Error::op(op, format!("qkv holds {len} elements, which do not fit {self:?}")));
+        }
+        Ok(len / self.row())
+    }
+}
+
+/// Flash-style attention (Dao et al. 2022): causal within each document, within the window where there is one, no T x T matrix.
+/// Assigns `o` and `lse`.
+pub struct Attention<'a> {
+    pub shape: AttentionShape,
+    /// (documents + 1) u32: 0 and the end of each document.
+    pub cu_seqlens: View<'a>,
+    /// (N, (heads + 2 kv_heads) * head_dim)
+    pub qkv: View<'a>,
+    /// (N, heads * head_dim)
+    pub o: ViewMut<'a>,
+    /// (heads, N) f32: log of the sum of exp(scores).
+    pub lse: ViewMut<'a>,
+}
+
+impl Attention<'_> {
+    pub const OP: &'static str = "attention";
+    /// N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, cu_seqlens, qkv, o, lse } = self;
+        let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
+        check_documents(Self::OP, cu_seqlens)?;
+        written(Self::OP, &[("o", o, dtype, n * shape.width()), ("lse", lse, DType::F32, shape.heads * n)])?;
+        Ok(n)
+    }
+}
+
+fn check_documents(op: &'static str, cu_seqlens: &View) -> Result<()> {
+    match cu_seqlens.is_empty() {
+        true => Err(Error::op(op, "cu_seqlens is empty: it holds 0 and the end of each document")),
+        false => read(op, &[("cu_seqlens", cu_seqlens, DType::U32, cu_seqlens.len())]),
+    }
+}
+
+/// Backward of [`Attention`]. Assigns `dqkv`.
+pub struct AttentionBackward<'a> {
+    pub shape: AttentionShape,
+    /// (documents + 1) u32
+    pub cu_seqlens: View<'a>,
+    /// (N, (heads + 2 kv_heads) * head_dim)
+    pub qkv: View<'a>,
+    /// (N, heads * head_dim), from the forward pass.
+    pub o: View<'a>,
+    /// (heads, N) f32, from the forward pass.
+    pub lse: View<'a>,
+    /// (N, heads * head_dim)
+    pub d_o: View<'a>,
+    /// (heads, N) f32: scratch.
+    pub delta: ViewMut<'a>,
+    /// f32, [`Device::attention_sums`](crate::device::Device::attention_sums) or more: scratch.
+    pub sums: ViewMut<'a>,
+    /// As `qkv`.
+    pub dqkv: ViewMut<'a>,
+}
+
+impl AttentionBackward<'_> {
+    pub const OP: &'static str = "attention_backward";
+    /// N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, cu_seqlens, qkv, o, lse, d_o, delta, dqkv, .. } = self;
+        let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
+        let (out, stats) = (n * shape.width(), shape.heads * n);
+        check_documents(Self::OP, cu_seqlens)?;
+        read(Self::OP, &[("o", o, dtype, out), ("lse", lse, DType::F32, stats), ("d_o", d_o, dtype, out)])?;
+        written(Self::OP, &[("delta", delta, DType::F32, stats), ("dqkv", dqkv, dtype, qkv.len())])?;
+        Ok(n)
+    }
+}
+
+/// Who sees whom in a pass of ring attention (Liu et al. 2023). Any cut of any batch is described alike: zigzag chunks of dense
+/// sequences, or documents cut anywhere. As all of these rise, each query sees one range of the block's keys, and each key is
+/// seen by one range of queries. Assigns both ranges.
+pub struct AttentionRanges<'a> {
+    pub shape: AttentionShape,
+    /// (documents + 1) u32: the documents of the packed batch.
+    pub cu_seqlens: View<'a>,
+    /// (Nq) u32, rising: the rows of the packed batch that the queries are.
+    pub q_rows: View<'a>,
+    /// (Nk) u32, rising: those that the keys are.
+    pub k_rows: View<'a>,
+    /// (Nq, 2) u32
+    pub of_queries: ViewMut<'a>,
+    /// (Nk, 2) u32
+    pub of_keys: ViewMut<'a>,
+}
+
+impl AttentionRanges<'_> {
+    pub const OP: &'static str = "attention_ranges";
+    pub fn check(&self) -> Result<()> {
+        let Self { cu_seqlens, q_rows, k_rows, of_queries, of_keys, .. } = self;
+        let (queries, keys) = (q_rows.len(), k_rows.len());
+        read(Self::OP, &[("cu_seqlens", cu_seqlens, DType::U32, cu_seqlens.len().max(1))])?;
+        read(Self::OP, &[("q_rows", q_rows, DType::U32, queries), ("k_rows", k_rows, DType::U32, keys)])?;
+        let ranges = [("of_queries", of_queries, DType::U32, 2 * queries), ("of_keys", of_keys, DType::U32, 2 * keys)];
+        written(Self::OP, &ranges)
+    }
+}
+
+/// Attention of queries over one block of keys and values. Assigns `o` and `lse`.
+pub struct AttentionPass<'a> {
+    pub shape: AttentionShape,
+    /// (Nq, 2) u32: the block's keys that each query sees, by [`AttentionRanges`].
+    pub of_queries: View<'a>,
+    /// (Nq, (heads + 2 kv_heads) * head_dim), of which the queries are read.
+    pub qkv: View<'a>,
+    /// (Nk, 2 kv_heads * head_dim): keys before values in a row.
+    pub kv: View<'a>,
+    /// (Nq, heads * head_dim) f32; 0 where nothing is seen.
+    pub o: ViewMut<'a>,
+    /// (heads, Nq) f32; -inf where nothing is seen.
+    pub lse: ViewMut<'a>,
+}
+
+impl AttentionPass<'_> {
+    pub const OP: &'static str = "attention_pass";
+    /// Nq and Nk.
+    pub fn check(&self) -> Result<(usize, usize)> {
+        let Self { shape, of_queries, qkv, kv, o, lse } = self;
+        let dtype = float(Self::OP, qkv.dtype())?;
+        let (queries, keys) = shape.block(Self::OP, qkv.len(), kv.len())?;
+        read(Self::OP, &[("of_queries", of_queries, DType::U32, 2 * queries), ("kv", kv, dtype, kv.len())])?;
+        let stats = ("lse", lse, DType::F32, shape.heads * queries);
+        written(Self::OP, &[("o", o, DType::F32, queries * shape.width()), stats])?;
+        Ok((queries, keys))
+    }
+}
+
+/// `o` and `lse` of earlier passes become those of all with one more: o = sum of exp(lse_i - lse) o_i, without overflow.
+pub struct AttentionMerge<'a> {
+    pub shape: AttentionShape,
+    /// (N, heads * head_dim) f32
+    pub o_pass: View<'a>,
+    /// (heads, N) f32
+    pub lse_pass: View<'a>,
+    /// (N, heads * head_dim) f32
+    pub o: ViewMut<'a>,
+    /// (heads, N) f32
+    pub lse: ViewMut<'a>,
+}
+
+impl AttentionMerge<'_> {
+    pub const OP: &'static str = "attention_merge";
+    /// N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, o_pass, lse_pass, o, lse } = self;
+        let n = rows(Self::OP, "o", o.len(), shape.width())?;
+        let stats = shape.heads * n;
+        read(Self::OP, &[("o_pass", o_pass, DType::F32, o.len()), ("lse_pass", lse_pass, DType::F32, stats)])?;
+        written(Self::OP, &[("o", o, DType::F32, o.len()), ("lse", lse, DType::F32, stats)])?;
+        Ok(n)
+    }
+}
+
+/// `delta` = row sums of `d_o * o`, for the backward passes. Assigns.
+pub struct AttentionDelta<'a> {
+    pub shape: AttentionShape,
+    /// (N, heads * head_dim)
+    pub o: View<'a>,
+    /// (N, heads * head_dim)
+    pub d_o: View<'a>,
+    /// (heads, N) f32
+    pub delta: ViewMut<'a>,
+}
+
+impl AttentionDelta<'_> {
+    pub const OP: &'static str = "attention_delta";
+    /// N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, o, d_o, delta } = self;
+        let (dtype, n) = (float(Self::OP, o.dtype())?, rows(Self::OP, "o", o.len(), shape.width())?);
+        read(Self::OP, &[("d_o", d_o, dtype, o.len())])?;
+        written(Self::OP, &[("delta", delta, DType::F32, shape.heads * n)])?;
+        Ok(n)
+    }
+}
+
+/// Backward of [`AttentionPass`], from the `lse` of all passes merged. Adds to `dq` and to `dkv`, which travels with its block.
+pub struct AttentionPassBackward<'a> {
+    pub shape: AttentionShape,
+    /// (Nq, 2) u32
+    pub of_queries: View<'a>,
+    /// (Nk, 2) u32
+    pub of_keys: View<'a>,
+    /// (Nq, (heads + 2 kv_heads) * head_dim), of which the queries are read.
+    pub qkv: View<'a>,
+    /// (Nk, 2 kv_heads * head_dim)
+    pub kv: View<'a>,
+    /// (heads, Nq) f32
+    pub lse: View<'a>,
+    /// (heads, Nq) f32, by [`AttentionDelta`].
+    pub delta: View<'a>,
+    /// (Nq, heads * head_dim)
+    pub d_o: View<'a>,
+    /// As of [`AttentionBackward`]: scratch.
+    pub sums: ViewMut<'a>,
+    /// (Nq, heads * head_dim) f32
+    pub dq: ViewMut<'a>,
+    /// (Nk, 2 kv_heads * head_dim) f32
+    pub dkv: ViewMut<'a>,
+}
+
+impl AttentionPassBackward<'_> {
+    pub const OP: &'static str = "attention_pass_backward";
+    /// Nq and Nk.
+    pub fn check(&self) -> Result<(usize, usize)> {
+        let Self { shape, of_queries, of_keys, qkv, kv, lse, delta, d_o, dq, dkv, .. } = self;
+        let dtype = float(Self::OP, qkv.dtype())?;
+        let (queries, keys) = shape.block(Self::OP, qkv.len(), kv.len())?;
+        let (out, stats) = (queries * shape.width(), shape.heads * queries);
+        let ranges = [("of_queries", of_queries, DType::U32, 2 * queries), ("of_keys", of_keys, DType::U32, 2 * keys)];
+        read(Self::OP, &ranges)?;
+        read(Self::OP, &[("kv", kv, dtype, kv.len()), ("d_o", d_o, dtype, out)])?;
+        read(Self::OP, &[("lse", lse, DType::F32, stats), ("delta", delta, DType::F32, stats)])?;
+        written(Self::OP, &[("dq", dq, DType::F32, out), ("dkv", dkv, DType::F32, kv.len())])?;
+        Ok((queries, keys))
+    }
+}
+
+/// Columns of `src` to columns of `dst`, cast where the dtypes (f32; bf16 or f16) differ; both start at their first column. The
+/// other columns keep what they hold.
+pub struct CopyColumns<'a> {
+    pub rows: usize,
+    /// Columns that are copied.
+    pub width: usize,
+    /// Elements from a row to the next.
+    pub src_row: usize,
+    pub dst_row: usize,
+    pub src: View<'a>,
+    pub dst: ViewMut<'a>,
+}
+
+impl CopyColumns<'_> {
+    pub const OP: &'static str = "copy_columns";
+    /// An error unless `src` and `dst` hold the rows.
+    pub fn check(&self) -> Result<()> {
+        let &Self { rows, width, src_row, dst_row, .. } = self;
+        let (src, dst) = (self.src.len(), self.dst.len());
+        let extent = |row: usize| if rows == 0 { 0 } else { (rows - 1) * row + width };
+        float(Self::OP, self.src.dtype())?;
+        if width <= src_row && width <= dst_row && extent(src_row) <= src && extent(dst_row) <= dst {
+            return Ok(());
+        }
+        let rows = format!("{rows} rows of {width}, {src_row} apart in src and {dst_row} in dst");
+        Err(Error::op(Self::OP, format!("src of {src} and dst of {dst} elements do not hold {rows}")))
+    }
+}

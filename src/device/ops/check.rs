@@ -1,0 +1,28 @@
+//! What operands must be, for every device: floats, whole rows, lengths that the others demand. Never computes.
+use crate::base::{DType, Error, Result};
+use crate::device::{View, ViewMut};
+
+/// The dtype of an operation's main operand, which the others share.
+pub fn float(op: &'static str, dtype: DType) -> Result<DType> {
+    match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => Ok(dtype),
+        other => Err(Error::op(op, format!("computes in f32, bf16 or f16, got {other}"))),
+    }
+}
+
+/// Rows of `width` elements in `len`.
+pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
+    match len.checked_div(width) {
+        Some(rows) if rows * width == len => Ok(rows),
+        _ => Err(Error::op(op, format!("{name} holds {len} elements, not whole rows of {width}"))),
+    }
+}
+
+/// As [`View::fits`], of each: its name, the dtype and the elements that it has to hold.
+pub fn read(op: &'static str, operands: &[(&str, &View, DType, usize)]) -> Result<()> {
+    operands.iter().try_for_each(|(name, view, dtype, len)| view.fits(op, name, *dtype, *len))
+}
+/// The same of what is written.
+pub fn written(op: &'static str, operands: &[(&str, &ViewMut, DType, usize)]) -> Result<()> {
+    operands.iter().try_for_each(|(name, view, dtype, len)| view.fits(op, name, *dtype, *len))
+}

@@ -1,0 +1,81 @@
+//! Operands of table lookup and its scatter. N: tokens; C: columns of the table.
+use super::check::{float, read, written};
+use crate::base::{DType, Error, Result};
+use crate::device::{View, ViewMut};
+
+/// A table, and which of its rows the operand holds.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedShape {
+    /// Of the whole table.
+    pub rows: usize,
+    /// The operand holds the table's rows from this one on.
+    pub first: usize,
+    /// Multiplies what is looked up.
+    pub scale: f32,
+}
+
+impl EmbedShape {
+    /// The operand holds the whole table.
+    pub fn whole(rows: usize, scale: f32) -> EmbedShape {
+        EmbedShape { rows, first: 0, scale }
+    }
+    /// Columns of an operand of `table` elements whose rows fill `out` elements, one a token; nothing where there is no token.
+    fn columns(&self, op: &'static str, tokens: &View, out: usize, table: usize) -> Result<Option<usize>> {
+        let n = tokens.len();
+        read(op, &[("tokens", tokens, DType::U32, n)])?;
+        if n == 0 && out == 0 {
+            return Ok(None);
+        }
+        let c = out.checked_div(n).unwrap_or(0);
+        if c == 0 || c * n != out || !table.is_multiple_of(c) || self.first + table / c > self.rows {
+            let what = format!("{n} tokens, {out} elements and a table of {table} do not agree on {self:?}");
+            return Err(Error::op(op, what));
+        }
+        Ok(Some(c))
+    }
+}
+
+/// `y = scale * table[tokens]`. Assigns, or adds with `accumulate` (learned positions). A token whose row is not in `w` gives 0;
+/// one outside the table is an error.
+pub struct Embed<'a> {
+    pub shape: EmbedShape,
+    /// (N) u32
+    pub tokens: View<'a>,
+    /// Rows of the table from [`EmbedShape::first`] on.
+    pub w: View<'a>,
+    /// (N, C)
+    pub y: ViewMut<'a>,
+    pub accumulate: bool,
+}
+
+impl Embed<'_> {
+    pub const OP: &'static str = "embed";
+    /// C; nothing where there is no token.
+    pub fn check(&self) -> Result<Option<usize>> {
+        let Self { shape, tokens, w, y, .. } = self;
+        written(Self::OP, &[("y", y, float(Self::OP, w.dtype())?, y.len())])?;
+        shape.columns(Self::OP, tokens, y.len(), w.len())
+    }
+}
+
+/// Backward of [`Embed`]: `dw += scatter of scale * dy`. Adds, in row order.
+pub struct EmbedBackward<'a> {
+    pub shape: EmbedShape,
+    /// (N) u32
+    pub tokens: View<'a>,
+    /// (N, C)
+    pub dy: View<'a>,
+    /// f32, the rows that `w` was.
+    pub dw: ViewMut<'a>,
+}
+
+impl EmbedBackward<'_> {
+    pub const OP: &'static str = "embed_backward";
+    /// C; nothing where there is no token.
+    pub fn check(&self) -> Result<Option<usize>> {
+        let Self { shape, tokens, dy, dw } = self;
+        float(Self::OP, dy.dtype())?;
+        written(Self::OP, &[("dw", dw, DType::F32, dw.len())])?;
+        shape.columns(Self::OP, tokens, dy.len(), dw.len())
+    }
+}

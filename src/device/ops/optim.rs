@@ -1,0 +1,190 @@
+//! Operands of the gradient norm and the optimizers' updates, and the numbers that an update shares between elements. n: elements.
+use super::check::{float, read, written};
+use crate::base::{DType, Error, Result};
+use crate::device::{View, ViewMut};
+use bytemuck::{Pod, Zeroable};
+
+/// Elements to which segments and shard cuts are aligned: 256 bytes in bf16, 512 in f32. The exact gradient norm sums in
+/// blocks of this size, so its bits do not depend on where a unit is cut (see [`SumSquares`]).
+pub const ALIGN: usize = 128;
+
+/// Limbs of the exact accumulator of [`SumSquares`]: each holds an integer below 2^32 as an f64, so that limbs of up to 2^20 ranks
+/// add without rounding.
+pub const LIMBS: usize = 68;
+
+/// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`ALIGN`] elements, counted from the start of `x`, are summed
+/// in f64 in a fixed order; block sums are added exactly. So any cut at multiples of [`ALIGN`] gives the same limbs. A NaN or
+/// infinity makes the result non-finite.
+pub struct SumSquares<'a> {
+    /// (n) f32
+    pub x: View<'a>,
+    /// ([`LIMBS`]) f64
+    pub acc: ViewMut<'a>,
+}
+
+impl SumSquares<'_> {
+    pub const OP: &'static str = "sum_squares";
+    pub fn check(&self) -> Result<()> {
+        read(Self::OP, &[("x", &self.x, DType::F32, self.x.len())])?;
+        written(Self::OP, &[("acc", &self.acc, DType::F64, LIMBS)])
+    }
+}
+
+/// The clip scale and the norm from the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`. Assigns `out`. Where
+/// the norm is not finite, neither is the scale.
+pub struct ClipScale<'a> {
+    /// ([`LIMBS`]) f64
+    pub acc: View<'a>,
+    /// 0: no clipping.
+    pub max_norm: f32,
+    /// f32 (1)
+    pub unscale: View<'a>,
+    /// f32 (2) = [scale, norm]: norm the unscaled gradient's, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in
+    /// `torch.nn.utils.clip_grad_norm_`; `unscale` without clipping.
+    pub out: ViewMut<'a>,
+}
+
+impl ClipScale<'_> {
+    pub const OP: &'static str = "clip_scale";
+    pub fn check(&self) -> Result<()> {
+        read(Self::OP, &[("acc", &self.acc, DType::F64, LIMBS), ("unscale", &self.unscale, DType::F32, 1)])?;
+        written(Self::OP, &[("out", &self.out, DType::F32, 2)])
+    }
+}
+
+/// One fused pass (Loshchilov & Hutter 2019, decoupled decay). Where `scale[0]` is not finite, nothing changes.
+pub struct AdamW<'a> {
+    /// f32: [`AdamWScalars`].
+    pub h: View<'a>,
+    /// f32 (1 or more), the first of which multiplies `g`.
+    pub scale: View<'a>,
+    /// (n) f32
+    pub g: View<'a>,
+    /// (n) f32, updated.
+    pub m: ViewMut<'a>,
+    /// (n) f32, updated.
+    pub v: ViewMut<'a>,
+    /// (n) f32: master weights, updated.
+    pub p: ViewMut<'a>,
+    /// (n): a copy of `p` in the compute dtype, where one is kept.
+    pub out: Option<ViewMut<'a>>,
+}
+
+impl AdamW<'_> {
+    pub const OP: &'static str = "adamw";
+    pub fn check(&self) -> Result<()> {
+        let Self { h, scale, g, m, v, p, out } = self;
+        let n = g.len();
+        check_update(Self::OP, (h, AdamWScalars::LEN), scale, g, p, out.as_ref())?;
+        written(Self::OP, &[("m", m, DType::F32, n), ("v", v, DType::F32, n)])
+    }
+}
+
+/// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). Where `scale[0]` is not finite, nothing
+/// changes.
+pub struct Sgd<'a> {
+    /// f32: [`SgdScalars`].
+    pub h: View<'a>,
+    /// f32 (1 or more), the first of which multiplies `g`.
+    pub scale: View<'a>,
+    /// (n) f32
+    pub g: View<'a>,
+    /// (n) f32, updated; absent without momentum.
+    pub m: Option<ViewMut<'a>>,
+    /// (n) f32: master weights, updated.
+    pub p: ViewMut<'a>,
+    /// (n): a copy of `p` in the compute dtype, where one is kept.
+    pub out: Option<ViewMut<'a>>,
+}
+
+impl Sgd<'_> {
+    pub const OP: &'static str = "sgd";
+    pub fn check(&self) -> Result<()> {
+        let Self { h, scale, g, m, p, out } = self;
+        check_update(Self::OP, (h, SgdScalars::LEN), scale, g, p, out.as_ref())?;
+        m.as_ref().map_or(Ok(()), |m| m.fits(Self::OP, "m", DType::F32, g.len()))
+    }
+}
+
+/// What both updates have: scalars, scale, gradient, weights and their copy.
+fn check_update(
+    op: &'static str,
+    (h, len): (&View, usize),
+    scale: &View,
+    g: &View,
+    p: &ViewMut,
+    out: Option<&ViewMut>,
+) -> Result<()> {
+    if scale.is_empty() {
+        return Err(Error::op(op, "scale holds 0 elements, needs at least 1"));
+    }
+    let n = g.len();
+    read(op, &[("h", h, DType::F32, len), ("scale", scale, DType::F32, scale.len()), ("g", g, DType::F32, n)])?;
+    written(op, &[("p", p, DType::F32, n)])?;
+    out.map_or(Ok(()), |out| out.fits(op, "out", float(op, out.dtype())?, n))
+}
+
+/// One step of AdamW.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWStep {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    /// Counts from 1: bias correction.
+    pub step: u64,
+}
+
+/// What a step of [`AdamW`] shares between elements, as it lies in memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AdamWScalars {
+    /// 1 - lr * weight_decay.
+    pub keep: f32,
+    /// 1 - beta1.
+    pub new_m: f32,
+    pub beta2: f32,
+    /// 1 - beta2.
+    pub new_v: f32,
+    /// lr / (1 - beta1^step).
+    pub size: f32,
+    /// 1 / sqrt(1 - beta2^step).
+    pub root: f32,
+    pub eps: f32,
+}
+
+impl AdamWScalars {
+    /// f32 that they are.
+    pub const LEN: usize = size_of::<AdamWScalars>() / 4;
+}
+
+impl AdamWStep {
+    /// Prepared in f64 and rounded once, as PyTorch does.
+    pub fn scalars(&self) -> AdamWScalars {
+        let (lr, beta1, beta2, step) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64, self.step as f64);
+        AdamWScalars {
+            keep: (1.0 - lr * self.weight_decay as f64) as f32,
+            new_m: (1.0 - beta1) as f32,
+            beta2: self.beta2,
+            new_v: (1.0 - beta2) as f32,
+            size: (lr / (1.0 - beta1.powf(step))) as f32,
+            root: (1.0 / (1.0 - beta2.powf(step)).sqrt()) as f32,
+            eps: self.eps,
+        }
+    }
+}
+
+/// What a step of [`Sgd`] shares between elements, as it lies in memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct SgdScalars {
+    pub lr: f32,
+    pub momentum: f32,
+    pub weight_decay: f32,
+}
+
+impl SgdScalars {
+    /// f32 that they are.
+    pub const LEN: usize = size_of::<SgdScalars>() / 4;
+}
