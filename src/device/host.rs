@@ -1,6 +1,6 @@
-//! The optimizer's update in host memory, by threads of its own, while the device copies. For what is offloaded: masters and
-//! moments are there, the gradient and the weights in the compute dtype there too or on the device. Never allocates after it is
-//! made.
+//! The optimizer's update in host memory, by threads of its own, while the device copies. For what is offloaded:
+//! masters and moments are there, the gradient and the weights in the compute dtype there too or on the device. Never
+//! allocates after it is made.
 //!
 //! [Note: turns] A range is updated in chunks, which take turns in two places of staging memory:
 //!
@@ -9,8 +9,8 @@
 //! host               update 0  update 1         update 2         ...
 //! ```
 //!
-//! So the copies of one chunk run while another is updated, by all threads together, each a part of it. An update is element by
-//! element: its bits are those of one pass.
+//! So the copies of one chunk run while another is updated, by all threads together, each a part of it. An update is
+//! element by element: its bits are those of one pass.
 #[cfg(test)]
 mod tests;
 
@@ -25,8 +25,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 const OP: &str = "host update";
-/// Elements of a chunk at most: 1 MiB of gradient, which a bus of 25 GB/s brings in 40 us, several times what starting the copy
-/// takes.
+/// Elements of a chunk at most: 1 MiB of gradient, which a bus of 25 GB/s brings in 40 us, several times what starting
+/// the copy takes.
 const CHUNK: usize = 1 << 18;
 /// So many chunks at least to all that a rank owns, so that little of it is at the ends, where nothing overlaps.
 const CHUNKS: usize = 8;
@@ -49,7 +49,8 @@ impl Staged {
     }
 }
 
-/// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in use.
+/// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in
+/// use.
 pub struct HostUpdate {
     workers: Workers,
     chunk: usize,
@@ -176,7 +177,8 @@ impl HostUpdate {
 
 /// A range in use by a thread.
 fn alias(view: View) -> Buf {
-    // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in turns.
+    // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in
+    // turns.
     unsafe { view.alias() }
 }
 fn alias_mut(view: &ViewMut) -> Buf {

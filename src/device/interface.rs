@@ -1,5 +1,5 @@
-//! The interface of a device: memory, points in time, and an operation a line. A device enqueues on its compute stream; the CPU runs
-//! at once. Never chooses how an operation is computed.
+//! The interface of a device: memory, points in time, and an operation a line. A device enqueues on its compute stream;
+//! the CPU runs at once. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
@@ -11,17 +11,17 @@ use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
 
-/// What layers are made of. Each operation takes the struct of its operands, which says what it computes: see [`super::ops`]. Moving
-/// memory takes views.
+/// What layers are made of. Each operation takes the struct of its operands, which says what it computes: see
+/// [`super::ops`]. Moving memory takes views.
 pub trait Device: Send + Sync {
     /// For people and metrics: "cpu (avx512-bf16)".
     fn name(&self) -> String;
     fn meter(&self) -> &Meter;
     /// Zeroed, 4096-byte aligned (huge pages are asked for where they help).
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
-    /// Zeroed host memory that this device reaches as it does its own, but for the speed, and so does the host: where offloaded
-    /// buffers are. Counted as [`Category::Host`]. Before the host reads what the device wrote there, or writes what it may
-    /// still read: [`Device::synchronize`].
+    /// Zeroed host memory that this device reaches as it does its own, but for the speed, and so does the host: where
+    /// offloaded buffers are. Counted as [`Category::Host`]. Before the host reads what the device wrote there, or
+    /// writes what it may still read: [`Device::synchronize`].
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf>;
     /// Whether buffers are addresses without memory, for a plan: nothing is worth uploading.
     fn is_unbacked(&self) -> bool {
@@ -39,8 +39,8 @@ pub trait Device: Send + Sync {
     fn mark(&self) -> Result<Mark> {
         Ok(Mark::now())
     }
-    /// When the compute stream came to a mark: in order, after [`Device::synchronize`], and before so many more were made that
-    /// it is lost (then an error).
+    /// When the compute stream came to a mark: in order, after [`Device::synchronize`], and before so many more were
+    /// made that it is lost (then an error).
     fn when(&self, mark: Mark) -> Result<Instant> {
         match mark {
             Mark::At(at) => Ok(at),
@@ -79,8 +79,8 @@ pub trait Device: Send + Sync {
     fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()>;
 
     fn attention(&self, op: Attention) -> Result<()>;
-    /// Numbers (f32) of scratch, `sums`, that the backward passes of attention take for up to so many queries of `dtype`: where
-    /// kernels add up gradients of queries in memory. Elsewhere none.
+    /// Numbers (f32) of scratch, `sums`, that the backward passes of attention take for up to so many queries of
+    /// `dtype`: where kernels add up gradients of queries in memory. Elsewhere none.
     fn attention_sums(&self, _shape: &AttentionShape, _dtype: DType, _queries: usize) -> usize {
         0
     }

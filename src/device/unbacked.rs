@@ -1,5 +1,6 @@
-//! Buffers that are addresses without memory: what a plan allocates, so that a model of any size can be laid out on a machine
-//! of any size. Nobody may follow their pointers: to the host they are memory of a GPU, and the kernel has mapped nothing there.
+//! Buffers that are addresses without memory: what a plan allocates, so that a model of any size can be laid out on a
+//! machine of any size. Nobody may follow their pointers: to the host they are memory of a GPU, and the kernel has
+//! mapped nothing there.
 use super::buf::{Buf, Place};
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
@@ -39,8 +40,8 @@ pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<
     };
     let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| failed("address 0".into()))?;
     let owner = Arc::new(Addresses { at, bytes, _lease: lease });
-    // SAFETY: page-aligned and reserved as long as `owner` lives; the host may read and write unless `Place::Device` keeps it
-    // from that, and no device that launches kernels allocates here.
+    // SAFETY: page-aligned and reserved as long as `owner` lives; the host may read and write unless `Place::Device`
+    // keeps it from that, and no device that launches kernels allocates here.
     Ok(unsafe { Buf::from_raw(at, dtype, len, place, owner) })
 }
 

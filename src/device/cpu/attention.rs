@@ -1,9 +1,10 @@
 //! Flash-style attention, forward and backward, in tiles of f32 (Dao et al. 2022). Never builds a T x T matrix.
 //!
 //! Work goes by document, key/value head, tile of keys, query head of the group, tile of queries: keys and values are
-//! converted (and transposed) once for all queries that see them. Tiles start at multiples of [`SIDE`] from the document's
-//! start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over keys (the
-//! output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of one group.
+//! converted (and transposed) once for all queries that see them. Tiles start at multiples of [`SIDE`] from the
+//! document's start, so a tile of scores is either wholly below the diagonal, or on it, or skipped. What is summed over
+//! keys (the output; the gradient of the queries) waits in f32 scratch of the document's length for the query heads of
+//! one group.
 use super::gemm::CacheLines;
 use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
 use super::tile::{COLUMNS, Part, Product, Tile};

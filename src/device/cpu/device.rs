@@ -1,5 +1,5 @@
-//! The CPU device: its operations, each in a line, which hands it to its family in the compiled form for dtype and vectors. Runs
-//! every operation at once, on the caller's thread. Never computes itself.
+//! The CPU device: its operations, each in a line, which hands it to its family in the compiled form for dtype and
+//! vectors. Runs every operation at once, on the caller's thread. Never computes itself.
 use super::simd::Level;
 use super::{activation, attention, dropout, element, embed, gemm, loss, memory, norm, optim, reduce, ring, rope};
 use crate::base::{Category, DType, Error, Meter, Result};
@@ -31,8 +31,8 @@ impl CpuDevice {
     pub fn new(meter: Meter) -> CpuDevice {
         CpuDevice { meter, level: Level::best(), gemm: Mutex::default(), attention: Mutex::default(), unbacked: None }
     }
-    /// With narrower ones, for tests and comparisons (the matrix product chooses for itself). An error where this CPU lacks
-    /// them.
+    /// With narrower ones, for tests and comparisons (the matrix product chooses for itself). An error where this CPU
+    /// lacks them.
     pub fn with_level(meter: Meter, level: Level) -> Result<CpuDevice> {
         if !level.available() {
             return Err(Error::op("cpu device", format!("this CPU has no {level}, at most {}", Level::best())));
@@ -54,7 +54,8 @@ fn lock<T>(scratch: &Mutex<T>) -> MutexGuard<'_, T> {
     scratch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `$call` at the device's level with the type `$T` of an operand. Families check their operands, and so that it is one of these.
+/// Runs `$call` at the device's level with the type `$T` of an operand. Families check their operands, and so that it
+/// is one of these.
 macro_rules! floats {
     ($dev:ident, $dtype:expr, $T:ident => $call:expr) => {
         match $dtype {

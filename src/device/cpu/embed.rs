@@ -1,4 +1,5 @@
-//! Table lookup and its scatter. Never skips a token that is outside the table: they are checked before anything is written.
+//! Table lookup and its scatter. Never skips a token that is outside the table: they are checked before anything is
+//! written.
 use super::operands::within;
 use crate::base::{Result, dtype::Float};
 use crate::device::ops::{Embed, EmbedBackward, EmbedShape};

@@ -1,11 +1,12 @@
-//! The matrix product of the CPU device: `C (+)= op(A) op(B)` on one thread, sums always in f32. Chooses the kernel at run
-//! time; never starts a thread, and allocates only while its scratch grows.
+//! The matrix product of the CPU device: `C (+)= op(A) op(B)` on one thread, sums always in f32. Chooses the kernel at
+//! run time; never starts a thread, and allocates only while its scratch grows.
 //!
-//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs, and so does
-//! f16, which packing turns into f32: sums of f16 products in f16 would lose what f32 keeps. These share everything but the
-//! innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses the `gemm` crate, for bf16 and
-//! f16 after a conversion to f32. A single row of A takes loops of its own (`thin`). (That crate is as fast here in most forms, but 10 % to 15 % slower
-//! for weight gradients, for which it also allocates up to a whole third cache in every call.)
+//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs, and so
+//! does f16, which packing turns into f32: sums of f16 products in f16 would lose what f32 keeps. These share
+//! everything but the innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses the
+//! `gemm` crate, for bf16 and f16 after a conversion to f32. A single row of A takes loops of its own (`thin`). (That
+//! crate is as fast here in most forms, but 10 % to 15 % slower for weight gradients, for which it also allocates up to
+//! a whole third cache in every call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]

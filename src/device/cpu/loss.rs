@@ -16,8 +16,8 @@ fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
 /// Logits of a block: small enough that its second reading (the sum, after the maximum) hits the first-level cache.
 const BLOCK: usize = 1024;
 
-/// (max, sum of exp(x - max)) of a row's logits in one pass over memory (Milakov & Gimelshein 2018, a block at a time). The maximum
-/// starts finite, so that a block of minus infinities adds 0 and not a NaN.
+/// (max, sum of exp(x - max)) of a row's logits in one pass over memory (Milakov & Gimelshein 2018, a block at a time).
+/// The maximum starts finite, so that a block of minus infinities adds 0 and not a NaN.
 #[inline(always)]
 fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32) -> (f32, f32) {
     let (mut max, mut total) = (f32::MIN, 0.0);
@@ -43,7 +43,8 @@ fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32) -> (f32, f32) {
     (max, total)
 }
 
-/// Runs `$rows` with what a logit is, and that and its derivative by what stands in the row, as `$logit` and `$with_slope`.
+/// Runs `$rows` with what a logit is, and that and its derivative by what stands in the row, as `$logit` and
+/// `$with_slope`.
 macro_rules! capped {
     ($cap:expr, $logit:ident, $with_slope:ident => $rows:expr) => {{
         let cap = $cap;

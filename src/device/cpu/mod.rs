@@ -1,7 +1,7 @@
-//! The CPU device: runs every operation at once, on the caller's thread. [`CpuDevice`] chooses the compiled form; checks and
-//! arithmetic are in the files by family. Never allocates after the first step, but for the tiles of attention and the packed panels
-//! of the matrix product, which grow to the largest shape seen and stay (uncounted by the meter: buffers of the model are not in
-//! them).
+//! The CPU device: runs every operation at once, on the caller's thread. [`CpuDevice`] chooses the compiled form;
+//! checks and arithmetic are in the files by family. Never allocates after the first step, but for the tiles of
+//! attention and the packed panels of the matrix product, which grow to the largest shape seen and stay (uncounted by
+//! the meter: buffers of the model are not in them).
 
 // Vector widths, reductions, exponentials.
 pub mod simd;

@@ -1,11 +1,11 @@
 //! The exact sum of squares behind the gradient norm, and the clip scale from it. Never rounds between blocks.
 //!
-//! [Note: exact norm] A block of [`ALIGN`] squares is summed in f64, in a fixed order: squares of f32 are exact there, their
-//! sum is rounded within the block only. Block sums are then added exactly, in fixed point (Kulisch's accumulator): limb i
-//! counts units of 2^(32 i - 1074), the smallest f64, so every f64 is a whole number of units. Whole numbers add in any
-//! order to the same result. On return the limbs are carried through: each is below 2^32, stored in an f64, which leaves
-//! 21 bits for ranks to add limb by limb without rounding; [`norm`] carries again. The last limb counts blocks that were
-//! not finite.
+//! [Note: exact norm] A block of [`ALIGN`] squares is summed in f64, in a fixed order: squares of f32 are exact there,
+//! their sum is rounded within the block only. Block sums are then added exactly, in fixed point (Kulisch's
+//! accumulator): limb i counts units of 2^(32 i - 1074), the smallest f64, so every f64 is a whole number of units.
+//! Whole numbers add in any order to the same result. On return the limbs are carried through: each is below 2^32,
+//! stored in an f64, which leaves 21 bits for ranks to add limb by limb without rounding; [`norm`] carries again. The
+//! last limb counts blocks that were not finite.
 use super::operands::first;
 use crate::base::Result;
 use crate::device::ops::{ALIGN, ClipScale, LIMBS, SumSquares};

@@ -1,9 +1,9 @@
 //! What every CPU kernel shares: the vector width chosen at run time, fixed-order reductions, and an exponential that
 //! vectorises. Never touches buffers.
 //!
-//! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that may use
-//! the instructions of that level, where the compiler's vectoriser does the rest. Reductions keep [`LANES`] partial sums
-//! whatever the width and every multiply-add is fused, so all levels give the same bits.
+//! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that
+//! may use the instructions of that level, where the compiler's vectoriser does the rest. Reductions keep [`LANES`]
+//! partial sums whatever the width and every multiply-add is fused, so all levels give the same bits.
 use std::fmt;
 
 /// Partial sums of a reduction: one register of AVX-512, two of AVX2.
@@ -11,7 +11,8 @@ pub const LANES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Level {
-    /// What every CPU of the target has. On x86-64 without FMA each `mul_add` is a slow library call: correct, not fast.
+    /// What every CPU of the target has. On x86-64 without FMA each `mul_add` is a slow library call: correct, not
+    /// fast.
     Baseline,
     Avx2,
     Avx512,
@@ -109,9 +110,10 @@ pub fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
     lane_sum(lanes)
 }
 
-/// e^x without branches, so that loops over it vectorise: x = n ln2 + r with |r| <= ln2/2, a polynomial of degree 6 in r
-/// (the minimax coefficients of Cephes' `expf`), then 2^n in two factors, so that results down to the smallest subnormal
-/// come out. At most 2 ulp from e^x where the result is normal (tested). 0 below -104, infinity above 88.73, NaN of NaN.
+/// e^x without branches, so that loops over it vectorise: x = n ln2 + r with |r| <= ln2/2, a polynomial of degree 6 in
+/// r (the minimax coefficients of Cephes' `expf`), then 2^n in two factors, so that results down to the smallest
+/// subnormal come out. At most 2 ulp from e^x where the result is normal (tested). 0 below -104, infinity above 88.73,
+/// NaN of NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
@@ -146,8 +148,8 @@ pub fn sigmoid(x: f32) -> (f32, f32) {
     (if low { 0.0 } else { s }, e * s)
 }
 
-/// (tanh(x), 1 - tanh(x)^2), without branches. Below 0.625 the odd polynomial of Cephes' `tanhf`, whose relative error is
-/// 2e-7 there; above, 1 - 2 / (e^2x + 1), whose difference does not cancel.
+/// (tanh(x), 1 - tanh(x)^2), without branches. Below 0.625 the odd polynomial of Cephes' `tanhf`, whose relative error
+/// is 2e-7 there; above, 1 - 2 / (e^2x + 1), whose difference does not cancel.
 #[inline(always)]
 pub fn tanh(x: f32) -> (f32, f32) {
     let square = x * x;

@@ -1,4 +1,5 @@
-//! Products of small f32 tiles that lie in the cache, for attention. Never packs: the tiles are built in the right order.
+//! Products of small f32 tiles that lie in the cache, for attention. Never packs: the tiles are built in the right
+//! order.
 use super::simd::{LANES, Level};
 use std::ops::Range;
 
@@ -49,9 +50,9 @@ impl Product {
     pub fn new(level: Level, [m, n, k]: [usize; 3], part: Part, accumulate: bool) -> Product {
         Product { level, m, n, k, part, accumulate }
     }
-    /// `b` and `c` are stored row by row, `c_row` apart. m is rounded up to [`ROWS`] and n to [`COLUMNS`]: what lies there
-    /// is read and written too. Each element of C sums over k in order, in one fused chain, so its bits do not depend on
-    /// the block sizes.
+    /// `b` and `c` are stored row by row, `c_row` apart. m is rounded up to [`ROWS`] and n to [`COLUMNS`]: what lies
+    /// there is read and written too. Each element of C sums over k in order, in one fused chain, so its bits do not
+    /// depend on the block sizes.
     #[inline(always)]
     pub fn run(self, a: Tile, b: Tile, c: &mut [f32], c_row: usize) {
         let (m, n) = (self.m.next_multiple_of(ROWS), self.n.next_multiple_of(COLUMNS));

@@ -42,8 +42,8 @@ pub enum Arg<'a> {
     Map(Map<'a>),
 }
 
-/// A tensor map (CUtensorMap): a tensor of three dimensions, the contiguous one first, and the box of it that a copy brings to
-/// shared memory, swizzled. What lies outside reads as zeros.
+/// A tensor map (CUtensorMap): a tensor of three dimensions, the contiguous one first, and the box of it that a copy
+/// brings to shared memory, swizzled. What lies outside reads as zeros.
 #[derive(Clone, Copy)]
 pub struct Map<'a> {
     /// From the first element on; aligned to 16 bytes.

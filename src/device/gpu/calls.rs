@@ -1,4 +1,5 @@
-//! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never decides when.
+//! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never
+//! decides when.
 use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::guest::{Asked, Guest};
 use crate::base::{Error, Result};
@@ -62,8 +63,8 @@ enum Operand {
 }
 
 fn hold(view: View) -> Operand {
-    // SAFETY: used as the calls are done, in the order in which they were asked for: by then nobody else may touch the operands
-    // of a call that has returned, as with a stream. Held longer only to be compared.
+    // SAFETY: used as the calls are done, in the order in which they were asked for: by then nobody else may touch the
+    // operands of a call that has returned, as with a stream. Held longer only to be compared.
     Operand::In(unsafe { view.alias() })
 }
 fn hold_mut(view: &ViewMut, of: impl FnOnce(Buf) -> Operand) -> Operand {

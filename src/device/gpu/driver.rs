@@ -1,5 +1,5 @@
-//! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are asked for.
-//! [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
+//! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are
+//! asked for. [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
 pub use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::calls::{Calls, Enqueued};
 use crate::base::meter::Lease;
@@ -10,10 +10,11 @@ use crate::device::{Buf, View, ViewMut};
 use std::any::Any;
 use std::time::Instant;
 
-/// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`] and
-/// [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it returns.
-/// Nothing but [`alloc`] takes memory: what a driver needs beside (a workspace of the matrix product, pinned pages), it
-/// takes when it is made. All memory of a device comes from its driver, or from a group made for that driver.
+/// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`]
+/// and [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it
+/// returns. Nothing but [`alloc`] takes memory: what a driver needs beside (a workspace of the matrix product, pinned
+/// pages), it takes when it is made. All memory of a device comes from its driver, or from a group made for that
+/// driver.
 ///
 /// [`alloc`]: Driver::alloc
 /// [`download`]: Driver::download

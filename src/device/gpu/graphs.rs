@@ -1,35 +1,38 @@
-//! A driver in front of a driver, which hands it a step in pieces: as graphs, where a piece is one that was asked for before. Never
-//! changes what is done, nor its order.
+//! A driver in front of a driver, which hands it a step in pieces: as graphs, where a piece is one that was asked for
+//! before. Never changes what is done, nor its order.
 //!
-//! [Note: pieces] Calls are kept back up to the next point where somebody else is party to the order: an upload, a download, and a
-//! collective that cannot be kept back itself. What has gathered since the last such point is a *piece*.
+//! [Note: pieces] Calls are kept back up to the next point where somebody else is party to the order: an upload, a
+//! download, and a collective that cannot be kept back itself. What has gathered since the last such point is a
+//! *piece*.
 //!
 //! ```text
-//! upload | embed block .. | gather ... wait | block .. | ... | reduce-scatter | adamw adamw | all-reduce wait | download
+//! upload | embed block .. | gather .. wait | block .. | .. | reduce-scatter | adamw adamw | all-reduce wait | download
 //!          piece                              piece                             piece
-//! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download      [Note: joint pieces]
+//! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download  [Note: joint pieces]
 //!          piece
 //! ```
 //!
-//! A piece that was never seen is run call by call; so matrix products choose their algorithms. The second time it is captured, and
-//! from then on it is one launch of a graph instead of as many as it has calls. Whether it *is* the same piece is asked every time
-//! and of everything: kernels, grids, addresses, lengths, numbers. So a replay does what the calls would have done, whatever the
-//! model does from step to step, and an operand that is given again holds its memory: no graph can outlive what it points to. The
-//! price of a piece that changes, a shape or a number among the arguments, is that it is run call by call. What does change from
-//! step to step lies in memory ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
+//! A piece that was never seen is run call by call; so matrix products choose their algorithms. The second time it is
+//! captured, and from then on it is one launch of a graph instead of as many as it has calls. Whether it *is* the same
+//! piece is asked every time and of everything: kernels, grids, addresses, lengths, numbers. So a replay does what the
+//! calls would have done, whatever the model does from step to step, and an operand that is given again holds its
+//! memory: no graph can outlive what it points to. The price of a piece that changes, a shape or a number among the
+//! arguments, is that it is run call by call. What does change from step to step lies in memory
+//! ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
 //!
-//! [Note: joint pieces] NCCL's collectives are calls of a piece ([`Guest`]) in steps of static shapes ([`Graphs::join_in`]), so that a
-//! micro-batch is one graph. NCCL asks that a collective be captured on all of its ranks or on none, and that a graph of it be launched
-//! by all of them (User Guide, "Using NCCL with CUDA Graphs"). Nobody is asked for that: ranks run the same schedule, so where shapes
-//! are static a piece is new, known or changed on all of them at once. Which shapes are static follows from the settings
-//! alone, which the ranks have compared. What each decided is hashed ([`Graphs::decided`]) and compared before each step: ranks that
-//! ever differ are told so, by name. Elsewhere, and with groups in shared memory, where a wait is the host's own, collectives end
-//! pieces.
+//! [Note: joint pieces] NCCL's collectives are calls of a piece ([`Guest`]) in steps of static shapes
+//! ([`Graphs::join_in`]), so that a micro-batch is one graph. NCCL asks that a collective be captured on all of its
+//! ranks or on none, and that a graph of it be launched by all of them (User Guide, "Using NCCL with CUDA Graphs").
+//! Nobody is asked for that: ranks run the same schedule, so where shapes are static a piece is new, known or changed
+//! on all of them at once. Which shapes are static follows from the settings alone, which the ranks have compared. What
+//! each decided is hashed ([`Graphs::decided`]) and compared before each step: ranks that ever differ are told so, by
+//! name. Elsewhere, and with groups in shared memory, where a wait is the host's own, collectives end pieces.
 //!
 //! [Note: static shapes] Rows cut out of a stream are of one length. Packed sequences lack less than 3 % of theirs
-//! (tests/data/packing.rs): they are filled up with documents without loss, for as much more work. Rows of lengths of their own that are
-//! not packed may lack most of it, and are given call by call. By arithmetic: a launch takes the host some 5 us, so 1,500 of them 8 ms,
-//! which a GPU with 100 ms of work in the step does not notice; a third more rows would be 33 ms.
+//! (tests/data/packing.rs): they are filled up with documents without loss, for as much more work. Rows of lengths of
+//! their own that are not packed may lack most of it, and are given call by call. By arithmetic: a launch takes the
+//! host some 5 us, so 1,500 of them 8 ms, which a GPU with 100 ms of work in the step does not notice; a third more
+//! rows would be 33 ms.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use super::guest::{Asked, Guest};
@@ -131,7 +134,8 @@ impl Graphs {
         }
         Ok(())
     }
-    /// Keeps this call of a guest back; or false, and then everything that was asked for is with the driver, and the guest's turn is now.
+    /// Keeps this call of a guest back; or false, and then everything that was asked for is with the driver, and the
+    /// guest's turn is now.
     pub fn guest(&self, guest: &Arc<dyn Guest>, asked: Asked, operands: &[Arg]) -> Result<bool> {
         let mut pieces = self.lock();
         pieces.failed.take().map_or(Ok(()), Err)?;
@@ -146,7 +150,8 @@ impl Graphs {
     pub fn decided(&self) -> u64 {
         self.lock().decided
     }
-    /// Lets go of all graphs: before what they were captured from ends (NCCL waits for them when a communicator is destroyed).
+    /// Lets go of all graphs: before what they were captured from ends (NCCL waits for them when a communicator is
+    /// destroyed).
     pub fn forget(&self) {
         let mut pieces = self.lock();
         pieces.queue.clear();

@@ -1,5 +1,5 @@
-//! Work between a device's own calls that is not the device's: collectives of a group, which run on a stream of their own, forked from
-//! compute and joined with it. Never looks at data.
+//! Work between a device's own calls that is not the device's: collectives of a group, which run on a stream of their
+//! own, forked from compute and joined with it. Never looks at data.
 use super::args::Arg;
 use crate::base::Result;
 use std::any::Any;
@@ -10,7 +10,8 @@ pub type Asked = [u32; 3];
 /// What a graph has of a guest's work.
 pub type Taken = Box<dyn Any + Send>;
 
-/// A group of ranks, to the device. Its work runs after all that compute was given before, and compute goes on meanwhile.
+/// A group of ranks, to the device. Its work runs after all that compute was given before, and compute goes on
+/// meanwhile.
 pub trait Guest: Send + Sync {
     /// Enqueues it; or, between `begin` and `end`, has it taken down, in order with compute.
     fn enqueue(&self, asked: Asked, operands: &mut [Arg]) -> Result<()>;

@@ -1,5 +1,5 @@
-//! Every kernel variant of this build: what it is called, where it runs, and its text, expanded when it is asked for. Never
-//! launches anything.
+//! Every kernel variant of this build: what it is called, where it runs, and its text, expanded when it is asked for.
+//! Never launches anything.
 use crate::base::{Error, Result};
 use flatshard_ptx::kernels::Variant;
 

@@ -1,5 +1,5 @@
-//! The device of a GPU and what launches share: how many CTAs, which variant, sums over rows, and the check of indices that
-//! kernels follow. Never waits for the GPU, unless its driver has done everything when a call returns.
+//! The device of a GPU and what launches share: how many CTAs, which variant, sums over rows, and the check of indices
+//! that kernels follow. Never waits for the GPU, unless its driver has done everything when a call returns.
 use super::driver::{Arg, Driver, Kernel, LaunchShape};
 use super::scratch::{self, CTAS, ITEMS, IndexFaults, Indexed, LaunchScratch};
 use crate::base::{Category, DType, Error, Meter, Result};
@@ -87,9 +87,9 @@ impl GpuDevice {
         let args = &mut [Arg::In(x), Arg::InOut(y), Arg::U32(rows as u32), Arg::U32(columns as u32)];
         self.line("sum_rows", "sum_rows", (columns.div_ceil(32) as u32, 1024), args)
     }
-    /// Has the GPU look for indices from `limit` on (other than [`IGNORE`], where that may stand there): kernels that are given
-    /// `follows` of `faults` do nothing once one was found. A GPU that has done everything says so at once, others at the
-    /// next download.
+    /// Has the GPU look for indices from `limit` on (other than [`IGNORE`], where that may stand there): kernels that
+    /// are given `follows` of `faults` do nothing once one was found. A GPU that has done everything says so at once,
+    /// others at the next download.
     pub(super) fn check(&self, follows: Indexed, indices: View, limit: usize, faults: &mut IndexFaults) -> Result<()> {
         const ENTRY: &str = "check";
         faults.limits[follows as usize] = limit;
@@ -132,7 +132,8 @@ impl GpuDevice {
     }
 }
 
-/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16", or an error.
+/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16",
+/// or an error.
 macro_rules! by_dtype {
     ($op:expr, $dtype:expr, $stem:literal) => {
         match $dtype {

@@ -1,6 +1,6 @@
-//! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, handed to a [`Driver`].
-//! Operations stand in one file a family, which checks operands and shapes the launch. Never waits for the GPU but in
-//! `download`, and takes memory only in `alloc` and when it is made.
+//! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, handed to a
+//! [`Driver`]. Operations stand in one file a family, which checks operands and shapes the launch. Never waits for the
+//! GPU but in `download`, and takes memory only in `alloc` and when it is made.
 //!
 //! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
 

@@ -1,4 +1,5 @@
-//! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, worked out in f64.
+//! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, worked out in
+//! f64.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
 use crate::base::{DType, Result};

@@ -1,9 +1,10 @@
-//! Memory that launches use among themselves: limbs of sums, words from a first launch to a second, and what kernels found
-//! wrong with indices. Never launches.
+//! Memory that launches use among themselves: limbs of sums, words from a first launch to a second, and what kernels
+//! found wrong with indices. Never launches.
 use crate::base::{DType, Error, Result};
 use crate::device::{Buf, LIMBS, View, ViewMut};
 
-/// CTAs of a launch over elements or rows for each multiprocessor, at most: enough to fill it, each with several elements a thread.
+/// CTAs of a launch over elements or rows for each multiprocessor, at most: enough to fill it, each with several
+/// elements a thread.
 pub const CTAS: u32 = 8;
 /// Elements of a row that a thread takes at most: `ITEMS` of `kernels/row.ptx`.
 pub const ITEMS: usize = 16;

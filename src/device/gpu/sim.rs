@@ -1,10 +1,10 @@
-//! A GPU that is simulated: kernels run in the emulator of `flatshard_ptx`, matrix products on the host, and everything is
-//! done when a call returns. Never pretends to a speed.
+//! A GPU that is simulated: kernels run in the emulator of `flatshard_ptx`, matrix products on the host, and everything
+//! is done when a call returns. Never pretends to a speed.
 //!
-//! Its memory is the host's, so that ranks share it as CPU ranks do. A kernel sees its operands and nothing else: each is
-//! an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only reads
-//! ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and must be
-//! full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
+//! Its memory is the host's, so that ranks share it as CPU ranks do. A kernel sees its operands and nothing else: each
+//! is an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only
+//! reads ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and
+//! must be full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, Map, run};
 use super::kernels::{TEXTS, place};

@@ -1,5 +1,5 @@
-//! What NVML says of a GPU beside its work: memory, clocks, what holds them down, ECC, temperature, power. Never fails: where
-//! libnvidia-ml is absent, or a GPU does not tell a value, it is null.
+//! What NVML says of a GPU beside its work: memory, clocks, what holds them down, ECC, temperature, power. Never fails:
+//! where libnvidia-ml is absent, or a GPU does not tell a value, it is null.
 use crate::base::DType;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;

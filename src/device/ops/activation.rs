@@ -3,7 +3,8 @@ use super::check::{float, read, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
-/// A gated activation: `y = silu(gate) * up` (SwiGLU, Shazeer 2020), or with the tanh form of GELU (GeGLU; Gemma). Assigns.
+/// A gated activation: `y = silu(gate) * up` (SwiGLU, Shazeer 2020), or with the tanh form of GELU (GeGLU; Gemma).
+/// Assigns.
 pub struct Glu<'a> {
     pub gate: View<'a>,
     pub up: View<'a>,
@@ -64,13 +65,13 @@ impl GeluBackward<'_> {
     }
 }
 
-/// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (key, index of the element). The same on the gradient
-/// is the backward pass.
+/// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (key, index of the element). The same on the
+/// gradient is the backward pass.
 pub struct Dropout<'a> {
     /// In [0, 1).
     pub p: f32,
-    /// (2) u32, the low word first: an [`Rng::key`](crate::base::rng::Rng::key) that names run, step, micro-batch, rank and
-    /// place in the model.
+    /// (2) u32, the low word first: an [`Rng::key`](crate::base::rng::Rng::key) that names run, step, micro-batch, rank
+    /// and place in the model.
     pub key: View<'a>,
     pub x: ViewMut<'a>,
 }

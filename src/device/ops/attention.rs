@@ -1,4 +1,5 @@
-//! Operands of attention, whole and in the passes of ring attention. N: rows (tokens); Nq and Nk: those of queries and of keys.
+//! Operands of attention, whole and in the passes of ring attention. N: rows (tokens); Nq and Nk: those of queries and
+//! of keys.
 use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
@@ -11,7 +12,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Multiplies the scores; usually 1/sqrt(head_dim).
     pub scale: f32,
-    /// Query i sees key j of its document where i - window < j <= i: the `sliding_window` of transformers. 0: all j <= i.
+    /// Query i sees key j of its document where i - window < j <= i: the `sliding_window` of transformers. 0: all j <=
+    /// i.
     pub window: usize,
     /// Scores become cap * tanh(scale * q k / cap) (Gemma 2). 0: they stay.
     pub softcap: f32,
@@ -49,8 +51,8 @@ impl AttentionShape {
     }
 }
 
-/// Flash-style attention (Dao et al. 2022): causal within each document, within the window where there is one, no T x T matrix.
-/// Assigns `o` and `lse`.
+/// Flash-style attention (Dao et al. 2022): causal within each document, within the window where there is one, no T x T
+/// matrix. Assigns `o` and `lse`.
 pub struct Attention<'a> {
     pub shape: AttentionShape,
     /// (documents + 1) u32: 0 and the end of each document.
@@ -117,9 +119,9 @@ impl AttentionBackward<'_> {
     }
 }
 
-/// Who sees whom in a pass of ring attention (Liu et al. 2023). Any cut of any batch is described alike: zigzag chunks of dense
-/// sequences, or documents cut anywhere. As all of these rise, each query sees one range of the block's keys, and each key is
-/// seen by one range of queries. Assigns both ranges.
+/// Who sees whom in a pass of ring attention (Liu et al. 2023). Any cut of any batch is described alike: zigzag chunks
+/// of dense sequences, or documents cut anywhere. As all of these rise, each query sees one range of the block's keys,
+/// and each key is seen by one range of queries. Assigns both ranges.
 pub struct AttentionRanges<'a> {
     pub shape: AttentionShape,
     /// (documents + 1) u32: the documents of the packed batch.
@@ -175,7 +177,8 @@ impl AttentionPass<'_> {
     }
 }
 
-/// `o` and `lse` of earlier passes become those of all with one more: o = sum of exp(lse_i - lse) o_i, without overflow.
+/// `o` and `lse` of earlier passes become those of all with one more: o = sum of exp(lse_i - lse) o_i, without
+/// overflow.
 pub struct AttentionMerge<'a> {
     pub shape: AttentionShape,
     /// (N, heads * head_dim) f32
@@ -224,7 +227,8 @@ impl AttentionDelta<'_> {
     }
 }
 
-/// Backward of [`AttentionPass`], from the `lse` of all passes merged. Adds to `dq` and to `dkv`, which travels with its block.
+/// Backward of [`AttentionPass`], from the `lse` of all passes merged. Adds to `dq` and to `dkv`, which travels with
+/// its block.
 pub struct AttentionPassBackward<'a> {
     pub shape: AttentionShape,
     /// (Nq, 2) u32
@@ -266,8 +270,8 @@ impl AttentionPassBackward<'_> {
     }
 }
 
-/// Columns of `src` to columns of `dst`, cast where the dtypes (f32; bf16 or f16) differ; both start at their first column. The
-/// other columns keep what they hold.
+/// Columns of `src` to columns of `dst`, cast where the dtypes (f32; bf16 or f16) differ; both start at their first
+/// column. The other columns keep what they hold.
 pub struct CopyColumns<'a> {
     pub rows: usize,
     /// Columns that are copied.

@@ -19,7 +19,8 @@ impl EmbedShape {
     pub fn whole(rows: usize, scale: f32) -> EmbedShape {
         EmbedShape { rows, first: 0, scale }
     }
-    /// Columns of an operand of `table` elements whose rows fill `out` elements, one a token; nothing where there is no token.
+    /// Columns of an operand of `table` elements whose rows fill `out` elements, one a token; nothing where there is no
+    /// token.
     fn columns(&self, op: &'static str, tokens: &View, out: usize, table: usize) -> Result<Option<usize>> {
         let n = tokens.len();
         read(op, &[("tokens", tokens, DType::U32, n)])?;
@@ -35,8 +36,8 @@ impl EmbedShape {
     }
 }
 
-/// `y = scale * table[tokens]`. Assigns, or adds with `accumulate` (learned positions). A token whose row is not in `w` gives 0;
-/// one outside the table is an error.
+/// `y = scale * table[tokens]`. Assigns, or adds with `accumulate` (learned positions). A token whose row is not in `w`
+/// gives 0; one outside the table is an error.
 pub struct Embed<'a> {
     pub shape: EmbedShape,
     /// (N) u32

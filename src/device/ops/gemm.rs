@@ -77,7 +77,8 @@ pub struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    /// Every element that the product touches lies within its view, rows of C do not overlap, and there is such a product.
+    /// Every element that the product touches lies within its view, rows of C do not overlap, and there is such a
+    /// product.
     pub fn check(&self) -> Result<()> {
         check(&self.shape, &self.a, &self.b, &self.c)
     }

@@ -10,8 +10,8 @@ pub const IGNORE: i32 = -100;
 pub struct CrossEntropyShape {
     /// Columns of the logits.
     pub vocab: usize,
-    /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), the gradient that of the logits. 0:
-    /// of the logits themselves.
+    /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), the gradient that of the logits.
+    /// 0: of the logits themselves.
     pub softcap: f32,
 }
 
@@ -63,13 +63,13 @@ pub struct VocabPart {
 }
 
 impl VocabPart {
-    /// f32 that a part finds in a row: the largest logit, the sum of exp(logit - that), and the target's logit, 0 where it is
-    /// another part's. All are 0 in an ignored row.
+    /// f32 that a part finds in a row: the largest logit, the sum of exp(logit - that), and the target's logit, 0 where
+    /// it is another part's. All are 0 in an ignored row.
     pub const STATS: usize = 3;
 }
 
-/// What the loss and the gradient need of each row of one part's logits (Shoeybi et al. 2019, "Megatron-LM", section 3; here one
-/// exchange for each chunk). Assigns `stats`.
+/// What the loss and the gradient need of each row of one part's logits (Shoeybi et al. 2019, "Megatron-LM", section 3;
+/// here one exchange for each chunk). Assigns `stats`.
 pub struct CrossEntropyPart<'a> {
     pub shape: CrossEntropyShape,
     pub part: VocabPart,
@@ -94,8 +94,8 @@ impl CrossEntropyPart<'_> {
     }
 }
 
-/// [`CrossEntropy`] of one part's columns, from the statistics of all parts: merged in their order, so that all ranks come to the
-/// same loss. Adds to `loss`; assigns the gradient.
+/// [`CrossEntropy`] of one part's columns, from the statistics of all parts: merged in their order, so that all ranks
+/// come to the same loss. Adds to `loss`; assigns the gradient.
 pub struct CrossEntropyFinish<'a> {
     pub shape: CrossEntropyShape,
     pub part: VocabPart,

@@ -1,20 +1,21 @@
-//! Operands of the gradient norm and the optimizers' updates, and the numbers that an update shares between elements. n: elements.
+//! Operands of the gradient norm and the optimizers' updates, and the numbers that an update shares between elements.
+//! n: elements.
 use super::check::{float, read, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 use bytemuck::{Pod, Zeroable};
 
-/// Elements to which segments and shard cuts are aligned: 256 bytes in bf16, 512 in f32. The exact gradient norm sums in
-/// blocks of this size, so its bits do not depend on where a unit is cut (see [`SumSquares`]).
+/// Elements to which segments and shard cuts are aligned: 256 bytes in bf16, 512 in f32. The exact gradient norm sums
+/// in blocks of this size, so its bits do not depend on where a unit is cut (see [`SumSquares`]).
 pub const ALIGN: usize = 128;
 
-/// Limbs of the exact accumulator of [`SumSquares`]: each holds an integer below 2^32 as an f64, so that limbs of up to 2^20 ranks
-/// add without rounding.
+/// Limbs of the exact accumulator of [`SumSquares`]: each holds an integer below 2^32 as an f64, so that limbs of up to
+/// 2^20 ranks add without rounding.
 pub const LIMBS: usize = 68;
 
-/// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`ALIGN`] elements, counted from the start of `x`, are summed
-/// in f64 in a fixed order; block sums are added exactly. So any cut at multiples of [`ALIGN`] gives the same limbs. A NaN or
-/// infinity makes the result non-finite.
+/// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`ALIGN`] elements, counted from the start of
+/// `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at multiples of [`ALIGN`] gives
+/// the same limbs. A NaN or infinity makes the result non-finite.
 pub struct SumSquares<'a> {
     /// (n) f32
     pub x: View<'a>,
@@ -30,8 +31,8 @@ impl SumSquares<'_> {
     }
 }
 
-/// The clip scale and the norm from the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`. Assigns `out`. Where
-/// the norm is not finite, neither is the scale.
+/// The clip scale and the norm from the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`. Assigns
+/// `out`. Where the norm is not finite, neither is the scale.
 pub struct ClipScale<'a> {
     /// ([`LIMBS`]) f64
     pub acc: View<'a>,
@@ -80,8 +81,8 @@ impl AdamW<'_> {
     }
 }
 
-/// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). Where `scale[0]` is not finite, nothing
-/// changes.
+/// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). Where `scale[0]` is not finite,
+/// nothing changes.
 pub struct Sgd<'a> {
     /// f32: [`SgdScalars`].
     pub h: View<'a>,

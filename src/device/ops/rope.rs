@@ -14,8 +14,8 @@ pub struct RopeShape {
     pub row: usize,
 }
 
-/// Rotates the query and key heads of `qkv` in place (Su et al. 2021, the half-split form of Hugging Face: element i pairs with
-/// i + head_dim/2).
+/// Rotates the query and key heads of `qkv` in place (Su et al. 2021, the half-split form of Hugging Face: element i
+/// pairs with i + head_dim/2).
 pub struct Rope<'a> {
     pub shape: RopeShape,
     /// (max_len, head_dim) f32: head_dim/2 cosines, then as many sines, a row for each position.
@@ -67,7 +67,8 @@ impl QkNormRopeShape {
     }
 }
 
-/// RMSNorm of each query head with `wq` and of each key head with `wk`, then [`Rope`] (Qwen 3, Gemma 3). Assigns `out` and `rstd`.
+/// RMSNorm of each query head with `wq` and of each key head with `wk`, then [`Rope`] (Qwen 3, Gemma 3). Assigns `out`
+/// and `rstd`.
 pub struct QkNormRope<'a> {
     pub shape: QkNormRopeShape,
     /// As of [`Rope`].
@@ -100,7 +101,8 @@ impl QkNormRope<'_> {
     }
 }
 
-/// Backward of [`QkNormRope`]. Assigns `dqkv` in place, from the gradient of `out` to that of `qkv`. Adds to `dwq` and `dwk`.
+/// Backward of [`QkNormRope`]. Assigns `dqkv` in place, from the gradient of `out` to that of `qkv`. Adds to `dwq` and
+/// `dwk`.
 pub struct QkNormRopeBackward<'a> {
     pub shape: QkNormRopeShape,
     /// As of [`Rope`].

@@ -1,6 +1,6 @@
 //! The block product of Intel AMX: `tdpbf16ps` multiplies a tile of A (16 rows x 32 bf16) by a tile of B (16 pairs x 16
-//! columns). The intrinsics and `is_x86_feature_detected!("amx-bf16")` are unstable; inline assembly is not. Nothing but
-//! tiles.
+//! columns). The intrinsics and `is_x86_feature_detected!("amx-bf16")` are unstable; inline assembly is not. Nothing
+//! but tiles.
 use super::blocked::Block;
 use super::pack::COLUMNS;
 use half::bf16;
@@ -82,8 +82,8 @@ impl Drop for Tiles {
 impl Block<bf16> for Tiles {
     /// 2 x 2 tiles of sums, 2 tiles of A and 2 of B: all eight, and one load for each product.
     const ROWS: usize = 32;
-    /// Panels of A and B (64 KB each) stream from the second cache, at up to 64 bytes a cycle. Shorter ones would come from
-    /// the first, but C would be read and written more often, from the third.
+    /// Panels of A and B (64 KB each) stream from the second cache, at up to 64 bytes a cycle. Shorter ones would come
+    /// from the first, but C would be read and written more often, from the third.
     const STEPS: usize = 32;
     /// 384 rows x 1024 bf16 = 768 KB of a second cache of 2 MB.
     const PANELS: usize = 12;

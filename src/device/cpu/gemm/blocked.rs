@@ -1,6 +1,6 @@
-//! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"):
-//! a stretch of k at a time, columns of B are packed to stay in the third cache and rows of A to stay in the second, and C
-//! is written once for each stretch. Never multiplies itself.
+//! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"): a
+//! stretch of k at a time, columns of B are packed to stay in the third cache and rows of A to stay in the second, and
+//! C is written once for each stretch. Never multiplies itself.
 use super::buffers::Buffers;
 use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack_a, pack_b, prefetch, store};
 use crate::base::{DType, Elem};

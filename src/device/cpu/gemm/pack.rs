@@ -1,9 +1,9 @@
 //! Copies blocks of A and B into the order in which the kernels read them, and writes finished blocks of C. AVX-512.
 //! Never multiplies.
 //!
-//! The unit is a *lane* of 32 bits: one f32 (f16 becomes f32 here), or two bf16 that are neighbours along k, which is what
-//! one lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both operands are cut in
-//! panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
+//! The unit is a *lane* of 32 bits: one f32 (f16 becomes f32 here), or two bf16 that are neighbours along k, which is
+//! what one lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both
+//! operands are cut in panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
 //!
 //! - of A: `[row][lane]`, a row's 16 lanes on one cache line (a row of an AMX tile, or 16 broadcasts);
 //! - of B: `[lane][column]`, a lane of 32 columns on two cache lines (rows of two AMX tiles, or two vectors).
@@ -101,15 +101,16 @@ pub(super) struct Operand<E> {
     pub from: *const E,
     pub ld: usize,
     pub k: usize,
-    /// Neighbours in memory are neighbours along k (A as stored, B transposed); else along the rows of A or columns of B.
+    /// Neighbours in memory are neighbours along k (A as stored, B transposed); else along the rows of A or columns of
+    /// B.
     pub along_k: bool,
 }
 
 /// Packs rows of A at some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; the rows and the first element of each step are within the operand, which is readable; `out` is
-/// 64-byte aligned and holds `height` lines for each step of each panel.
+/// AVX-512 F, BW and VL; the rows and the first element of each step are within the operand, which is readable; `out`
+/// is 64-byte aligned and holds `height` lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a<E: Load>(
     x: &Operand<E>,

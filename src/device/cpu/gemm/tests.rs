@@ -75,8 +75,8 @@ fn under_test() -> Vec<Under> {
     all
 }
 
-/// Odd sizes and edges of panels and tiles; then, for every kernel, several stretches of k with several blocks of rows, bands
-/// of rows, and blocks of columns.
+/// Odd sizes and edges of panels and tiles; then, for every kernel, several stretches of k with several blocks of rows,
+/// bands of rows, and blocks of columns.
 const SIZES: [[usize; 3]; 13] = [
     [1, 1, 1],
     [1, 40, 3],

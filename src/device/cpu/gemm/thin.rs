@@ -1,5 +1,5 @@
-//! Products of a single row: what writing text a token at a time is made of. Each element of B is used once, so nothing is packed,
-//! and memory is what bounds it. Never adds up in another order than along k, in lanes.
+//! Products of a single row: what writing text a token at a time is made of. Each element of B is used once, so nothing
+//! is packed, and memory is what bounds it. Never adds up in another order than along k, in lanes.
 use super::buffers::Buffers;
 use crate::base::dtype::Float;
 use crate::device::cpu::simd::{LANES, lane_sum};

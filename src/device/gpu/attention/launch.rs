@@ -1,4 +1,5 @@
-//! What the launches of all attention kernels share: their last arguments, their grids, and where gradients go. Never chooses.
+//! What the launches of all attention kernels share: their last arguments, their grids, and where gradients go. Never
+//! chooses.
 use crate::base::Result;
 use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
 use crate::device::gpu::launch::GpuDevice;

@@ -1,9 +1,9 @@
-//! Matrix products by cuBLASLt, f32 accumulation. The algorithm of a shape is asked for once; after that a product is one
-//! call. Never allocates after the first product of a shape.
+//! Matrix products by cuBLASLt, f32 accumulation. The algorithm of a shape is asked for once; after that a product is
+//! one call. Never allocates after the first product of a shape.
 //!
 //! cuBLASLt is column-major. A row-major C (m, n) is, read by columns, Cᵀ (n, m) with the same leading dimension, and
-//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for it one of n rows,
-//! which is what its epilogues add.
+//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for
+//! it one of n rows, which is what its epilogues add.
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{Epilogue, GemmShape};
 use crate::device::{View, ViewMut};
@@ -122,7 +122,8 @@ impl Blas {
         Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
     }
 
-    /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what follows as well.
+    /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what
+    /// follows as well.
     fn product(&mut self, shape: &GemmShape, at: &Operands) -> Result<Option<&mut Product>> {
         let Then { follows, bias, z, residual } = at.then;
         if !at.then.fits(shape) {
@@ -157,8 +158,8 @@ impl Blas {
         let (alpha, beta) = (1f32, if shape.accumulate || residual != 0 { 1f32 } else { 0.0 });
         let [first, second, out] = product.layouts;
         let pointer = |address: CUdeviceptr| address as *const c_void;
-        // SAFETY: the launch layer has checked that A, B and C hold what the shape says; descriptors and workspace live as
-        // long as `self`; alpha and beta are read by the call (host pointer mode); the scale type is f32.
+        // SAFETY: the launch layer has checked that A, B and C hold what the shape says; descriptors and workspace live
+        // as long as `self`; alpha and beta are read by the call (host pointer mode); the scale type is f32.
         let done = unsafe {
             result::matmul(
                 handle,
@@ -269,7 +270,8 @@ impl Product {
     /// An attribute of four or eight bytes, as the library's tables say.
     fn set<T>(&self, attribute: Attribute, value: &T) -> Result<()> {
         let (at, bytes) = ((value as *const T).cast(), size_of::<T>());
-        // SAFETY: the descriptor is alive; the value is read by the call and has the size that is said, which the library checks.
+        // SAFETY: the descriptor is alive; the value is read by the call and has the size that is said, which the
+        // library checks.
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, at, bytes) }
             .map_err(|e| failed("descriptors", e))
     }

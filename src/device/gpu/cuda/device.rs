@@ -115,8 +115,8 @@ impl Cuda {
     pub fn memory(&self) -> Result<(usize, usize)> {
         self.context.mem_get_info().map_err(|e| self.failed("memory", e))
     }
-    /// An input error unless `planned` bytes of a rank fit beside those of the ranks that share the GPU. Asked before the
-    /// first allocation of the run.
+    /// An input error unless `planned` bytes of a rank fit beside those of the ranks that share the GPU. Asked before
+    /// the first allocation of the run.
     pub fn require(&self, planned: usize, sharing: usize) -> Result<()> {
         let (free, total) = self.memory()?;
         room::fits(&self.name, planned, sharing, free, total)
@@ -192,8 +192,8 @@ pub(super) struct Marks(Mutex<Option<MarkRing>>);
 pub(super) struct MarkRing {
     pub events: Vec<CudaEvent>,
     pub made: u64,
-    /// What times count from: an event, and the host's time when it had passed. Made anew before each step, since an elapsed
-    /// time is a float of milliseconds.
+    /// What times count from: an event, and the host's time when it had passed. Made anew before each step, since an
+    /// elapsed time is a float of milliseconds.
     pub base: CudaEvent,
     pub at: Instant,
 }

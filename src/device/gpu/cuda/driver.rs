@@ -1,5 +1,5 @@
-//! A GPU as a [`Driver`]: one method a line or a call of the driver. Never waits but in `download` and `synchronize` (and in
-//! `upload` where 12 MiB are on their way).
+//! A GPU as a [`Driver`]: one method a line or a call of the driver. Never waits but in `download` and `synchronize`
+//! (and in `upload` where 12 MiB are on their way).
 use super::device::{Cuda, lock};
 use super::{blas, graph, memory, room};
 use crate::base::meter::Lease;
@@ -76,8 +76,8 @@ impl Driver for Cuda {
         }
         let failed = |e| self.failed("copy", e);
         self.context.bind_to_thread().map_err(failed)?;
-        // SAFETY: both hold `src.bytes()` bytes (checked by the launch layer), of this device or mapped into its address space:
-        // the driver tells by the address which.
+        // SAFETY: both hold `src.bytes()` bytes (checked by the launch layer), of this device or mapped into its
+        // address space: the driver tells by the address which.
         let copied =
             unsafe { sys::cuMemcpyAsync(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream()) };
         copied.result().map_err(failed)

@@ -1,5 +1,5 @@
-//! What the driver's results mean to a user: one message that names device, operation and remedy. Never asks the driver for
-//! more than the name of a result.
+//! What the driver's results mean to a user: one message that names device, operation and remedy. Never asks the driver
+//! for more than the name of a result.
 use crate::base::Error;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -20,7 +20,8 @@ fn is_kernel_fault(code: CUresult) -> bool {
     )
 }
 
-/// The numbers under which the driver's kernel module writes a fault down (NVIDIA, "Xid Errors"): what to look for in `dmesg`.
+/// The numbers under which the driver's kernel module writes a fault down (NVIDIA, "Xid Errors"): what to look for in
+/// `dmesg`.
 fn xid(code: CUresult) -> Option<&'static str> {
     match code {
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Some("31"),

@@ -17,12 +17,14 @@ struct Captured {
     /// Whose work is in it, and what they have of it.
     guests: Vec<(Arc<dyn Guest>, Taken)>,
 }
-// SAFETY: handles of the driver, which takes them from any thread; a graph stands in a lock, so one thread uses it at a time.
+// SAFETY: handles of the driver, which takes them from any thread; a graph stands in a lock, so one thread uses it at a
+// time.
 unsafe impl Send for Captured {}
 
-/// Between begin and end the stream takes the calls down and does none of them, and so do the streams of guests that are forked from
-/// it. The capture is this thread's: others (the one that watches NCCL) go on using the driver. All calls have been done before, so
-/// products have their algorithms; their workspace is the device's, and nothing here allocates.
+/// Between begin and end the stream takes the calls down and does none of them, and so do the streams of guests that
+/// are forked from it. The capture is this thread's: others (the one that watches NCCL) go on using the driver. All
+/// calls have been done before, so products have their algorithms; their workspace is the device's, and nothing here
+/// allocates.
 pub(super) fn capture(cuda: &Cuda, mut calls: Calls) -> Result<Graph> {
     let failed = |e| cuda.failed("capture a graph", e);
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

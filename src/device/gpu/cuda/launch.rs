@@ -1,5 +1,5 @@
-//! Kernels put on a stream: their arguments packed as the driver reads them, and which were launched last, for the message of a
-//! fault. Never waits.
+//! Kernels put on a stream: their arguments packed as the driver reads them, and which were launched last, for the
+//! message of a fault. Never waits.
 use super::device::Cuda;
 use super::{failure, maps};
 use crate::base::{Error, Result};
@@ -61,8 +61,8 @@ impl Cuda {
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
         // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
-        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work, since
-        // memory is freed only after the GPU is done with it.
+        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work,
+        // since memory is freed only after the GPU is done with it.
         let launched = unsafe {
             result::launch_kernel(
                 function.handle,

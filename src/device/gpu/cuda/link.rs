@@ -1,6 +1,6 @@
-//! The job of the cargo feature `cust`: every kernel through the driver's JIT linker, with what its compiler says, verbose, and
-//! the registers, spills and occupancy of the result. `gpu_check link` prints it. Never used by training, whose kernels are
-//! loaded without a linker (`modules`), so that the build needs no toolkit.
+//! The job of the cargo feature `cust`: every kernel through the driver's JIT linker, with what its compiler says,
+//! verbose, and the registers, spills and occupancy of the result. `gpu_check link` prints it. Never used by training,
+//! whose kernels are loaded without a linker (`modules`), so that the build needs no toolkit.
 use super::modules::{plain, runs_on};
 use crate::base::{Error, Result};
 use crate::device::gpu::kernels::{TEXTS, Text};

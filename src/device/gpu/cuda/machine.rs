@@ -1,5 +1,5 @@
-//! What GPUs this machine has and whether they can run this build: asked before anything is started. Every refusal is one
-//! message that says what is there, what is needed and what to do. Makes no context and takes no device memory.
+//! What GPUs this machine has and whether they can run this build: asked before anything is started. Every refusal is
+//! one message that says what is there, what is needed and what to do. Makes no context and takes no device memory.
 use super::failure;
 use crate::base::{Error, Result};
 use cudarc::driver::{result, sys};

@@ -35,8 +35,8 @@ fn one(op: &'static str, map: &Map, place: &mut sys::CUtensorMap) -> Result<()> 
         Swizzle::B128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let strides = map.strides.map(|elements| elements * map.of.dtype().size() as u64);
-    // SAFETY: three of each where three dimensions are said (strides: two); the driver reads them and writes the map; the
-    // address is only encoded, and the launch that follows it holds the operand.
+    // SAFETY: three of each where three dimensions are said (strides: two); the driver reads them and writes the map;
+    // the address is only encoded, and the launch that follows it holds the operand.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             place,

@@ -1,5 +1,5 @@
-//! Device memory with an owner, and pinned host memory through which copies to and from pageable memory run. Never decides
-//! what is allocated.
+//! Device memory with an owner, and pinned host memory through which copies to and from pageable memory run. Never
+//! decides what is allocated.
 use crate::base::DType;
 use crate::base::meter::Lease;
 use crate::device::Buf;
@@ -67,8 +67,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Zeroed, pinned and mapped: with unified addressing (every 64-bit platform that has CUDA) the device reaches it at the address
-/// that the host knows.
+/// Zeroed, pinned and mapped: with unified addressing (every 64-bit platform that has CUDA) the device reaches it at
+/// the address that the host knows.
 pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: Lease) -> DriverResult<Buf> {
     let bytes = (len * dtype.size()).max(1);
     let context = stream.context();
@@ -84,8 +84,8 @@ pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: L
     Ok(unsafe { Buf::from_raw(memory, dtype, len, Place::Mapped, owner) })
 }
 
-/// Pinned pieces that take turns. A piece is free when its event has passed; small uploads share one, so that many of them are on
-/// their way before the host waits for the first.
+/// Pinned pieces that take turns. A piece is free when its event has passed; small uploads share one, so that many of
+/// them are on their way before the host waits for the first.
 pub(super) struct Staging {
     pieces: Vec<Piece>,
     turn: Turn,
@@ -153,8 +153,8 @@ impl Staging {
             if in_use {
                 piece.done.synchronize()?;
             }
-            // SAFETY: the place lies within the piece's PIECE bytes, and no copy uses it: what was copied from this piece since it
-            // was free lies before it.
+            // SAFETY: the place lies within the piece's PIECE bytes, and no copy uses it: what was copied from this
+            // piece since it was free lies before it.
             let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr().add(offset), part.len()) };
             staged.copy_from_slice(part);
             let at = dst + (i * PIECE) as sys::CUdeviceptr;
@@ -180,8 +180,8 @@ impl Staging {
                 let (src, part) = &parts[asked];
                 let piece = &mut self.pieces[(first + asked) % PIECES];
                 piece.done.synchronize()?;
-                // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone; read only after the
-                // event below has passed.
+                // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone; read only
+                // after the event below has passed.
                 let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), part.len()) };
                 // SAFETY: the caller's `src` holds `dst.len()` bytes.
                 unsafe { result::memcpy_dtoh_async(staged, *src, self.stream.cu_stream()) }?;

@@ -1,9 +1,9 @@
-//! A real GPU: the `Driver` over cudarc, whose libraries are loaded when a device is made. Never waits but in `download` and
-//! `synchronize` (and in `upload` where 12 MiB are on their way), and takes no memory after it is made but in `alloc`
-//! (cuBLASLt's descriptors of a new shape and graphs aside).
+//! A real GPU: the `Driver` over cudarc, whose libraries are loaded when a device is made. Never waits but in
+//! `download` and `synchronize` (and in `upload` where 12 MiB are on their way), and takes no memory after it is made
+//! but in `alloc` (cuBLASLt's descriptors of a new shape and graphs aside).
 //!
-//! Order: everything of a device runs on its one compute stream; groups of ranks have streams of their own, and order them
-//! against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
+//! Order: everything of a device runs on its one compute stream; groups of ranks have streams of their own, and order
+//! them against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
 // Results of the driver as messages.
 mod failure;
 // Which GPUs there are, and whether they serve.

@@ -1,7 +1,7 @@
 //! The kernels of this build, compiled by the driver for the GPU at hand, found by name at each launch. Never launches.
 //!
-//! All are loaded when the device is made, on several threads: the driver compiles PTX on the thread that asks, and keeps
-//! what it compiled in its cache on disk, so only the first start of a build takes more than a moment.
+//! All are loaded when the device is made, on several threads: the driver compiles PTX on the thread that asks, and
+//! keeps what it compiled in its cache on disk, so only the first start of a build takes more than a moment.
 use crate::base::{Error, Result};
 use crate::device::gpu::Kernel;
 use crate::device::gpu::kernels::Text;

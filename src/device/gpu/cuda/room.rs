@@ -1,5 +1,5 @@
-//! Whether a run fits into a GPU, asked before it takes anything; and what holds the memory where it did not. Never asks the
-//! driver.
+//! Whether a run fits into a GPU, asked before it takes anything; and what holds the memory where it did not. Never
+//! asks the driver.
 use crate::base::meter::REMEDY;
 use crate::base::{Error, Meter, Result};
 
