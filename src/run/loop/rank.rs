@@ -1,5 +1,5 @@
 //! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they do, then trains or merges. On failure
-//! the other ranks hear of it at once. Never parses and never validates: the [`Plan`] is right by the time it comes here.
+//! the other ranks hear of it at once. Never parses and never validates: the plan is right by the time it comes here.
 use super::merge;
 use super::same;
 use super::shared;

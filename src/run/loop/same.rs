@@ -5,7 +5,7 @@
 //! number a rank tells whether they are alike; only where they are not, they tell each other all that went into it.
 //!
 //! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and the
-//! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: [`super::shared`].
+//! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: `run/loop/shared.rs`.
 use crate::base::{Error, Result, open, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
