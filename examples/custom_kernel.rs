@@ -1,5 +1,5 @@
-//! A kernel of one's own in PTX: expanded, launched on the simulated GPU (no driver, no toolkit), compared with the same in Rust, and
-//! once more with a fault, which the simulated GPU names.
+//! A kernel of one's own in PTX: expanded, launched on the simulated GPU (no driver, no toolkit), and compared with a
+//! loop in Rust; then once more with a fault, which the simulated GPU names.
 //!
 //! ```sh
 //! cargo run --release --example custom_kernel

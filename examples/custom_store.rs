@@ -1,5 +1,5 @@
-//! A parameter store of one's own: every rank keeps all weights in f32 and sums each layer's gradient as soon as it is complete.
-//! Trained next to the store that ships for this (DDP), whose losses it has, bit for bit.
+//! A parameter store of one's own: every rank keeps all weights in f32 and sums each layer's gradient as soon as it is
+//! complete. Trained next to the store that ships for this (DDP), whose losses it has, bit for bit.
 //!
 //! ```sh
 //! cargo run --release --example custom_store

@@ -1,4 +1,4 @@
-//! One collective: four ranks, threads of this process, start an all-reduce, compute something else and wait for the sum.
+//! One collective: four ranks, threads of this process, start an all-reduce, compute something else, wait for the sum.
 //!
 //! ```sh
 //! cargo run --release --example one_collective

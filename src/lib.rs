@@ -11,15 +11,16 @@
 //! use std::sync::Arc;
 //!
 //! fn main() -> flatshard::base::Result<()> {
-//!     let sizes = Spec { vocab: 64, dim: 32, layers: 4, heads: 2, kv_heads: 2, head_dim: 16, ff: 64, max_len: 16, ..Spec::default() };
-//!     let options = EngineOptions { spec: sizes, tokens: 16, ..EngineOptions::default() };
+//!     let (heads, kv_heads, head_dim, ff, max_len) = (2, 2, 16, 64, 16);
+//!     let spec = Spec { vocab: 64, dim: 32, layers: 4, heads, kv_heads, head_dim, ff, max_len, ..Spec::default() };
+//!     let options = EngineOptions { spec, tokens: 16, ..EngineOptions::default() };
 //!     let losses = run_ranks(MeshSizes::sharded(2), |mesh, meter| {
 //!         let mut engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, &options)?;
 //!         (1..=20)
 //!             .map(|number| {
 //!                 let row: Vec<u32> = (0..16).map(|at| (at + mesh.rank() as u32) % 64).collect();
 //!                 let batch = MicroBatch::from_rows([&row[..]]);
-//!                 let tokens = engine.global_count(batch.loss_tokens())?; // over all ranks: the one divisor of the step
+//!                 let tokens = engine.global_count(batch.loss_tokens())?; // of all ranks: what the loss is divided by
 //!                 Ok(engine.train_step(&[batch], &Step { number, lr: 1e-2, tokens })?.loss)
 //!             })
 //!             .collect::<flatshard::base::Result<Vec<f64>>>()
@@ -30,7 +31,8 @@
 //! }
 //! ```
 //!
-//! `examples/` has a training loop, a parameter store of one's own, a collective and a kernel. The binaries are [`run::main`].
+//! `examples/` has a training loop, a parameter store of one's own, a collective and a kernel. The binaries call
+//! [`run::main`].
 //!
 //! A module names its own floor and lower ones only (`tests/tidy` reads the `use` lines):
 //! - 0 [`base`]: errors, dtypes, random numbers

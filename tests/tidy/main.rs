@@ -98,7 +98,7 @@ fn every_module_has_its_floor() {
 
 #[test]
 fn every_file_says_what_it_is() {
-    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "experiments", "tests"] {
+    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "examples", "experiments", "tests"] {
         for (path, text) in sources(dir) {
             assert!(text.starts_with("//! "), "{} does not open with //!", path.display());
         }
@@ -176,7 +176,7 @@ fn scripts_leave_it_to_cargo_where_it_builds() {
 #[test]
 fn nothing_is_unfinished() {
     let marks = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore"), concat!("FIX", "ME")];
-    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "tests", "benches", "experiments"] {
+    for dir in ["src", "ptx", "run_fsdp", "run_ddp", "tests", "benches", "examples", "experiments"] {
         for (path, text) in sources(dir) {
             for mark in marks {
                 assert!(!text.contains(mark), "{} contains {mark}", path.display());
@@ -197,6 +197,7 @@ fn pages_name_only_paths_that_exist() {
                 "tests/",
                 "benches/",
                 "configs/",
+                "examples/",
                 "experiments/",
                 "run_fsdp/",
                 "run_ddp/",

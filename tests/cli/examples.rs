@@ -1,0 +1,38 @@
+//! The examples, as cargo has built them for this test: each checks itself, and prints what its head comment promises.
+use std::process::Command;
+
+/// What `name` prints.
+fn run(name: &str) -> String {
+    let beside = std::env::current_exe().unwrap();
+    let program = beside.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(program.exists(), "{}: cargo test --release --workspace builds it", program.display());
+    let out = Command::new(program).output().unwrap();
+    assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn a_main_of_a_users_own_trains() {
+    let printed = run("train_in_process");
+    let losses = printed.lines().filter_map(|line| line.split("loss ").nth(1)?.split(' ').next()?.parse::<f64>().ok());
+    let losses: Vec<f64> = losses.collect();
+    assert!(losses.len() == 6 && losses[5] < 0.6 * losses[0], "{printed}");
+}
+
+#[test]
+fn a_store_of_a_users_own_ends_in_the_bits_of_ddp() {
+    let printed = run("custom_store");
+    assert!(printed.contains("step 10") && printed.ends_with("the same bits\n"), "{printed}");
+}
+
+#[test]
+fn one_collective_sums_on_every_rank() {
+    let printed = run("one_collective");
+    assert_eq!(printed.matches("sum [4.0, 6.0, 0.4]").count(), 4, "{printed}");
+}
+
+#[test]
+fn a_kernel_of_a_users_own_runs_and_its_fault_is_named() {
+    let printed = run("custom_kernel");
+    assert!(printed.contains("bit for bit") && printed.contains("out of bounds: saxpy at saxpy.ptx:"), "{printed}");
+}
