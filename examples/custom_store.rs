@@ -11,7 +11,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
 use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Spec, Weights};
-use flatshard::store::{Offload, Piece, ReplicatedOptions, Store};
+use flatshard::store::{Offload, ReplicatedOptions, Shard, Store};
 use std::sync::Arc;
 
 struct Layer {
@@ -87,10 +87,10 @@ impl Store for LayerByLayer {
     fn finish_grads(&mut self) -> Result<()> {
         self.layers.iter_mut().filter_map(|layer| layer.sum.take()).try_for_each(|sum| self.group.wait(sum))
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         self.layers.iter_mut().enumerate().try_for_each(|(unit, Layer { layout, weights, grads, .. })| {
             let (master, grad) = (weights.view_mut(), Some(grads.view_mut()));
-            f(Piece { unit, layout, start: 0, master, param: None, grad })
+            f(Shard { unit, layout, start: 0, master, param: None, grad })
         })
     }
     fn weights_changed(&mut self) -> Result<()> {

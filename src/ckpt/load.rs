@@ -1,4 +1,4 @@
-//! Reading: each rank reads the ranges of the files that its pieces need, through one small buffer, and nothing else.
+//! Reading: each rank reads the ranges of the files that its shards need, through one small buffer, and nothing else.
 //! Never judges the files: [`super::source`] has done that before a weight changes.
 use super::checkpointer::Checkpointer;
 use super::checksum::{checksum, total};
@@ -93,21 +93,21 @@ impl<'a> TensorReader<'a> {
         TensorReader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
     }
 
-    /// Every run of this rank's pieces, into masters, parameters and moments. Returns for each tensor the sum over what
+    /// Every run of this rank's shards, into masters, parameters and moments. Returns for each tensor the sum over what
     /// was counted, and how many of those values are not finite.
     fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<(Vec<u64>, Vec<u64>)> {
-        store.for_each_piece(&mut |mut piece| {
-            let stored = runs(piece.layout, piece.start, piece.master.len(), Share::ALL);
+        store.for_each_shard(&mut |mut shard| {
+            let stored = runs(shard.layout, shard.start, shard.master.len(), Share::ALL);
             for run in stored.filter(|run| self.source.tensors.holds(&run.segment.name)) {
-                let master = piece.master.reborrow().slice(run.range.clone());
+                let master = shard.master.reborrow().slice(run.range.clone());
                 self.run(0, &run, master)?;
-                let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
-                for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
+                let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
+                for (moment, (_, state)) in optimizer.state(shard.unit).enumerate() {
                     self.run(1 + moment, &run, state.slice(run.range.clone()))?;
                 }
             }
-            match piece.param {
-                Some(param) => self.dev.copy(piece.master.as_view(), param),
+            match shard.param {
+                Some(param) => self.dev.copy(shard.master.as_view(), param),
                 None => Ok(()),
             }
         })?;

@@ -97,23 +97,23 @@ impl Checkpointer {
         let (pairs, lora) = self.exchange.agree(&*self.dev, "open the adapter", checked)?;
         let mut chunk = vec![0f32; CHUNK / 4];
         let dev: &dyn Device = &*self.dev;
-        let merged = store.for_each_piece(&mut |mut piece| {
-            for run in runs(piece.layout, piece.start, piece.master.len(), Share::ALL) {
+        let merged = store.for_each_shard(&mut |mut shard| {
+            for run in runs(shard.layout, shard.start, shard.master.len(), Share::ALL) {
                 let Some(pair) = pairs.get(&run.segment.name) else { continue };
                 for from in (0..run.range.len()).step_by(CHUNK / 4) {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let start = run.range.start + from;
                     let values = &mut chunk[..n];
-                    dev.download(piece.master.as_view().slice(start..start + n), bytemuck::cast_slice_mut(values))?;
+                    dev.download(shard.master.as_view().slice(start..start + n), bytemuck::cast_slice_mut(values))?;
                     for (part, place) in run.segment.stretches(run.at + from..run.at + from + n) {
                         let part = part.start - run.at - from..part.end - run.at - from;
                         pair.add(lora.scale(), lora.rank, place, &mut values[part]);
                     }
-                    dev.upload(bytemuck::cast_slice(values), piece.master.reborrow().slice(start..start + n))?;
+                    dev.upload(bytemuck::cast_slice(values), shard.master.reborrow().slice(start..start + n))?;
                 }
             }
-            match piece.param {
-                Some(param) => dev.copy(piece.master.as_view(), param),
+            match shard.param {
+                Some(param) => dev.copy(shard.master.as_view(), param),
                 None => Ok(()),
             }
         });

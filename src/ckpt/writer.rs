@@ -82,7 +82,7 @@ impl ShardWriter {
 }
 
 /// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In
-/// the order of the store's pieces, and of the moments within each.
+/// the order of the store's shards, and of the moments within each.
 pub(super) fn each_run(
     plan: &FilePlan,
     share: Share,
@@ -90,13 +90,13 @@ pub(super) fn each_run(
     mut optimizer: Option<&mut Optimizer>,
     f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
 ) -> Result<()> {
-    store.for_each_piece(&mut |piece| {
-        let stored = runs(piece.layout, piece.start, piece.master.len(), share);
+    store.for_each_shard(&mut |shard| {
+        let stored = runs(shard.layout, shard.start, shard.master.len(), share);
         for run in stored.filter(|run| plan.tensors.holds(&run.segment.name)) {
             let index = |group| plan.tensors.find(group, &run.segment.name);
-            f(index(0)?, run.at, piece.master.as_view().slice(run.range.clone()))?;
-            let Some(optimizer) = optimizer.as_mut().filter(|_| piece.grad.is_some()) else { continue };
-            for (moment, (_, state)) in optimizer.state(piece.unit).enumerate() {
+            f(index(0)?, run.at, shard.master.as_view().slice(run.range.clone()))?;
+            let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
+            for (moment, (_, state)) in optimizer.state(shard.unit).enumerate() {
                 f(index(1 + moment)?, run.at, state.as_view().slice(run.range.clone()))?;
             }
         }

@@ -3,7 +3,7 @@
 //! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp
 //! and tp are given the same micro-batch and take their parts of it.
 use super::bytes::PlannedRank;
-use super::staging::Staging;
+use super::staging::BatchStaging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
 use crate::base::history::{History, InUse};
@@ -138,7 +138,7 @@ pub struct Engine {
     summed: Summed,
     norm: GradNorm,
     scaler: Option<LossScaler>,
-    pub(super) staging: Staging,
+    pub(super) staging: BatchStaging,
     /// f64 (2): what is being summed over ranks.
     sums: Buf,
     numbers: Numbers,
@@ -163,7 +163,7 @@ impl Numbers {
     fn new(dev: &dyn Device, len: usize) -> Result<Numbers> {
         Ok(Numbers { host: vec![0.0; len], buf: dev.alloc(DType::F32, len, Category::Other)? })
     }
-    fn say(&mut self, dev: &dyn Device, [loss_scale, unscale]: [f32; 2], constants: &[f32]) -> Result<()> {
+    fn upload(&mut self, dev: &dyn Device, [loss_scale, unscale]: [f32; 2], constants: &[f32]) -> Result<()> {
         let (scales, own) = self.host.split_at_mut(Numbers::BEFORE);
         scales.copy_from_slice(&[loss_scale, unscale]);
         own.copy_from_slice(constants);
@@ -199,7 +199,7 @@ impl Engine {
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),
-            staging: Staging::new(&*dev, options.tokens, split.sp, decoder.dropout_words())?,
+            staging: BatchStaging::new(&*dev, options.tokens, split.sp, decoder.dropout_words())?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
@@ -222,7 +222,7 @@ impl Engine {
         let by = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         let loss_scale = (by as f64 / step.tokens() as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
-        self.numbers.say(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
+        self.numbers.upload(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
@@ -305,7 +305,7 @@ impl Engine {
         Ok(count as u64)
     }
 
-    /// Weights and optimizer state, piece by piece: what checkpoints read and write.
+    /// Weights and optimizer state, shard by shard: what checkpoints read and write.
     pub fn state(&mut self) -> (&mut dyn Store, &mut Optimizer) {
         (&mut *self.store, &mut self.optimizer)
     }

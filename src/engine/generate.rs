@@ -1,7 +1,7 @@
 //! Text from a model. A context goes through the decoder once, and then each new token by itself, attending to the keys
 //! and values of those before it; rank 0 picks it. Never trains.
 use super::Engine;
-use super::staging::Staging;
+use super::staging::BatchStaging;
 use crate::base::rng::Rng;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::mesh::{Coords, MeshSizes};
@@ -75,7 +75,7 @@ pub struct Generator {
     decoder: Decoder,
     store: Box<dyn Store>,
     workspace: Workspace,
-    staging: Staging,
+    staging: BatchStaging,
     window: usize,
 }
 
@@ -88,7 +88,7 @@ impl Generator {
         Ok(Generator {
             store: options.strategy.store(dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
             workspace,
-            staging: Staging::new(&*dev, options.prompt, Slice::WHOLE, 0)?,
+            staging: BatchStaging::new(&*dev, options.prompt, Slice::WHOLE, 0)?,
             window: options.window(),
             mesh: mesh.clone(),
             dev,
@@ -150,7 +150,7 @@ struct Writer<'a> {
     decoder: &'a Decoder,
     store: &'a mut dyn Store,
     workspace: &'a mut Workspace,
-    staging: &'a mut Staging,
+    staging: &'a mut BatchStaging,
     /// The longest context.
     window: usize,
     /// The workspace has room for the keys and values of such a context.
@@ -180,7 +180,7 @@ impl Writer<'_> {
             if start > 0 {
                 past = 0; // the context has moved on: every token is at another position, and sees others
             }
-            self.look(&context[start..], past, &mut batch, &mut logits)?;
+            self.next_logits(&context[start..], past, &mut batch, &mut logits)?;
             if self.remembers {
                 past = context.len() - start;
             }
@@ -188,7 +188,7 @@ impl Writer<'_> {
                 0 => pick(&logits, sampling, rng.uniform(i as u64)),
                 _ => 0,
             };
-            let token = self.told(token, &mut picked)?;
+            let token = self.broadcast_token(token, &mut picked)?;
             context.push(token);
             if !next(token) {
                 break;
@@ -198,7 +198,7 @@ impl Writer<'_> {
     }
 
     /// The logits of what follows `context`, of which the first `past` tokens are remembered.
-    fn look(&mut self, context: &[u32], past: usize, batch: &mut MicroBatch, logits: &mut [f32]) -> Result<()> {
+    fn next_logits(&mut self, context: &[u32], past: usize, batch: &mut MicroBatch, logits: &mut [f32]) -> Result<()> {
         let Writer { dev, decoder, store, workspace, staging, .. } = self;
         let n = context.len() - past;
         batch.tokens.clear();
@@ -214,7 +214,7 @@ impl Writer<'_> {
     }
 
     /// The token that rank 0 picked. Ranks may compute on unlike machines, and a token is followed by all or by none.
-    fn told(&self, token: u32, buf: &mut Buf) -> Result<u32> {
+    fn broadcast_token(&self, token: u32, buf: &mut Buf) -> Result<u32> {
         if self.world.size() == 1 {
             return Ok(token);
         }

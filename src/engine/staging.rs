@@ -6,7 +6,7 @@ use crate::data::zigzag::ZigzagCut;
 use crate::device::{Buf, Device, View};
 use crate::nn::{Batch, Slice};
 
-pub(super) struct Staging {
+pub(super) struct BatchStaging {
     /// Of a whole micro-batch.
     capacity: usize,
     tokens: Buf,
@@ -22,15 +22,15 @@ pub(super) struct Staging {
     cut: Option<ZigzagCut>,
 }
 
-impl Staging {
+impl BatchStaging {
     /// Room for one rank's part of `tokens` tokens in as many documents, and for `keys` words of keys.
-    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<Staging> {
+    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<BatchStaging> {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let (part, cut) = (tokens.div_ceil(sp.of), sp.of > 1);
         let borders = tokens + 1 + usize::from(cut); // padding is one more document
         let rows = if cut { part * sp.of } else { 0 };
-        Ok(Staging {
+        Ok(BatchStaging {
             capacity: tokens,
             tokens: alloc(DType::U32, part)?,
             targets: alloc(DType::I32, part)?,

@@ -66,10 +66,10 @@ impl Summed {
 /// place in the window. Returns how much that is.
 fn each(store: &mut dyn Store, window: Range<usize>, f: &mut dyn FnMut(ViewMut, usize) -> Result<()>) -> Result<usize> {
     let mut place = 0;
-    store.for_each_piece(&mut |mut piece| {
-        for segment in piece.layout.segments.iter().filter(|s| is_summed(s)) {
-            let owned = piece.owned(segment.range());
-            let (Some(grad), Some(owned)) = (&mut piece.grad, owned) else { continue };
+    store.for_each_shard(&mut |mut shard| {
+        for segment in shard.layout.segments.iter().filter(|s| is_summed(s)) {
+            let owned = shard.owned(segment.range());
+            let (Some(grad), Some(owned)) = (&mut shard.grad, owned) else { continue };
             let (from, to) = (place.max(window.start), (place + owned.len()).min(window.end));
             if from < to {
                 let first = owned.start + from - place;
@@ -155,19 +155,19 @@ mod tests {
                     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));
                     let layouts = layouts(tp, 2);
                     let mut store = strategy.store(dev.clone(), &mesh, &layouts)?;
-                    // All at once, or a piece at a time.
+                    // All at once, or a shard at a time.
                     let mut summed = if sp == 1 { Summed::new(&mesh, &layouts)? } else { Summed::of(&mesh, 77)? };
                     let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
                     let mut one = dev.alloc(DType::F32, 1, Category::Other)?;
                     one.view_mut().host::<f32>("test")?.fill(1.0);
                     assert_eq!(summed.buf.as_ref().map(Buf::len), Some(if sp == 1 { 2 * (130 + 200) } else { 77 }));
-                    // Every segment's part of each piece: what is to be there before, or what is there after.
+                    // Every segment's part of each shard: what is to be there before, or what is there after.
                     let visit = |store: &mut dyn Store, f: &mut dyn FnMut(&Segment, usize, &mut f32)| {
-                        store.for_each_piece(&mut |mut piece| {
-                            for segment in &piece.layout.segments {
-                                let Some(owned) = piece.owned(segment.range()) else { continue };
-                                let first = piece.start + owned.start - segment.start;
-                                let grad = piece.grad.as_mut().unwrap().reborrow().slice(owned);
+                        store.for_each_shard(&mut |mut shard| {
+                            for segment in &shard.layout.segments {
+                                let Some(owned) = shard.owned(segment.range()) else { continue };
+                                let first = shard.start + owned.start - segment.start;
+                                let grad = shard.grad.as_mut().unwrap().reborrow().slice(owned);
                                 for (i, x) in grad.host::<f32>("test")?.iter_mut().enumerate() {
                                     f(segment, first + i, x);
                                 }

@@ -1,7 +1,7 @@
 //! The true global norm of the step's gradient, and the factor that clips by it. Never touches the gradient: the factor
 //! goes into the optimizer's pass.
 //!
-//! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the pieces nor
+//! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the shards nor
 //! on where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same
 //! bits. Each element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has
 //! whole is the first one's.
@@ -11,7 +11,7 @@ use crate::device::cpu::CpuDevice;
 use crate::device::ops::{ClipScale, SumSquares};
 use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
 use crate::nn::{Segment, Tp};
-use crate::store::{Offload, Piece, Store};
+use crate::store::{Offload, Shard, Store};
 use std::sync::Arc;
 
 pub struct GradNorm {
@@ -72,24 +72,24 @@ impl GradNorm {
     }
 }
 
-/// Assigns the sum over this rank's pieces; of ranks of tp, the `first` counts what all of them have.
+/// Assigns the sum over this rank's shards; of ranks of tp, the `first` counts what all of them have.
 fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> Result<()> {
     dev.zero(acc.view_mut())?;
-    store.for_each_piece(&mut |piece| match first {
+    store.for_each_shard(&mut |shard| match first {
         true => {
-            piece.grad.map_or(Ok(()), |grad| dev.sum_squares(SumSquares { x: grad.as_view(), acc: acc.view_mut() }))
+            shard.grad.map_or(Ok(()), |grad| dev.sum_squares(SumSquares { x: grad.as_view(), acc: acc.view_mut() }))
         }
-        false => sum_cut(dev, piece, acc.view_mut()),
+        false => sum_cut(dev, shard, acc.view_mut()),
     })
 }
 
 /// Adds the squares of the tensors that tp cuts.
-fn sum_cut(dev: &dyn Device, mut piece: Piece, mut acc: ViewMut) -> Result<()> {
+fn sum_cut(dev: &dyn Device, mut shard: Shard, mut acc: ViewMut) -> Result<()> {
     let is_cut = |segment: &Segment| matches!(segment.tp, Tp::Cut { .. });
-    let alike = piece.layout.segments.chunk_by(|a, b| is_cut(a) == is_cut(b));
+    let alike = shard.layout.segments.chunk_by(|a, b| is_cut(a) == is_cut(b));
     for segments in alike.filter(|segments| is_cut(&segments[0])) {
-        let owned = piece.owned(segments[0].start..segments[segments.len() - 1].range().end);
-        if let (Some(grad), Some(owned)) = (&mut piece.grad, owned) {
+        let owned = shard.owned(segments[0].start..segments[segments.len() - 1].range().end);
+        if let (Some(grad), Some(owned)) = (&mut shard.grad, owned) {
             dev.sum_squares(SumSquares { x: grad.as_view().slice(owned), acc: acc.reborrow() })?;
         }
     }

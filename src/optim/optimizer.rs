@@ -1,4 +1,4 @@
-//! AdamW and SGD over the pieces of a store, one fused pass a piece. Never reduces, clips or schedules: gradient, scale
+//! AdamW and SGD over the shards of a store, one fused pass a shard. Never reduces, clips or schedules: gradient, scale
 //! and learning rate come in finished.
 use crate::base::{Category, DType, Error, Result};
 use crate::device::host::Staged;
@@ -32,7 +32,7 @@ impl Rule {
             Rule::Sgd { .. } => "sgd",
         }
     }
-    /// Names of the state tensors, by which checkpoints call them (PyTorch's names). Each is f32, as long as the piece.
+    /// Names of the state tensors, by which checkpoints call them (PyTorch's names). Each is f32, as long as the shard.
     pub fn state(&self) -> &'static [&'static str] {
         match *self {
             Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
@@ -55,12 +55,12 @@ impl Rule {
     }
 }
 
-/// Of a unit's trainable piece; empty where all of it is frozen.
+/// Of a unit's trainable shard; empty where all of it is frozen.
 #[derive(Default)]
 struct UnitState {
     /// In the order of [`Rule::state`].
     state: Vec<Buf>,
-    /// Which decay and learning rate apply where in the piece.
+    /// Which decay and learning rate apply where in the shard.
     runs: Vec<Run>,
 }
 
@@ -89,7 +89,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Allocates zeroed state next to every trainable piece of `store`: where its masters are.
+    /// Allocates zeroed state next to every trainable shard of `store`: where its masters are.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
         Optimizer::with_threads(dev, store, rule, 1)
     }
@@ -99,16 +99,16 @@ impl Optimizer {
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
         let on_device = |place: Place| place != Place::Mapped;
-        store.for_each_piece(&mut |piece| {
-            if let Some(grad) = &piece.grad {
-                collect(piece.layout, &mut kinds);
-                let len = piece.master.len();
-                let host = !on_device(piece.master.place());
+        store.for_each_shard(&mut |shard| {
+            if let Some(grad) = &shard.grad {
+                collect(shard.layout, &mut kinds);
+                let len = shard.master.len();
+                let host = !on_device(shard.master.place());
                 if host {
                     let staged = staged.get_or_insert(Staged { owned: 0, grads: false, weights: None });
                     staged.owned += len;
                     staged.grads |= on_device(grad.place());
-                    staged.weights = piece.param.as_ref().filter(|p| on_device(p.place())).map(ViewMut::dtype);
+                    staged.weights = shard.param.as_ref().filter(|p| on_device(p.place())).map(ViewMut::dtype);
                 }
                 let state = rule.state().iter().map(|name| {
                     let _for = dev.meter().purpose(name);
@@ -117,8 +117,8 @@ impl Optimizer {
                         false => dev.alloc(DType::F32, len, Category::Optimizer),
                     }
                 });
-                let runs = flat::runs(piece.layout, piece.start..piece.start + len);
-                units[piece.unit] = UnitState { state: state.collect::<Result<_>>()?, runs };
+                let runs = flat::runs(shard.layout, shard.start..shard.start + len);
+                units[shard.unit] = UnitState { state: state.collect::<Result<_>>()?, runs };
             }
             Ok(())
         })?;
@@ -137,7 +137,7 @@ impl Optimizer {
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// The state of the trainable piece of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints
+    /// The state of the trainable shard of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints
     /// write and read.
     pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
         self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
@@ -165,21 +165,21 @@ impl Optimizer {
         &self.constants
     }
 
-    /// One update of every piece with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants`
+    /// One update of every shard with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants`
     /// that lie on the device; also writes the copy in the compute dtype. Where the scale is not finite, nothing
     /// changes: whoever learns it says so by [`Optimizer::count`].
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
         let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
-        store.for_each_piece(&mut |mut piece| {
-            let Some(grad) = piece.grad else { return Ok(()) }; // frozen
-            let UnitState { state, runs } = &mut self.units[piece.unit];
+        store.for_each_shard(&mut |mut shard| {
+            let Some(grad) = shard.grad else { return Ok(()) }; // frozen
+            let UnitState { state, runs } = &mut self.units[shard.unit];
             for Run { range, decay, lr_scale } in runs {
                 let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
                 let kind = kind.ok_or_else(|| Error::op("optimizer", "a run of no known kind"))?;
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());
-                let p = piece.master.reborrow().slice(range.clone());
-                let out = piece.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
+                let p = shard.master.reborrow().slice(range.clone());
+                let out = shard.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
                 let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));
                 let (h, host_h) = (constants.slice(own.clone()), &numbers[own]);
                 match (rule, &mut self.host) {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Where some tensors are frozen, a unit has two such buffers, one of the trainable tensors and one of the frozen ones:
-//! every byte of a [`Part`] is treated alike, and only the first has gradients.
+//! every byte of a [`UnitPart`] is treated alike, and only the first has gradients.
 //!
 //! Cuts ignore the segments' borders: a shard may begin inside one tensor and end inside another, or hold padding only.
 //! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs
@@ -36,7 +36,7 @@ pub enum Wrap {
 
 /// The trainable tensors of a unit, or its frozen ones: one flat buffer, cut over the ranks.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Part {
+pub struct UnitPart {
     pub trainable: bool,
     pub keep: Keep,
     pub layout: Layout,
@@ -46,7 +46,7 @@ pub struct Part {
     pub shard: usize,
 }
 
-impl Part {
+impl UnitPart {
     /// What `rank` owns of the flat buffer.
     pub fn owned(&self, rank: usize) -> Range<usize> {
         rank * self.shard..(rank + 1) * self.shard
@@ -58,11 +58,11 @@ impl Part {
 pub struct Unit {
     pub layers: Range<usize>,
     /// The trainable part, the frozen one, or both in this order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<UnitPart>,
 }
 
 impl Unit {
-    pub fn part(&self, trainable: bool) -> Option<&Part> {
+    pub fn part(&self, trainable: bool) -> Option<&UnitPart> {
         self.parts.iter().find(|p| p.trainable == trainable)
     }
     /// Elements of the flat buffer of its trainable tensors; 0 where all is frozen.
@@ -114,7 +114,7 @@ impl Flat {
                 let padded = layout.len.next_multiple_of(ranks * ALIGN);
                 // One master is enough to keep them all.
                 let keep = layout.segments.iter().map(keep).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
-                parts.push(Part { trainable, keep, layout, padded, shard: padded / ranks });
+                parts.push(UnitPart { trainable, keep, layout, padded, shard: padded / ranks });
             }
         }
         self.units.push(Unit { layers, parts });
@@ -139,10 +139,6 @@ impl Flat {
     }
     pub fn home(&self, layer: usize) -> &Home {
         &self.homes[layer]
-    }
-    /// Elements that one rank owns of each part, and how it keeps them.
-    pub fn kept(&self) -> impl Iterator<Item = (usize, Keep)> {
-        self.units.iter().flat_map(|u| &u.parts).map(|p| (p.shard, p.keep))
     }
     /// Elements that one rank owns and trains, over all units.
     pub fn trained_shard(&self) -> usize {
@@ -190,10 +186,10 @@ pub fn slot(unit: usize, cycle: usize) -> usize {
     if unit == 0 { 0 } else { 1 + (unit - 1) % cycle }
 }
 
-/// A stretch of a piece whose elements are all updated alike.
+/// A stretch of a shard whose elements are all updated alike.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Run {
-    /// Counted from the start of the piece.
+    /// Counted from the start of the shard.
     pub range: Range<usize>,
     pub decay: bool,
     pub lr_scale: f32,
@@ -294,7 +290,7 @@ mod tests {
         let starts: Vec<usize> = flat.home(1).layout.segments.iter().map(|s| s.start).collect();
         assert_eq!(starts, [0, 0]);
         assert_eq!(flat.home(2).layout.segments[0].start, 128);
-        assert_eq!((flat.kept().map(|k| k.0).sum::<usize>(), flat.trained_shard()), (512 + 384 + 128, 512 + 256));
+        assert_eq!(flat.trained_shard(), 512 + 256);
         assert_eq!(flat.slots(2, Unit::trained), [1024, 512, 0]);
         assert_eq!(flat.slots(2, Unit::frozen), [0, 256, 256]);
     }

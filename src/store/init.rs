@@ -9,12 +9,12 @@ use crate::nn::Init;
 /// Elements filled on the host at once: 256 kB.
 const CHUNK: usize = 1 << 16;
 
-/// Fills the pieces of this rank by their segments' [`Init`]; padding stays 0.
+/// Fills the shards of this rank by their segments' [`Init`]; padding stays 0.
 pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<()> {
     let (mut chunk, mut rounded) = (vec![0f32; CHUNK], Vec::new());
-    store.for_each_piece(&mut |mut piece| {
-        let owned = piece.start..piece.start + piece.master.len();
-        for segment in &piece.layout.segments {
+    store.for_each_shard(&mut |mut shard| {
+        let owned = shard.start..shard.start + shard.master.len();
+        for segment in &shard.layout.segments {
             let rng = Rng::named(seed, &segment.name);
             let (mut at, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             while at < end {
@@ -25,12 +25,12 @@ pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<
                     fill(segment.init, &rng, place as u64, &mut values[part.start - first..part.end - first]);
                 }
                 let to = at - owned.start..at - owned.start + n;
-                assign(dev, values, &mut rounded, piece.master.reborrow().slice(to))?;
+                assign(dev, values, &mut rounded, shard.master.reborrow().slice(to))?;
                 at += n;
             }
         }
-        match piece.param {
-            Some(param) => dev.copy(piece.master.as_view(), param),
+        match shard.param {
+            Some(param) => dev.copy(shard.master.as_view(), param),
             None => Ok(()),
         }
     })?;

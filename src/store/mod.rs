@@ -1,17 +1,18 @@
 //! Floor 4: how parameters are kept. Every store implements [`ParamStore`] towards the model and [`Store`] towards the
 //! optimizer, clipping and checkpoints. Never knows which layer it is holding.
-mod cut;
-pub mod flat;
-pub mod init;
-mod kept;
-pub mod offload;
-pub mod reference;
-mod replicas;
-pub mod replicated;
-pub mod sharded;
-mod shards;
-mod slots;
-pub mod zero;
+pub mod offload; // what is in host memory
+mod traits; // a store to the optimizer and to checkpoints
+mod kept; // masters, and the copy that is computed with
+pub mod flat; // layers, units, shards: arithmetic
+pub mod init; // initial weights
+mod replicas; // sums over dp_replicate
+mod shards; // what a rank owns of each unit
+mod slots; // the primitives: unshard, wait, reshard, reduce-scatter
+mod units; // what stores that shard units have in common
+pub mod sharded; // FSDP's schedule
+pub mod zero; // ZeRO's
+pub mod replicated; // DDP
+pub mod reference; // FSDP tensor by tensor: the oracle
 
 pub use flat::Wrap;
 pub use init::initialize;
@@ -20,69 +21,5 @@ pub use offload::Offload;
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
+pub use traits::{Shard, Store, Strategy};
 pub use zero::{Stage, Zero, ZeroOptions};
-
-use crate::base::{DType, Result};
-use crate::comm::Mesh;
-use crate::device::{Device, ViewMut};
-use crate::nn::{Layout, ParamStore};
-use std::ops::Range;
-use std::sync::Arc;
-
-/// What this rank owns of a unit's trainable tensors, or of its frozen ones: a contiguous range of their flat buffer.
-/// Its end may reach into padding.
-pub struct Piece<'a> {
-    pub unit: usize,
-    /// The segments of the whole buffer.
-    pub layout: &'a Layout,
-    /// Where the piece starts in the buffer; a multiple of [`crate::device::ALIGN`]. It is `master.len()` long.
-    pub start: usize,
-    /// f32 master weights; frozen ones beside adapters in what is computed with. [`assign`] writes either.
-    pub master: ViewMut<'a>,
-    /// The copy in the compute dtype that is gathered, where it is not the master itself.
-    pub param: Option<ViewMut<'a>>,
-    /// The reduced gradient of the step (f32, summed over ranks); none where the piece is frozen.
-    pub grad: Option<ViewMut<'a>>,
-}
-
-impl Piece<'_> {
-    /// What of `range`, elements of the whole buffer, this piece has: counted from its own start.
-    pub fn owned(&self, range: Range<usize>) -> Option<Range<usize>> {
-        let (from, to) = (range.start.max(self.start), range.end.min(self.start + self.master.len()));
-        (from < to).then(|| from - self.start..to - self.start)
-    }
-}
-
-/// How parameters, gradients and optimizer state are spread over the ranks of a mesh: the options of a store.
-pub trait Strategy: Send + Sync {
-    fn name(&self) -> &'static str;
-    /// The compute dtype.
-    fn dtype(&self) -> DType;
-    /// What is in host memory.
-    fn offload(&self) -> Offload;
-    /// Allocates everything that holds parameters and gradients. Every rank of the mesh calls it alike. `layouts`: this
-    /// rank's part of the tensors.
-    fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>>;
-}
-
-/// What owns parameters. The same piece order on every call.
-pub trait Store: ParamStore {
-    fn name(&self) -> &'static str;
-    fn units(&self) -> usize;
-    /// Whether every rank of the group owns everything (DDP): then a norm is not summed over ranks, and one rank
-    /// writes.
-    fn replicated(&self) -> bool;
-    /// Before each micro-batch of a training step; `last` marks the accumulation boundary, `first` the step's
-    /// beginning.
-    fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()>;
-    /// After the last backward: every reduction has landed in the pieces.
-    fn finish_grads(&mut self) -> Result<()>;
-    /// Visits every piece, in unit order; of a unit, the trainable one first.
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
-    /// Masters (and params) have changed: what is gathered is stale.
-    fn weights_changed(&mut self) -> Result<()>;
-    /// The same, but for frozen ones: the optimizer has updated what learns.
-    fn weights_updated(&mut self) -> Result<()> {
-        self.weights_changed()
-    }
-}

@@ -22,7 +22,7 @@
 //! reduce from.
 use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
-use super::{Offload, Piece, Store, Strategy};
+use super::{Offload, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
@@ -87,7 +87,7 @@ fn share(segment: &Segment, ranks: usize) -> usize {
     (rows.div_ceil(ranks) * (segment.len() / rows)).next_multiple_of(ALIGN)
 }
 
-struct Tensor {
+struct ShardedTensor {
     /// The tensor alone.
     layout: Layout,
     /// Its place in the layer.
@@ -120,7 +120,7 @@ pub struct Reference {
     options: ReferenceOptions,
     layouts: Vec<Layout>,
     /// By layer.
-    tensors: Vec<Vec<Tensor>>,
+    tensors: Vec<Vec<ShardedTensor>>,
     /// Whole layers, and which one is there.
     weights: Vec<(Buf, Option<usize>)>,
     /// None where all is frozen.
@@ -168,7 +168,7 @@ impl Reference {
             let len = share(segment, group.size());
             let mut layout = Layout::default();
             layout.place(segment.clone());
-            Ok(Tensor {
+            Ok(ShardedTensor {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
@@ -176,7 +176,8 @@ impl Reference {
                 grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };
-        let mut tensors = |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<Tensor>>>();
+        let mut tensors =
+            |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<ShardedTensor>>>();
         let tensors = layouts.iter().map(&mut tensors).collect::<Result<_>>()?;
         let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, group.size());
         let full = |len| Ok((dev.alloc(options.dtype, len, Category::Slots)?, None));
@@ -225,7 +226,7 @@ impl ParamStore for Reference {
         let slot = buffer(layer, self.weights.len());
         let (full, there) = &mut self.weights[slot];
         if *there != Some(layer) {
-            for Tensor { segment, index, kept, .. } in &self.tensors[layer] {
+            for ShardedTensor { segment, index, kept, .. } in &self.tensors[layer] {
                 let shard = kept.compute();
                 let padded = 0..shard.len() * self.group.size();
                 let into = self.gathered.view_mut().slice(padded);
@@ -264,7 +265,7 @@ impl ParamStore for Reference {
         self.collecting[layer] = false;
         let accumulate = !self.options.accumulates() && !self.first;
         let slot = buffer(layer, self.grads.len());
-        for Tensor { segment, index, grad, .. } in &mut self.tensors[layer] {
+        for ShardedTensor { segment, index, grad, .. } in &mut self.tensors[layer] {
             let (Some(full), Some(shard)) = (&self.grads[slot], grad) else { continue };
             let padded = 0..shard.len() * self.group.size();
             let (own, padding) = self.reduced.view_mut().slice(padded.clone()).split_at(segment.len());
@@ -301,16 +302,16 @@ impl Store for Reference {
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        for Tensor { index, grad, .. } in self.tensors.iter_mut().flatten() {
+        for ShardedTensor { index, grad, .. } in self.tensors.iter_mut().flatten() {
             grad.as_mut().map_or(Ok(()), |grad| self.replicas.sum(*index, grad.view_mut()))?;
             self.replicas.finish()?;
         }
         Ok(())
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         let rank = self.group.rank();
-        for Tensor { layout, index, kept, grad, .. } in self.tensors.iter_mut().flatten() {
-            f(Piece {
+        for ShardedTensor { layout, index, kept, grad, .. } in self.tensors.iter_mut().flatten() {
+            f(Shard {
                 unit: *index,
                 layout,
                 start: rank * kept.master.len(),

@@ -4,11 +4,12 @@
 //! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
 //! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
 //!
-//! Bytes of a rank for P parameters in bf16, and in f32 in parentheses: params 6P (4P), grads 4P, AdamW's moments 8P; no slots, but
-//! 2P where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters 2P (4P).
-use super::flat::{Flat, Part, Unit, Wrap};
+//! Bytes of a rank for P parameters in bf16, and in f32 in parentheses: params 6P (4P), grads 4P, AdamW's moments 8P;
+//! no slots, but 2P where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters 2P
+//! (4P).
+use super::flat::{Flat, Unit, UnitPart, Wrap};
 use super::kept::{self, Kept, narrow};
-use super::{Offload, Piece, Store, Strategy};
+use super::{Offload, Shard, Store, Strategy};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
@@ -90,17 +91,17 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let kept = |part: &Part| Kept::new(&*dev, part.padded, part.keep, options.dtype, options.offload);
+        let kept = |part: &UnitPart| Kept::new(&*dev, part.padded, part.keep, options.dtype, options.offload);
         let wires = narrow(options.reduce_dtype, group.size());
         let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
-        let grad = |part: &Part| {
+        let grad = |part: &UnitPart| {
             let _for = dev.meter().purpose("gradient buckets");
             match wires {
                 None => travelling(DType::F32, part.padded, Category::Grads),
                 Some(_) => dev.alloc(DType::F32, part.padded, Category::Grads),
             }
         };
-        let wire = |part: &Part| wires.map(|dtype| travelling(dtype, part.padded, Category::Slots)).transpose();
+        let wire = |part: &UnitPart| wires.map(|dtype| travelling(dtype, part.padded, Category::Slots)).transpose();
         let bucket = |unit: &Unit| {
             Ok(Bucket {
                 parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
@@ -202,10 +203,10 @@ impl Store for Replicated {
         }
         Ok(())
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
             for (part, kept) in flat.parts.iter().zip(&mut bucket.parts) {
-                f(Piece {
+                f(Shard {
                     unit,
                     layout: &part.layout,
                     start: 0,

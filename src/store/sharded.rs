@@ -25,11 +25,11 @@
 //! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas
 //! (dp_replicate) once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the
 //! backward of u - 2.
-use super::cut::{self, Cut};
 use super::flat::{Flat, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
-use super::{Offload, Piece, Store, Strategy};
+use super::units::{ShardedUnits, UnitPlan};
+use super::{Offload, Shard, Store, Strategy};
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -90,7 +90,8 @@ impl Default for ShardedOptions {
     }
 }
 
-/// Units that gathers run ahead without a limit: that hides one which takes longer than a unit computes, for twice the slots.
+/// Units that gathers run ahead without a limit: that hides one which takes longer than a unit computes, for twice the
+/// slots.
 pub const AHEAD: usize = 3;
 
 impl ShardedOptions {
@@ -98,10 +99,10 @@ impl ShardedOptions {
     fn ahead(&self) -> usize {
         if self.limit_all_gathers { 1 } else { AHEAD }
     }
-    fn cut(&self, layouts: &[Layout], ranks: usize) -> cut::Plan {
+    fn plan(&self, layouts: &[Layout], ranks: usize) -> UnitPlan {
         let flat = Flat::new(layouts, self.wrap, ranks);
         let cycles = self.cycles(flat.units.len(), ranks);
-        cut::Plan { flat, cycles, dtype: self.dtype, offload: self.offload }
+        UnitPlan { flat, cycles, dtype: self.dtype, offload: self.offload }
     }
     /// Slots that the units other than the root take turns in: the current one and those ahead, or one each.
     fn cycles(&self, units: usize, ranks: usize) -> Cycles {
@@ -137,22 +138,22 @@ impl Strategy for ShardedOptions {
 
 pub struct Sharded {
     options: ShardedOptions,
-    cut: Cut,
+    units: ShardedUnits,
     /// The unit whose reduce-scatter was the last to start, when its shard is to be summed over replicas next.
     landing: Option<usize>,
 }
 
 impl Sharded {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ShardedOptions) -> Result<Sharded> {
-        let cut = Cut::new(dev, mesh, options.cut(layouts, mesh.fsdp.size()))?;
-        Ok(Sharded { options: options.clone(), cut, landing: None })
+        let units = ShardedUnits::new(dev, mesh, options.plan(layouts, mesh.fsdp.size()))?;
+        Ok(Sharded { options: options.clone(), units, landing: None })
     }
 
     /// Starts to gather what this pass uses next.
-    fn gather_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
+    fn unshard_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
         for _ in 0..self.options.ahead() {
-            let Some(next) = self.cut.flat.next(unit, pass) else { break };
-            self.cut.gather(next)?;
+            let Some(next) = self.units.flat.next(unit, pass) else { break };
+            self.units.unshard(next)?;
             unit = next;
         }
         Ok(())
@@ -160,51 +161,53 @@ impl Sharded {
 
     /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's
     /// gradient is complete, so that nothing waits for the reduce-scatter in between.
-    fn replicate(&mut self) -> Result<()> {
-        self.landing.take().map_or(Ok(()), |unit| self.cut.replicate(unit))
+    fn sum_replicas(&mut self) -> Result<()> {
+        self.landing.take().map_or(Ok(()), |unit| self.units.sum_replicas(unit))
     }
 }
 
 impl ParamStore for Sharded {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let unit = self.cut.flat.home(layer).unit;
-        if !self.cut.is_open(unit) {
-            self.cut.gather(unit)?;
+        let unit = self.units.flat.home(layer).unit;
+        if !self.units.is_unsharded(unit) {
+            self.units.unshard(unit)?;
             let ahead = match pass {
                 Pass::Backward => self.options.backward_prefetch == BackwardPrefetch::Pre,
                 Pass::Forward | Pass::Evaluate => self.options.forward_prefetch,
             };
             if ahead {
-                self.gather_ahead(unit, pass)?;
+                self.unshard_ahead(unit, pass)?;
             }
-            self.cut.open(unit)?;
+            self.units.wait(unit)?;
         }
-        self.cut.layer(layer)
+        self.units.weights(layer)
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        let unit = self.cut.flat.home(layer).unit;
-        if !self.cut.flat.closes(layer, pass) || !self.cut.is_open(unit) {
-            return Ok(()); // not open: below the lowest layer that learns, backward acquires nothing
+        let unit = self.units.flat.home(layer).unit;
+        if !self.units.flat.closes(layer, pass) || !self.units.is_unsharded(unit) {
+            return Ok(()); // not unsharded: below the lowest layer that learns, backward acquires nothing
         }
-        self.cut.close(unit)?;
+        self.units.reshard(unit)?;
         match pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post {
-            true => self.gather_ahead(unit, pass),
+            true => self.unshard_ahead(unit, pass),
             false => Ok(()),
         }
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.cut.grads(layer)
+        self.units.grads(layer)
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         let accumulates = self.options.accumulates();
-        let Some(unit) = self.cut.completed_by(layer).filter(|_| self.cut.last || !accumulates) else { return Ok(()) };
-        self.cut.complete(unit)?;
-        self.replicate()?;
-        let reducing = self.cut.reduce(unit, !accumulates && !self.cut.first)?;
-        self.landing = Some(unit).filter(|_| reducing && self.cut.last && self.cut.replicas.any());
+        let Some(unit) = self.units.completed_by(layer).filter(|_| self.units.last || !accumulates) else {
+            return Ok(());
+        };
+        self.units.complete(unit)?;
+        self.sum_replicas()?;
+        let reducing = self.units.reduce_scatter(unit, !accumulates && !self.units.first)?;
+        self.landing = Some(unit).filter(|_| reducing && self.units.last && self.units.replicas.any());
         Ok(())
     }
 }
@@ -214,27 +217,27 @@ impl Store for Sharded {
         if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
     }
     fn units(&self) -> usize {
-        self.cut.flat.units.len()
+        self.units.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false
     }
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        self.cut.begin_micro_batch(first, last);
+        self.units.begin_micro_batch(first, last);
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        self.replicate()?;
-        self.cut.finish_reductions()?;
-        self.cut.replicas.finish()
+        self.sum_replicas()?;
+        self.units.wait_reductions()?;
+        self.units.replicas.finish()
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        self.cut.visit(f)
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
+        self.units.visit(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
-        self.cut.forget()
+        self.units.clear()
     }
     fn weights_updated(&mut self) -> Result<()> {
-        self.cut.forget_trained()
+        self.units.clear_trained()
     }
 }

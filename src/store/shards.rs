@@ -1,27 +1,27 @@
 //! What a rank owns of each unit where units are cut over the ranks: masters, their copy, and the reduced gradient, a
 //! shard a part. Never communicates.
-use super::flat::{Flat, Part, Unit};
+use super::flat::{Flat, Unit, UnitPart};
 use super::kept::Kept;
 use super::replicas::Replicas;
-use super::{Offload, Piece};
+use super::{Offload, Shard};
 use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
 /// Of one unit.
-pub(super) struct Shards {
+pub(super) struct UnitShards {
     /// One a part of the unit.
-    parts: Vec<Shard>,
+    parts: Vec<ShardBufs>,
     /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
     pub collecting: bool,
 }
 
-struct Shard {
+struct ShardBufs {
     kept: Kept,
     /// None in a frozen part.
     grad: Option<Buf>,
 }
 
-impl Shards {
+impl UnitShards {
     /// Of every unit.
     pub fn new(
         dev: &dyn Device,
@@ -29,14 +29,15 @@ impl Shards {
         dtype: DType,
         offload: Offload,
         replicas: &Replicas,
-    ) -> Result<Vec<Shards>> {
-        let shard = |part: &Part| {
+    ) -> Result<Vec<UnitShards>> {
+        let shard = |part: &UnitPart| {
             let grad = || replicas.grad(dev, offload, part.shard);
             let kept = Kept::new(dev, part.shard, part.keep, dtype, offload)?;
-            Ok(Shard { kept, grad: part.trainable.then(grad).transpose()? })
+            Ok(ShardBufs { kept, grad: part.trainable.then(grad).transpose()? })
         };
-        let of =
-            |unit: &Unit| Ok(Shards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false });
+        let of = |unit: &Unit| {
+            Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false })
+        };
         flat.units.iter().map(of).collect()
     }
     /// What is gathered: of the trainable part, of the frozen one.
@@ -50,16 +51,16 @@ impl Shards {
     pub fn grad(&mut self) -> Option<ViewMut<'_>> {
         self.parts.iter_mut().find_map(|s| s.grad.as_mut()).map(Buf::view_mut)
     }
-    /// Visits the pieces of `rank`, which these are, of all units.
+    /// Visits the shards of `rank`, which these are, of all units.
     pub fn visit(
-        all: &mut [Shards],
+        all: &mut [UnitShards],
         flat: &Flat,
         rank: usize,
-        f: &mut dyn FnMut(Piece<'_>) -> Result<()>,
+        f: &mut dyn FnMut(Shard<'_>) -> Result<()>,
     ) -> Result<()> {
         for (unit, (cut, shards)) in flat.units.iter().zip(all).enumerate() {
-            for (part, Shard { kept, grad }) in cut.parts.iter().zip(&mut shards.parts) {
-                f(Piece {
+            for (part, ShardBufs { kept, grad }) in cut.parts.iter().zip(&mut shards.parts) {
+                f(Shard {
                     unit,
                     layout: &part.layout,
                     start: part.owned(rank).start,

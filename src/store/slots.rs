@@ -31,12 +31,12 @@ pub(super) struct Cycles {
 const WIRES: usize = 2;
 
 /// A gathered unit.
-struct Held {
+struct Unsharded {
     unit: usize,
     /// Of its trainable and of its frozen tensors.
     gathers: [Option<Gather>; 2],
     /// Between acquire and release: must not be replaced.
-    open: bool,
+    in_use: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ impl Gather {
 struct WeightSlot {
     /// For trainable and for frozen tensors, where its units have them.
     bufs: [Option<Buf>; 2],
-    held: Option<Held>,
+    unsharded: Option<Unsharded>,
 }
 
 pub(super) struct WeightSlots {
@@ -78,24 +78,24 @@ impl WeightSlots {
             len => group.alloc(dtype, len, CommUse::Gathered, Category::Slots).map(Some),
         };
         let lens = flat.slots(cycle, Unit::trained).into_iter().zip(flat.slots(cycle, Unit::frozen));
-        let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], held: None });
+        let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], unsharded: None });
         Ok(WeightSlots { slots: lens.map(slot).collect::<Result<_>>()?, cycle })
     }
-    /// Starts to gather `unit` unless its slot holds it already. `shards`: this rank's, of its trainable tensors and of
+    /// Starts to gather `unit` unless it is in its slot. `shards`: this rank's, of its trainable tensors and of
     /// its frozen ones.
-    pub fn start(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
+    pub fn unshard(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
-        match &slot.held {
-            Some(held) if held.unit == unit => {}
-            Some(held) if held.open => {
-                let what = format!("unit {unit} needs the slot of unit {}, which was not released", held.unit);
+        match &slot.unsharded {
+            Some(unsharded) if unsharded.unit == unit => {}
+            Some(unsharded) if unsharded.in_use => {
+                let what = format!("unit {unit} needs the slot of unit {}, which was not released", unsharded.unit);
                 return Err(Error::op("gather", what));
             }
             _ => slot.clear(group)?,
         }
-        let WeightSlot { bufs, held } = slot;
-        let held = held.get_or_insert(Held { unit, gathers: [None, None], open: false });
-        for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut held.gathers) {
+        let WeightSlot { bufs, unsharded } = slot;
+        let unsharded = unsharded.get_or_insert(Unsharded { unit, gathers: [None, None], in_use: false });
+        for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut unsharded.gathers) {
             let (Some(buf), Some(shard), None) = (buf, shard, &gather) else { continue };
             let full = buf.view_mut().slice(0..shard.len() * group.size());
             let ticket = group.all_gather(Tag::new("gather", unit), shard, full)?;
@@ -103,24 +103,24 @@ impl WeightSlots {
         }
         Ok(())
     }
-    /// Makes a started unit readable and keeps it until [`WeightSlots::close`].
-    pub fn open(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
-        let held = self.held(unit)?;
-        held.open = true;
-        held.gathers.iter_mut().flatten().try_for_each(|gather| gather.wait(group))
+    /// Makes a started unit readable and keeps it until [`WeightSlots::reshard`].
+    pub fn wait(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
+        let unsharded = self.unsharded(unit)?;
+        unsharded.in_use = true;
+        unsharded.gathers.iter_mut().flatten().try_for_each(|gather| gather.wait(group))
     }
-    pub fn is_open(&self, unit: usize) -> bool {
-        let held = &self.slots[flat::slot(unit, self.cycle)].held;
-        held.as_ref().is_some_and(|h| h.unit == unit && h.open)
+    pub fn is_unsharded(&self, unit: usize) -> bool {
+        let unsharded = &self.slots[flat::slot(unit, self.cycle)].unsharded;
+        unsharded.as_ref().is_some_and(|h| h.unit == unit && h.in_use)
     }
-    pub fn close(&mut self, unit: usize) -> Result<()> {
-        self.held(unit)?.open = false;
+    pub fn reshard(&mut self, unit: usize) -> Result<()> {
+        self.unsharded(unit)?.in_use = false;
         Ok(())
     }
-    /// What a layer of an open unit computes with.
-    pub fn layer<'a>(&'a self, flat: &'a Flat, layer: usize) -> Result<Weights<'a>> {
+    /// What a layer of an unsharded unit computes with.
+    pub fn weights<'a>(&'a self, flat: &'a Flat, layer: usize) -> Result<Weights<'a>> {
         let Home { unit, layout } = flat.home(layer);
-        if !self.is_open(*unit) {
+        if !self.is_unsharded(*unit) {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
         let bufs = &self.slots[flat::slot(*unit, self.cycle)].bufs;
@@ -132,21 +132,21 @@ impl WeightSlots {
     }
     /// Forgets what learns: the optimizer has updated it. Frozen tensors stay where they are.
     pub fn clear_trained(&mut self, group: &dyn Collective) -> Result<()> {
-        for held in self.slots.iter_mut().filter_map(|slot| slot.held.as_mut()) {
-            held.open = false;
-            held.gathers[0].take().map_or(Ok(()), |gather| gather.end(group))?;
+        for unsharded in self.slots.iter_mut().filter_map(|slot| slot.unsharded.as_mut()) {
+            unsharded.in_use = false;
+            unsharded.gathers[0].take().map_or(Ok(()), |gather| gather.end(group))?;
         }
         Ok(())
     }
-    fn held(&mut self, unit: usize) -> Result<&mut Held> {
-        let held = self.slots[flat::slot(unit, self.cycle)].held.as_mut().filter(|h| h.unit == unit);
-        held.ok_or_else(|| Error::op("weights", format!("unit {unit} was never gathered")))
+    fn unsharded(&mut self, unit: usize) -> Result<&mut Unsharded> {
+        let unsharded = self.slots[flat::slot(unit, self.cycle)].unsharded.as_mut().filter(|h| h.unit == unit);
+        unsharded.ok_or_else(|| Error::op("weights", format!("unit {unit} was never gathered")))
     }
 }
 
 impl WeightSlot {
     fn clear(&mut self, group: &dyn Collective) -> Result<()> {
-        let gathers = self.held.take().into_iter().flat_map(|held| held.gathers).flatten();
+        let gathers = self.unsharded.take().into_iter().flat_map(|unsharded| unsharded.gathers).flatten();
         gathers.into_iter().try_for_each(|gather| gather.end(group))
     }
 }
@@ -214,7 +214,7 @@ impl GradSlots {
         }
     }
     /// Starts `shard (+)= this rank's part of the sum over ranks`.
-    pub fn reduce(
+    pub fn reduce_scatter(
         &mut self,
         dev: &dyn Device,
         group: &dyn Collective,
@@ -239,10 +239,10 @@ impl GradSlots {
         Ok(())
     }
     /// The reduction that was started last in the unit's slot has landed in its shard.
-    pub fn land(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
+    pub fn wait_reduced(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         match self.wires.get_mut(flat::slot(unit, WIRES)) {
-            Some(wire) => wire.land(group),
-            None => self.slots[flat::slot(unit, self.cycle)].land(group),
+            Some(wire) => wire.wait_reduced(group),
+            None => self.slots[flat::slot(unit, self.cycle)].wait_reduced(group),
         }
     }
     /// Every reduction has landed in its shard.
@@ -252,7 +252,7 @@ impl GradSlots {
 }
 
 impl GradSlot {
-    fn land(&mut self, group: &dyn Collective) -> Result<()> {
+    fn wait_reduced(&mut self, group: &dyn Collective) -> Result<()> {
         match &mut self.reducing {
             Some(Reducing { ticket, landed }) if !*landed => {
                 *landed = true;
@@ -262,7 +262,7 @@ impl GradSlot {
         }
     }
     fn finish(&mut self, group: &dyn Collective) -> Result<()> {
-        self.land(group)?;
+        self.wait_reduced(group)?;
         self.reducing.take().map_or(Ok(()), |reducing| group.wait_sent(reducing.ticket))
     }
 }

@@ -22,11 +22,11 @@
 //!
 //! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
 //! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
-use super::cut::{self, Cut};
 use super::flat::{Flat, Unit, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
-use super::{Offload, Piece, Store, Strategy};
+use super::units::{ShardedUnits, UnitPlan};
+use super::{Offload, Shard, Store, Strategy};
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -85,10 +85,10 @@ impl ZeroOptions {
             offload: Offload::Nothing,
         }
     }
-    fn cut(&self, layouts: &[Layout], ranks: usize) -> cut::Plan {
+    fn plan(&self, layouts: &[Layout], ranks: usize) -> UnitPlan {
         let wrap = if self.stage == Stage::Three { Wrap::Transformer } else { Wrap::AtMost(self.reduce_bucket) };
         let flat = Flat::new(layouts, wrap, ranks);
-        cut::Plan { cycles: self.cycles(&flat, ranks), flat, dtype: self.dtype, offload: self.offload }
+        UnitPlan { cycles: self.cycles(&flat, ranks), flat, dtype: self.dtype, offload: self.offload }
     }
     fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let (all, each) = (flat.units.len(), if self.overlap { 2 } else { 1 });
@@ -160,16 +160,16 @@ pub struct Zero {
     buckets: Vec<Range<usize>>,
     /// Weight slots that the units other than the root take turns in.
     cycle: usize,
-    cut: Cut,
+    units: ShardedUnits,
 }
 
 impl Zero {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ZeroOptions) -> Result<Zero> {
-        let plan = options.cut(layouts, mesh.fsdp.size());
+        let plan = options.plan(layouts, mesh.fsdp.size());
         Ok(Zero {
             buckets: options.buckets(&plan.flat),
             cycle: plan.cycles.weights,
-            cut: Cut::new(dev, mesh, plan)?,
+            units: ShardedUnits::new(dev, mesh, plan)?,
             options: options.clone(),
         })
     }
@@ -182,27 +182,27 @@ impl Zero {
     fn prefetch(&mut self, unit: usize, pass: Pass) -> Result<()> {
         let (mut at, mut ahead) = (unit, 0);
         for _ in 1..self.cycle {
-            match self.cut.flat.next(at, pass) {
+            match self.units.flat.next(at, pass) {
                 Some(next) if ahead < self.options.prefetch => at = next,
                 _ => break,
             }
-            ahead += elements(&self.cut.flat.units[at]);
-            self.cut.gather(at)?;
+            ahead += elements(&self.units.flat.units[at]);
+            self.units.unshard(at)?;
         }
         Ok(())
     }
 
     /// Stages 1 and 2: all weights, with no more in flight than may be. Returns while the last of them are.
-    fn gather_all(&mut self) -> Result<()> {
+    fn unshard_all(&mut self) -> Result<()> {
         let (mut oldest, mut flying) = (0, 0);
-        for unit in 0..self.cut.flat.units.len() {
-            flying += elements(&self.cut.flat.units[unit]);
+        for unit in 0..self.units.flat.units.len() {
+            flying += elements(&self.units.flat.units[unit]);
             while oldest < unit && flying > self.options.gather_bucket {
-                self.cut.open(oldest)?;
-                flying -= elements(&self.cut.flat.units[oldest]);
+                self.units.wait(oldest)?;
+                flying -= elements(&self.units.flat.units[oldest]);
                 oldest += 1;
             }
-            self.cut.gather(unit)?;
+            self.units.unshard(unit)?;
         }
         Ok(())
     }
@@ -210,38 +210,38 @@ impl Zero {
 
 impl ParamStore for Zero {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
-        let unit = self.cut.flat.home(layer).unit;
-        if !self.cut.is_open(unit) {
-            self.cut.gather(unit)?;
+        let unit = self.units.flat.home(layer).unit;
+        if !self.units.is_unsharded(unit) {
+            self.units.unshard(unit)?;
             if self.partitions_weights() {
                 self.prefetch(unit, pass)?;
             }
-            self.cut.open(unit)?;
+            self.units.wait(unit)?;
         }
-        self.cut.layer(layer)
+        self.units.weights(layer)
     }
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
-        let unit = self.cut.flat.home(layer).unit;
-        match self.partitions_weights() && self.cut.flat.closes(layer, pass) && self.cut.is_open(unit) {
-            true => self.cut.close(unit),
+        let unit = self.units.flat.home(layer).unit;
+        match self.partitions_weights() && self.units.flat.closes(layer, pass) && self.units.is_unsharded(unit) {
+            true => self.units.reshard(unit),
             false => Ok(()),
         }
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.cut.grads(layer)
+        self.units.grads(layer)
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         let sums = self.options.stage == Stage::One;
-        let Some(unit) = self.cut.completed_by(layer).filter(|_| self.cut.last || !sums) else { return Ok(()) };
-        self.cut.complete(unit)?;
+        let Some(unit) = self.units.completed_by(layer).filter(|_| self.units.last || !sums) else { return Ok(()) };
+        self.units.complete(unit)?;
         let Some(bucket) = self.buckets.iter().find(|b| b.start == unit) else { return Ok(()) }; // not full
         for unit in bucket.clone().rev() {
-            self.cut.reduce(unit, !sums && !self.cut.first)?;
+            self.units.reduce_scatter(unit, !sums && !self.units.first)?;
         }
-        if self.options.overlap { Ok(()) } else { self.cut.finish_reductions() }
+        if self.options.overlap { Ok(()) } else { self.units.wait_reductions() }
     }
 }
 
@@ -254,29 +254,29 @@ impl Store for Zero {
         }
     }
     fn units(&self) -> usize {
-        self.cut.flat.units.len()
+        self.units.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false
     }
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
-        self.cut.begin_micro_batch(first, last);
+        self.units.begin_micro_batch(first, last);
         Ok(())
     }
     fn finish_grads(&mut self) -> Result<()> {
-        self.cut.finish_reductions()?;
-        (0..self.cut.flat.units.len()).try_for_each(|unit| self.cut.replicate(unit))?;
-        self.cut.replicas.finish()
+        self.units.wait_reductions()?;
+        (0..self.units.flat.units.len()).try_for_each(|unit| self.units.sum_replicas(unit))?;
+        self.units.replicas.finish()
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        self.cut.visit(f)
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
+        self.units.visit(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
-        self.cut.forget()?;
-        if self.partitions_weights() { Ok(()) } else { self.gather_all() }
+        self.units.clear()?;
+        if self.partitions_weights() { Ok(()) } else { self.unshard_all() }
     }
     fn weights_updated(&mut self) -> Result<()> {
-        self.cut.forget_trained()?;
-        if self.partitions_weights() { Ok(()) } else { self.gather_all() }
+        self.units.clear_trained()?;
+        if self.partitions_weights() { Ok(()) } else { self.unshard_all() }
     }
 }

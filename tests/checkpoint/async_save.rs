@@ -10,7 +10,7 @@ use flatshard::base::{Category, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::comm::Tag;
 use flatshard::nn::Decoder;
-use flatshard::store::{Piece, Store};
+use flatshard::store::{Shard, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::Path;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ fn wait_for(ended: impl Fn() -> bool) {
 fn change(held: &mut KnownState) -> Result<()> {
     let dev = held.dev.clone();
     let optimizer = &mut held.optimizer;
-    held.store.for_each_piece(&mut |piece| {
-        for (_, state) in optimizer.state(piece.unit) {
+    held.store.for_each_shard(&mut |shard| {
+        for (_, state) in optimizer.state(shard.unit) {
             dev.zero(state)?;
         }
-        dev.zero(piece.master)
+        dev.zero(shard.master)
     })
 }
 fn newest(dir: &Path) -> Option<String> {
@@ -101,10 +101,10 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
 }
 
 /// Lowers the limit on file sizes when the store is copied: after room was made, before anything is written.
-fn lowering(store: &mut dyn Store, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+fn lowering(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
     let old = getrlimit(Resource::Fsize);
     setrlimit(Resource::Fsize, Rlimit { current: Some(30_000), maximum: old.maximum }).unwrap();
-    store.for_each_piece(f)
+    store.for_each_shard(f)
 }
 
 #[test]

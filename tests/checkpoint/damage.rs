@@ -8,7 +8,7 @@ use flatshard::base::{DType, Error, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::nn::{Decoder, Init, Layout, Spec};
 use flatshard::optim::Rule;
-use flatshard::store::{Piece, Store};
+use flatshard::store::{Shard, Store};
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -257,11 +257,11 @@ fn values_that_are_not_finite_are_counted_over_all_ranks() {
     }
 }
 
-/// Fails in the midst of the store's pieces: as a device or a disk may, on one rank.
-fn failing(store: &mut dyn Store, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-    store.for_each_piece(&mut |piece| match piece.unit {
+/// Fails in the midst of the store's shards: as a device or a disk may, on one rank.
+fn failing(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
+    store.for_each_shard(&mut |shard| match shard.unit {
         2 => Err(Error::Run("this rank's device is gone".into())),
-        _ => f(piece),
+        _ => f(shard),
     })
 }
 

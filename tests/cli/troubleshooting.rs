@@ -253,8 +253,8 @@ fn a_bit_of_one_replica() -> String {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
         let mut verify = Verify::new(rank.device, &rank.mesh, engine.state().0, 1)?;
         let (store, optimizer) = engine.state();
-        store.for_each_piece(&mut |piece| {
-            let weights = piece.master.host::<f32>("test")?;
+        store.for_each_shard(&mut |shard| {
+            let weights = shard.master.host::<f32>("test")?;
             weights[0] = if rank.rank == 1 { weights[0] + 1.0 } else { weights[0] };
             Ok(())
         })?;

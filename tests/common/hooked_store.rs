@@ -1,10 +1,10 @@
-//! A store of which one thing is otherwise: the visit of its pieces, by which checkpoints are written and read.
+//! A store of which one thing is otherwise: the visit of its shards, by which checkpoints are written and read.
 use flatshard::base::Result;
 use flatshard::nn::{Grads, ParamStore, Pass, Weights};
-use flatshard::store::{Piece, Store};
+use flatshard::store::{Shard, Store};
 
-/// How pieces are visited: the store below, and what is done with each piece.
-pub type Visit = fn(&mut dyn Store, &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
+/// How shards are visited: the store below, and what is done with each shard.
+pub type Visit = fn(&mut dyn Store, &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()>;
 
 pub struct HookedStore {
     pub store: Box<dyn Store>,
@@ -41,7 +41,7 @@ impl Store for HookedStore {
     fn finish_grads(&mut self) -> Result<()> {
         self.store.finish_grads()
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         (self.visit)(&mut *self.store, f)
     }
     fn weights_changed(&mut self) -> Result<()> {

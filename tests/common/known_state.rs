@@ -76,8 +76,8 @@ impl KnownState {
             dev.upload(bytemuck::cast_slice(&values), to)
         })?;
         let dev = &*self.dev;
-        self.store.for_each_piece(&mut |piece| match piece.param {
-            Some(param) => dev.copy(piece.master.as_view(), param),
+        self.store.for_each_shard(&mut |shard| match shard.param {
+            Some(param) => dev.copy(shard.master.as_view(), param),
             None => Ok(()),
         })?;
         self.store.weights_changed()?;
@@ -95,10 +95,10 @@ impl KnownState {
             Ok(())
         })?;
         let (dev, mut nonzero) = (self.dev.clone(), 0);
-        self.store.for_each_piece(&mut |piece| {
-            let masters = download::<f32>(&*dev, piece.master.as_view())?;
+        self.store.for_each_shard(&mut |shard| {
+            let masters = download::<f32>(&*dev, shard.master.as_view())?;
             nonzero += masters.iter().filter(|x| x.to_bits() != 0).count();
-            if let Some(param) = piece.param {
+            if let Some(param) = shard.param {
                 for (p, m) in download::<bf16>(&*dev, param.as_view())?.into_iter().zip(masters) {
                     assert_eq!(p.to_bits(), bf16::from_f32(m).to_bits());
                 }
@@ -124,18 +124,18 @@ impl KnownState {
     /// group.
     pub fn each(&mut self, f: &mut dyn FnMut(&str, &str, usize, ViewMut) -> Result<()>) -> Result<()> {
         let optimizer = &mut self.optimizer;
-        self.store.for_each_piece(&mut |mut piece| {
-            for s in &piece.layout.segments {
-                let end = piece.start + piece.master.len();
-                let (from, to) = (s.range().start.max(piece.start), s.range().end.min(end));
+        self.store.for_each_shard(&mut |mut shard| {
+            for s in &shard.layout.segments {
+                let end = shard.start + shard.master.len();
+                let (from, to) = (s.range().start.max(shard.start), s.range().end.min(end));
                 if from >= to {
                     continue;
                 }
                 for (part, at) in s.stretches(from - s.start..to - s.start) {
-                    let first = s.start + part.start - piece.start;
+                    let first = s.start + part.start - shard.start;
                     let range = first..first + part.len();
-                    f("", &s.name, at, piece.master.reborrow().slice(range.clone()))?;
-                    for (moment, state) in optimizer.state(piece.unit) {
+                    f("", &s.name, at, shard.master.reborrow().slice(range.clone()))?;
+                    for (moment, state) in optimizer.state(shard.unit) {
                         f(moment, &s.name, at, state.slice(range.clone()))?;
                     }
                 }

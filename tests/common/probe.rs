@@ -6,7 +6,7 @@ use flatshard::comm::{Mesh, Tag};
 use flatshard::device::Device;
 use flatshard::engine::Strategy;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
-use flatshard::store::{Offload, Piece, Store};
+use flatshard::store::{Offload, Shard, Store};
 use std::sync::Arc;
 
 /// Notes and started operations in order, each as purpose and number: `gather3 use2 norm0`.
@@ -94,8 +94,8 @@ impl Store for WatchedStore {
     fn finish_grads(&mut self) -> Result<()> {
         self.inner.finish_grads()
     }
-    fn for_each_piece(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        self.inner.for_each_piece(f)
+    fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
+        self.inner.for_each_shard(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.inner.weights_changed()

@@ -278,15 +278,15 @@ pub type Fragments = Vec<(String, usize, Vec<f32>)>;
 pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
     let dev = engine.device().clone();
     let mut fragments = Vec::new();
-    engine.state().0.for_each_piece(&mut |piece| {
-        let mut values = vec![0f32; piece.master.len()];
+    engine.state().0.for_each_shard(&mut |shard| {
+        let mut values = vec![0f32; shard.master.len()];
         // Frozen weights may be kept in fewer bits.
         let mut wide = dev.alloc(DType::F32, values.len(), Category::Other)?;
-        dev.copy(piece.master.as_view(), wide.view_mut())?;
+        dev.copy(shard.master.as_view(), wide.view_mut())?;
         dev.download(wide.view(), bytemuck::cast_slice_mut(&mut values))?;
         let mut padding = vec![true; values.len()];
-        for segment in &piece.layout.segments {
-            let owned = piece.start..piece.start + values.len();
+        for segment in &shard.layout.segments {
+            let owned = shard.start..shard.start + values.len();
             let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             if from < to {
                 padding[from - owned.start..to - owned.start].fill(false);
@@ -297,7 +297,7 @@ pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
             }
         }
         let stained = values.iter().zip(padding).any(|(&x, padding)| padding && x.to_bits() != 0);
-        assert!(!stained, "padding of unit {} is not zero", piece.unit);
+        assert!(!stained, "padding of unit {} is not zero", shard.unit);
         Ok(())
     })?;
     Ok(fragments)

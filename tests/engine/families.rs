@@ -151,14 +151,14 @@ fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> R
     let options = EngineOptions { grad_clip: 0.0, tokens, ..common::options(&golden.spec, strategy, SGD) };
     let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
     let (store, _) = engine.state();
-    store.for_each_piece(&mut |mut piece| {
-        let mut values = vec![0f32; piece.layout.len];
-        for segment in &piece.layout.segments {
+    store.for_each_shard(&mut |mut shard| {
+        let mut values = vec![0f32; shard.layout.len];
+        for segment in &shard.layout.segments {
             values[segment.range()].copy_from_slice(golden.weight(&segment.name));
         }
-        values.resize(values.len().max(piece.start + piece.master.len()), 0.0);
-        let owned = &values[piece.start..piece.start + piece.master.len()];
-        rank.device.upload(bytemuck::cast_slice(owned), piece.master.reborrow())
+        values.resize(values.len().max(shard.start + shard.master.len()), 0.0);
+        let owned = &values[shard.start..shard.start + shard.master.len()];
+        rank.device.upload(bytemuck::cast_slice(owned), shard.master.reborrow())
     })?;
     store.weights_changed()?;
     Ok(engine)
@@ -167,12 +167,12 @@ fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> R
 /// The parts of the reduced gradient that a rank owns, as [`common::fragments`] has those of the weights.
 fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
     let (dev, mut fragments) = (engine.device().clone(), Vec::new());
-    engine.state().0.for_each_piece(&mut |piece| {
-        let mut values = vec![0f32; piece.master.len()];
-        let Some(grad) = piece.grad else { return Ok(()) };
+    engine.state().0.for_each_shard(&mut |shard| {
+        let mut values = vec![0f32; shard.master.len()];
+        let Some(grad) = shard.grad else { return Ok(()) };
         dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
-        let owned = piece.start..piece.start + values.len();
-        for segment in &piece.layout.segments {
+        let owned = shard.start..shard.start + values.len();
+        for segment in &shard.layout.segments {
             let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             if from < to {
                 let part = values[from - owned.start..to - owned.start].to_vec();

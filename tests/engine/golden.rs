@@ -235,17 +235,17 @@ fn training_agrees(arch: Arch) {
 fn fill(engine: &mut Engine, golden: &Golden) -> Result<()> {
     let dev = engine.device().clone();
     let store = engine.state().0;
-    store.for_each_piece(&mut |mut piece| {
-        let mut values = vec![0f32; piece.master.len()];
-        for segment in &piece.layout.segments {
+    store.for_each_shard(&mut |mut shard| {
+        let mut values = vec![0f32; shard.master.len()];
+        for segment in &shard.layout.segments {
             let weight = &golden.tensors[&format!("weight.{}", segment.name)];
             assert_eq!(weight.len(), segment.len(), "{}", segment.name);
-            for (i, at) in segment.range().enumerate().filter(|(_, at)| *at >= piece.start) {
-                values.get_mut(at - piece.start).into_iter().for_each(|value| *value = weight[i]);
+            for (i, at) in segment.range().enumerate().filter(|(_, at)| *at >= shard.start) {
+                values.get_mut(at - shard.start).into_iter().for_each(|value| *value = weight[i]);
             }
         }
-        dev.upload(bytemuck::cast_slice(&values), piece.master.reborrow())?;
-        piece.param.map_or(Ok(()), |param| dev.copy(piece.master.as_view(), param))
+        dev.upload(bytemuck::cast_slice(&values), shard.master.reborrow())?;
+        shard.param.map_or(Ok(()), |param| dev.copy(shard.master.as_view(), param))
     })?;
     store.weights_changed()
 }

@@ -243,8 +243,8 @@ fn spoil(engine: &mut Engine, here: bool) -> Result<()> {
     let dev = engine.device().clone();
     let (store, _) = engine.state();
     let (last, everywhere) = (store.units() - 1, store.replicated());
-    store.for_each_piece(&mut |piece| match piece.unit == last && (here || everywhere) {
-        true => dev.upload(bytemuck::bytes_of(&f32::INFINITY), piece.master.slice(0..1)),
+    store.for_each_shard(&mut |shard| match shard.unit == last && (here || everywhere) {
+        true => dev.upload(bytemuck::bytes_of(&f32::INFINITY), shard.master.slice(0..1)),
         false => Ok(()),
     })?;
     store.weights_changed()

@@ -114,8 +114,8 @@ fn what_one_rank_of_any_axis_sees_all_ranks_know() {
                     words.enumerate().for_each(|(i, t)| *t = 60 + i as i32 % 2);
                     let report = step(&mut engine, &[batch], 1)?;
                     let mut sees = false;
-                    engine.state().0.for_each_piece(&mut |piece| {
-                        let Some(grad) = piece.grad else { return Ok(()) };
+                    engine.state().0.for_each_shard(&mut |shard| {
+                        let Some(grad) = shard.grad else { return Ok(()) };
                         let mut values = vec![0f32; grad.len()];
                         rank.device.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
                         sees |= values.iter().any(|g| !g.is_finite());
@@ -190,8 +190,8 @@ fn gradient(strategy: Arc<dyn Strategy>, accum: usize) -> Vec<(String, Vec<f32>)
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
         train(&mut engine, &options.spec, 1, accum)?;
         // In the place of the weights, so that the tensors come out by name.
-        engine.state().0.for_each_piece(&mut |mut piece| match piece.grad {
-            Some(grad) => rank.device.copy(grad.as_view(), piece.master.reborrow()),
+        engine.state().0.for_each_shard(&mut |mut shard| match shard.grad {
+            Some(grad) => rank.device.copy(grad.as_view(), shard.master.reborrow()),
             None => Ok(()),
         })?;
         fragments(&mut engine)

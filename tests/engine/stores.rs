@@ -184,11 +184,11 @@ fn weights_that_change_from_outside_are_seen() {
             let before = engine.evaluate(&batches)?.0;
             let dev = engine.device().clone();
             let (store, _) = engine.state();
-            store.for_each_piece(&mut |piece| {
-                let mut values = vec![0f32; piece.master.len()];
-                dev.download(piece.master.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+            store.for_each_shard(&mut |shard| {
+                let mut values = vec![0f32; shard.master.len()];
+                dev.download(shard.master.as_view(), bytemuck::cast_slice_mut(&mut values))?;
                 values.iter_mut().for_each(|x| *x *= 2.0);
-                dev.upload(bytemuck::cast_slice(&values), piece.master)
+                dev.upload(bytemuck::cast_slice(&values), shard.master)
             })?;
             store.weights_changed()?;
             Ok((before, engine.evaluate(&batches)?.0))

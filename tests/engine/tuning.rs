@@ -225,9 +225,9 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
                 let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
                 let dev = engine.device().clone();
                 let (store, _) = engine.state();
-                store.for_each_piece(&mut |mut piece| {
-                    for s in &piece.layout.segments {
-                        dev.upload(bytemuck::cast_slice(&weights[&s.name]), piece.master.reborrow().slice(s.range()))?;
+                store.for_each_shard(&mut |mut shard| {
+                    for s in &shard.layout.segments {
+                        dev.upload(bytemuck::cast_slice(&weights[&s.name]), shard.master.reborrow().slice(s.range()))?;
                     }
                     Ok(())
                 })?;

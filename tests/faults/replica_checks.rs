@@ -16,7 +16,7 @@ use std::path::Path;
 /// What flips on the rank at fault.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum In {
-    /// In the first piece whose buffer begins with a tensor of this name.
+    /// In the first shard whose buffer begins with a tensor of this name.
     Master(&'static str),
     Moment,
 }
@@ -38,11 +38,11 @@ fn flipped(sizes: MeshSizes, options: &EngineOptions, at: usize, what: In) -> Ve
             In::Moment => optimizer.state(1).try_for_each(|(_, state)| flip(state))?,
             In::Master(name) => {
                 let mut found = false;
-                store.for_each_piece(&mut |mut piece| {
-                    let segment = piece.layout.segments.iter().find(|s| s.name == name);
-                    let Some(range) = segment.and_then(|s| piece.owned(s.range())) else { return Ok(()) };
+                store.for_each_shard(&mut |mut shard| {
+                    let segment = shard.layout.segments.iter().find(|s| s.name == name);
+                    let Some(range) = segment.and_then(|s| shard.owned(s.range())) else { return Ok(()) };
                     found = true;
-                    flip(piece.master.reborrow().slice(range))
+                    flip(shard.master.reborrow().slice(range))
                 })?;
                 assert!(found, "rank {at} has nothing of {name}");
             }

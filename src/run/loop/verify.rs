@@ -26,7 +26,7 @@ pub struct Verify {
     dev: Arc<dyn Device>,
     world: Arc<dyn Collective>,
     exchange: Exchange,
-    /// Ranks that hold the same whole pieces, and those that hold the same of what tp does not cut.
+    /// Ranks that hold the same whole shards, and those that hold the same of what tp does not cut.
     replicas: Vec<Vec<usize>>,
     uncut: Vec<Vec<usize>>,
     /// The first tensor of each unit.
@@ -40,10 +40,10 @@ impl Verify {
     /// Every rank makes one.
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, store: &mut dyn Store, every: u64) -> Result<Verify> {
         let mut units = vec![String::new(); store.units()];
-        store.for_each_piece(&mut |piece| {
-            let first = piece.layout.segments.first().map_or("", |segment| &segment.name);
-            if units[piece.unit].is_empty() {
-                units[piece.unit] = first.into();
+        store.for_each_shard(&mut |shard| {
+            let first = shard.layout.segments.first().map_or("", |segment| &segment.name);
+            if units[shard.unit].is_empty() {
+                units[shard.unit] = first.into();
             }
             Ok(())
         })?;
@@ -106,21 +106,21 @@ impl Verify {
         self.dev.synchronize()?; // what is offloaded is read where it is
         let (dev, chunk, units) = (&*self.dev, &mut self.chunk, self.units.len());
         let mut words = vec![0u64; 2 * units];
-        store.for_each_piece(&mut |piece| {
+        store.for_each_shard(&mut |shard| {
             let (mut whole, mut uncut) = (Xxh3::new(), Xxh3::new());
-            let own = piece.layout.segments.iter().filter(|s| !matches!(s.tp, Tp::Cut { .. }));
-            let own: Vec<Range<usize>> = own.filter_map(|s: &Segment| piece.owned(s.range())).collect();
+            let own = shard.layout.segments.iter().filter(|s| !matches!(s.tp, Tp::Cut { .. }));
+            let own: Vec<Range<usize>> = own.filter_map(|s: &Segment| shard.owned(s.range())).collect();
             let mut hash = |view: View| -> Result<()> {
                 update(dev, view, chunk, &mut whole)?;
                 own.iter().try_for_each(|range| update(dev, view.slice(range.clone()), chunk, &mut uncut))
             };
-            hash(piece.master.as_view())?;
-            piece.param.as_ref().map_or(Ok(()), |param| hash(param.as_view()))?;
-            if piece.grad.is_some() {
-                optimizer.state(piece.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
+            hash(shard.master.as_view())?;
+            shard.param.as_ref().map_or(Ok(()), |param| hash(param.as_view()))?;
+            if shard.grad.is_some() {
+                optimizer.state(shard.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
             }
-            for (word, hash) in [(piece.unit, whole), (units + piece.unit, uncut)] {
-                words[word] = words[word].rotate_left(1) ^ hash.digest(); // a unit has two pieces where some of it is frozen
+            for (word, hash) in [(shard.unit, whole), (units + shard.unit, uncut)] {
+                words[word] = words[word].rotate_left(1) ^ hash.digest(); // a unit has two shards where some of it is frozen
             }
             Ok(())
         })?;
@@ -155,7 +155,7 @@ fn update(dev: &dyn Device, view: View, chunk: &mut Vec<u8>, hash: &mut Xxh3) ->
     Ok(())
 }
 
-/// Ranks that hold the same pieces, and ranks that hold the same of what tp does not cut; the latter only where there is tp.
+/// Ranks that hold the same shards, and ranks that hold the same of what tp does not cut; the latter only where there is tp.
 fn copies(sizes: &MeshSizes, replicated: bool) -> (Vec<Vec<usize>>, Vec<Vec<usize>>) {
     let along = |rank: usize, tp: bool| -> Vec<usize> {
         let at = sizes.coords(rank);

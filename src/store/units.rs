@@ -2,9 +2,9 @@
 //! gradients, the replicas of it all, and what is done with them. Never decides when: that is the store's schedule.
 use super::flat::Flat;
 use super::replicas::Replicas;
-use super::shards::Shards;
+use super::shards::UnitShards;
 use super::slots::{Cycles, GradSlots, WeightSlots};
-use super::{Offload, Piece};
+use super::{Offload, Shard};
 use crate::base::{DType, Result};
 use crate::comm::{Collective, Mesh};
 use crate::device::Device;
@@ -12,19 +12,19 @@ use crate::nn::{Grads, Weights};
 use std::sync::Arc;
 
 /// How a store cuts: from it follows every byte.
-pub(super) struct Plan {
+pub(super) struct UnitPlan {
     pub flat: Flat,
     pub cycles: Cycles,
     pub dtype: DType,
     pub offload: Offload,
 }
 
-pub(super) struct Cut {
+pub(super) struct ShardedUnits {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
     pub replicas: Replicas,
     pub flat: Flat,
-    shards: Vec<Shards>,
+    shards: Vec<UnitShards>,
     weights: WeightSlots,
     grads: GradSlots,
     /// Place of the micro-batch in its step.
@@ -32,12 +32,12 @@ pub(super) struct Cut {
     pub last: bool,
 }
 
-impl Cut {
-    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, plan: Plan) -> Result<Cut> {
-        let Plan { flat, cycles, dtype, offload } = plan;
+impl ShardedUnits {
+    pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, plan: UnitPlan) -> Result<ShardedUnits> {
+        let UnitPlan { flat, cycles, dtype, offload } = plan;
         let group = mesh.fsdp.clone();
         let replicas = Replicas::new(mesh, flat.units.len());
-        let shards = Shards::new(&*dev, &flat, dtype, offload, &replicas)?;
+        let shards = UnitShards::new(&*dev, &flat, dtype, offload, &replicas)?;
         let weights = {
             let _for = dev.meter().purpose("gathered weights");
             WeightSlots::new(&*group, &flat, cycles.weights, dtype)?
@@ -46,32 +46,32 @@ impl Cut {
             let _for = dev.meter().purpose("whole gradients");
             GradSlots::new(&*dev, &*group, &flat, &cycles)?
         };
-        Ok(Cut { shards, weights, grads, dev, group, replicas, flat, first: true, last: true })
+        Ok(ShardedUnits { shards, weights, grads, dev, group, replicas, flat, first: true, last: true })
     }
 
-    pub fn is_open(&self, unit: usize) -> bool {
-        self.weights.is_open(unit)
+    pub fn is_unsharded(&self, unit: usize) -> bool {
+        self.weights.is_unsharded(unit)
     }
     /// Starts the gather of a unit's weights, unless they are there.
-    pub fn gather(&mut self, unit: usize) -> Result<()> {
-        self.weights.start(&*self.group, unit, self.shards[unit].gathered())
+    pub fn unshard(&mut self, unit: usize) -> Result<()> {
+        self.weights.unshard(&*self.group, unit, self.shards[unit].gathered())
     }
     /// Waits for them.
-    pub fn open(&mut self, unit: usize) -> Result<()> {
-        self.weights.open(&*self.group, unit)
+    pub fn wait(&mut self, unit: usize) -> Result<()> {
+        self.weights.wait(&*self.group, unit)
     }
     /// This pass needs them no more.
-    pub fn close(&mut self, unit: usize) -> Result<()> {
-        self.weights.close(unit)
+    pub fn reshard(&mut self, unit: usize) -> Result<()> {
+        self.weights.reshard(unit)
     }
-    pub fn layer(&self, layer: usize) -> Result<Weights<'_>> {
-        self.weights.layer(&self.flat, layer)
+    pub fn weights(&self, layer: usize) -> Result<Weights<'_>> {
+        self.weights.weights(&self.flat, layer)
     }
     /// What is gathered is stale: all of it, or what learns.
-    pub fn forget(&mut self) -> Result<()> {
+    pub fn clear(&mut self) -> Result<()> {
         self.weights.clear(&*self.group)
     }
-    pub fn forget_trained(&mut self) -> Result<()> {
+    pub fn clear_trained(&mut self) -> Result<()> {
         self.weights.clear_trained(&*self.group)
     }
 
@@ -91,7 +91,7 @@ impl Cut {
         let unit = self.flat.home(layer).unit;
         self.collect(unit)?;
         let flat = self.grads.writable(&*self.group, unit, self.flat.units[unit].trained())?;
-        let weights = self.weights.layer(&self.flat, layer)?;
+        let weights = self.weights.weights(&self.flat, layer)?;
         Ok((weights, Grads { flat, layout: weights.layout }))
     }
     /// The unit whose gradient is complete with that of `layer`: backward visits a unit's first layer last.
@@ -106,22 +106,22 @@ impl Cut {
         Ok(())
     }
     /// Starts the unit's reduce-scatter; false where all of it is frozen.
-    pub fn reduce(&mut self, unit: usize, accumulate: bool) -> Result<bool> {
+    pub fn reduce_scatter(&mut self, unit: usize, accumulate: bool) -> Result<bool> {
         let Some(grad) = self.shards[unit].grad() else { return Ok(false) };
-        self.grads.reduce(&*self.dev, &*self.group, unit, grad, accumulate)?;
+        self.grads.reduce_scatter(&*self.dev, &*self.group, unit, grad, accumulate)?;
         Ok(true)
     }
     /// Starts the sum over replicas of what was reduced, once that has landed.
-    pub fn replicate(&mut self, unit: usize) -> Result<()> {
-        self.grads.land(&*self.group, unit)?;
+    pub fn sum_replicas(&mut self, unit: usize) -> Result<()> {
+        self.grads.wait_reduced(&*self.group, unit)?;
         self.shards[unit].grad().map_or(Ok(()), |grad| self.replicas.sum(unit, grad))
     }
     /// Every reduce-scatter that was started has landed.
-    pub fn finish_reductions(&mut self) -> Result<()> {
+    pub fn wait_reductions(&mut self) -> Result<()> {
         self.grads.finish(&*self.group)
     }
-    /// [`super::Store::for_each_piece`].
-    pub fn visit(&mut self, f: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
-        Shards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
+    /// [`super::Store::for_each_shard`].
+    pub fn visit(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
+        UnitShards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
     }
 }
