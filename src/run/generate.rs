@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
 use crate::run::launch::device::{self, RankDevice};
-use crate::run::launch::{self, Job, Launch};
+use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::ranks::RankPlan;
 use crate::run::plan::{batch, bytes, data, engine, memory, model};
 use crate::run::settings::value::set;
@@ -44,7 +44,7 @@ struct Request {
 
 /// Prints what the model writes after `prompt` on standard output.
 pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
-    let job = Job::Generate(Box::new(settings.clone()), prompt.to_string());
+    let job = RankJob::Generate(Box::new(settings.clone()), prompt.to_string());
     let request = Request::new(settings, launched, prompt)?;
     match launched {
         Some(env) => request.run(env),
@@ -67,7 +67,7 @@ impl Request {
         s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
         let mut ranks = RankPlan::new(&mut s, launched)?;
         ranks.graphs = false; // every text has its own shapes
-        ranks.timeout = Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?);
+        ranks.init_timeout = ranks.comm_timeout;
         let RankPlan { device, mesh, nproc, .. } = ranks;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = data::tokenizer(&mut s)?;

@@ -7,8 +7,9 @@
 pub mod settings;
 /// read -> check -> derive -> fit.
 pub mod plan;
-/// What is shown of a run, and what is recorded of steps.
+/// What is shown of a run.
 pub mod watch;
+/// What is recorded of single steps.
 pub mod trace;
 /// Processes, restarts, signals, devices.
 pub mod launch;
@@ -21,7 +22,7 @@ pub use settings::StrategyName;
 
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
-use launch::{Job, restart};
+use launch::{RankJob, restart};
 use plan::{Plan, check, fit};
 use settings::LogLevel;
 use settings::args::{self, Parsed};
@@ -48,9 +49,9 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         && let Some(parent) = env.parent_pid
     {
         launch::follow_parent(parent)?;
-        return match Job::receive()? {
-            Job::Train(settled) => one(&Plan::inherit(*settled)?, Some(env)),
-            Job::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
+        return match RankJob::receive()? {
+            RankJob::Train(settled) => one(&Plan::inherit(*settled).map_err(Error::before_start)?, Some(env)),
+            RankJob::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
         };
     }
     let cli = match args::parse::<args::Cli>(program, about, args::words()?)? {
@@ -59,13 +60,13 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     };
     let mut runs = config::runs(&cli, strategy)?;
     if let Some(prompt) = &cli.files.generate {
-        return runs.pop().map_or(Ok(()), |(_, settings)| generate::main(settings, launched, prompt));
+        return runs.pop().map_or(Ok(()), |settings| generate::main(settings, launched, prompt));
     }
     if runs.len() > 1 {
-        runs.iter().try_for_each(|(_, settings)| check::outputs(settings))?;
+        runs.iter().try_for_each(check::outputs)?;
     }
     let last = runs.len() - 1;
-    for (i, (_, settings)) in runs.into_iter().enumerate() {
+    for (i, settings) in runs.into_iter().enumerate() {
         let plan = Plan::new(settings, launched)?;
         if cli.files.print_config {
             return print(&plan.print()?); // a later stage starts from what this one will leave

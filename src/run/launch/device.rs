@@ -39,34 +39,34 @@ fn capturing(driver: Arc<dyn Driver>, wanted: bool) -> (Arc<dyn Driver>, Option<
 }
 
 /// The device of this rank, and its membership. Returns when all ranks are there.
-pub fn take(wanted: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> {
-    let timeout = wanted.timeout;
-    let (device, graphs): (Arc<dyn Device>, _) = match wanted.device {
+pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> {
+    let timeout = plan.init_timeout;
+    let (device, graphs): (Arc<dyn Device>, _) = match plan.device {
         DeviceName::Auto | DeviceName::Cpu => (Arc::new(CpuDevice::new(meter.clone())), None),
         DeviceName::Sim => {
-            let (driver, graphs) = capturing(Arc::new(Sim::new()), wanted.graphs);
+            let (driver, graphs) = capturing(Arc::new(Sim::new()), plan.graphs);
             (Arc::new(GpuDevice::new(driver, meter.clone())?), graphs)
         }
         DeviceName::Cuda => {
-            let (local_rank, ranks_per_gpu) = (env.local_rank, wanted.ranks_per_gpu);
+            let (local_rank, ranks_per_gpu) = (env.local_rank, plan.ranks_per_gpu);
             if ranks_per_gpu > 1 && env.local_world > 1 && !names_nccl_host() {
                 return Err(Error::input(format!(
                     "--ranks-per-gpu {ranks_per_gpu}: NCCL lets ranks share a GPU where each has a NCCL_HOSTID of its own; start them with \
                      --nproc-per-node, which sets it, or set it for each rank"
                 )));
             }
-            let options = cuda::CudaOptions { local_rank, ranks_per_gpu, tf32: wanted.tf32 };
+            let options = cuda::CudaOptions { local_rank, ranks_per_gpu, tf32: plan.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
             // Of the ranks that share a GPU, those that came before have what they need.
-            gpu.require(wanted.planned, 1)?;
-            let (driver, graphs) = capturing(gpu.clone(), wanted.graphs);
+            gpu.require(plan.planned, 1)?;
+            let (driver, graphs) = capturing(gpu.clone(), plan.graphs);
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
             let member = nccl::NcclWorld::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
             return Ok(RankDevice { device, member: Box::new(member), gpu: Some(gpu), graphs });
         }
     };
     let options = shm::ShmOptions { timeout };
-    let member: Box<dyn Member> = match wanted.carrier {
+    let member: Box<dyn Member> = match plan.carrier {
         Carrier::Shm | Carrier::Nccl => Box::new(shm::ShmWorld::join(env, meter, &options)?),
         Carrier::Tcp => Box::new(hosts::HostsWorld::join(env, meter, &options, tcp)?),
         Carrier::Mpi => Box::new(hosts::HostsWorld::join(env, meter, &options, mpi)?),

@@ -1,19 +1,19 @@
 //! What a rank that this program starts is to do: settled by its parent, and read by the rank from its standard input,
 //! so that nothing is parsed, checked or decided twice. Never settles anything.
 use crate::base::{Error, Result};
-use crate::run::plan::training::Settled;
+use crate::run::plan::training::SettledPlan;
 use crate::run::settings::Settings;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write, stdin};
 
 #[derive(Serialize, Deserialize)]
-pub enum Job {
-    Train(Box<Settled>),
+pub enum RankJob {
+    Train(Box<SettledPlan>),
     /// Text after a prompt.
     Generate(Box<Settings>, String),
 }
 
-impl Job {
+impl RankJob {
     /// A rank that died before it read says itself why.
     pub fn send(&self, mut to: impl Write) -> Result<()> {
         let text = serde_json::to_vec(self).map_err(std::io::Error::from);
@@ -22,7 +22,7 @@ impl Job {
             _ => Ok(()),
         }
     }
-    pub fn receive() -> Result<Job> {
+    pub fn receive() -> Result<RankJob> {
         serde_json::from_reader(stdin().lock())
             .map_err(|e| Error::Run(format!("no job from the launching process: {e}")))
     }

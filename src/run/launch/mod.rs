@@ -9,5 +9,5 @@ pub mod processes;
 /// Starts again after failures.
 pub mod restart;
 
-pub use job::Job;
+pub use job::RankJob;
 pub use processes::{FAILED, Launch, catch, follow_parent, pass_over_file_sizes, run};

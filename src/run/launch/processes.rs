@@ -1,6 +1,6 @@
-//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`Job`] and watches
+//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`RankJob`] and watches
 //! them. Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
-use super::job::Job;
+use super::job::RankJob;
 use crate::base::{Error, Result};
 use crate::comm::secret::Secret;
 use crate::comm::shm::{Arena, ShmWatch};
@@ -42,7 +42,7 @@ pub struct Launch<'a> {
     pub nproc: usize,
     pub ranks_per_gpu: usize,
     /// What each of them does.
-    pub job: &'a Job,
+    pub job: &'a RankJob,
     /// How often ranks and signals are looked at.
     pub poll: Duration,
     /// Passed on to the ranks, which end after the step at hand.
@@ -61,7 +61,7 @@ pub fn follow_parent(parent: u32) -> Result<()> {
     }
 }
 
-struct Rank {
+struct RankProcess {
     child: Child,
     status: Option<ExitStatus>,
     /// The end of its stderr; empty where it writes to the terminal itself.
@@ -105,7 +105,7 @@ pub fn run(launch: &Launch) -> Result<()> {
     ranks.verdict(watch.failed(), stopping)
 }
 
-fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result<Rank> {
+fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result<RankProcess> {
     let &Launch { nproc: world, ranks_per_gpu, job, .. } = launch;
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
@@ -153,7 +153,7 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
             });
         }));
     }
-    Ok(Rank { child, status: None, tail, printers })
+    Ok(RankProcess { child, status: None, tail, printers })
 }
 
 /// Calls `f` with each line, without its end; a last line without one counts.
@@ -172,7 +172,7 @@ fn print(to: &mut impl Write, prefix: &str, line: &str) {
 }
 
 struct Ranks {
-    ranks: Vec<Rank>,
+    ranks: Vec<RankProcess>,
     first_failed: Option<usize>,
 }
 

@@ -1,7 +1,7 @@
 //! A job that outlives its failures: the ranks that this process started are started again, from the last complete
 //! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a
 //! checkpoint.
-use super::job::Job;
+use super::job::RankJob;
 use super::processes::{self, Launch};
 use crate::base::{Error, Result};
 use crate::ckpt;
@@ -35,7 +35,7 @@ pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
         || -> Result<Option<PathBuf>> { plan.settings.checkpoint.ckpt_dir.as_deref().map_or(Ok(None), ckpt::newest) };
     let deadline = time_limit.map(|limit| Instant::now() + limit);
     let (mut nproc, mut attempt, mut before) = (plan.ranks.nproc, 0, newest()?);
-    let mut job = Job::Train(Box::new(plan.settled()));
+    let mut job = RankJob::Train(Box::new(plan.settled()));
     loop {
         let launch = Launch {
             nproc,
@@ -70,7 +70,7 @@ pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
             json!({"attempt": attempt, "world_size": nproc, "from": from, "message": e.to_string()}),
         );
         let again = plan.again(nproc, attempt).inspect_err(|e| metrics::record_failure(metrics, e))?;
-        job = Job::Train(Box::new(again.settled()));
+        job = RankJob::Train(Box::new(again.settled()));
     }
 }
 

@@ -187,7 +187,7 @@ impl<'a> Trainer<'a> {
             updates: self.engine.updates(),
         })?;
         self.check(step.number, report)?;
-        self.rank.mesh.member.set_timeout(plan.restarts.comm_timeout); // no rank is starting any more
+        self.rank.mesh.member.set_timeout(plan.ranks.comm_timeout); // no rank is starting any more
         let Position { trained_tokens, .. } = self.position;
         self.position = Position {
             step: step.number,

@@ -24,8 +24,9 @@ pub struct RankPlan {
     pub graphs: bool,
     /// Bytes of a rank on its device, as far as they are known before it starts.
     pub planned: usize,
-    /// Longest wait for other ranks until the first step is done.
-    pub timeout: Duration,
+    /// Longest wait for other ranks until the first step is done, and after it.
+    pub init_timeout: Duration,
+    pub comm_timeout: Duration,
     /// How often the launcher has started the ranks before.
     pub attempt: u32,
     /// Of --job-secret-file. Ranks that this process starts have a secret of their own.
@@ -49,7 +50,8 @@ impl RankPlan {
             tf32: set(&s.precision.tf32, "precision.tf32")?,
             graphs: s.run.compile == Some(true),
             planned: 0,
-            timeout: Duration::from_secs_f64(set(&s.faults.init_timeout, "faults.init_timeout")?),
+            init_timeout: Duration::from_secs_f64(set(&s.faults.init_timeout, "faults.init_timeout")?),
+            comm_timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
             attempt: 0,
             secret,
         })

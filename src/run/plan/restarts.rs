@@ -12,8 +12,6 @@ pub struct Restarts {
     /// Ranks of the job, where that may change.
     pub elastic: Option<RangeInclusive<usize>>,
     pub monitor_interval: Duration,
-    /// Longest wait for other ranks once the first step is done.
-    pub comm_timeout: Duration,
     /// Where ranks of a failed run write their last collectives: the place that was given, or one in the directory of
     /// checkpoints.
     pub traces: Option<PathBuf>,
@@ -30,7 +28,6 @@ impl Restarts {
             max: set(&f.max_restarts, "faults.max_restarts")?,
             elastic: f.elastic_ranks()?,
             monitor_interval: Duration::from_secs_f64(set(&f.monitor_interval, "faults.monitor_interval")?),
-            comm_timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
             traces: f.save_traces_folder.clone().or_else(near),
             time_limit: f.time_limit()?,
             signals: f.signals()?,

@@ -1,5 +1,5 @@
 //! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
-//! another launcher started; the ranks that we start inherit what it has [`Settled`]. Never starts anything and writes
+//! another launcher started; the ranks that we start inherit what it has [`SettledPlan`]. Never starts anything and writes
 //! nothing but the cache of tokens: an error leaves every file as it was.
 use super::profile::Profile;
 use super::ranks::RankPlan;
@@ -57,7 +57,7 @@ impl ModelSize {
 
 /// What the launching process settles once for all its ranks: plain values. The rest of a plan follows from them.
 #[derive(Serialize, Deserialize)]
-pub struct Settled {
+pub struct SettledPlan {
     settings: Settings,
     ranks: RankPlan,
     size: ModelSize,
@@ -123,14 +123,14 @@ impl Plan {
         let split = EvalSplit::new(&s, &ranks.mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
         let loader = data::loader(&s, &ranks.mesh, 0, split.held_out)?;
         schedule::steps(&mut s, &dataset, loader)?;
-        let plan = Plan::derive(Settled { settings: s, ranks, size, resume, split }, tokenizer, engine, dataset)?;
+        let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, dataset)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
 
     /// For the ranks that this process starts.
-    pub fn settled(&self) -> Settled {
-        Settled {
+    pub fn settled(&self) -> SettledPlan {
+        SettledPlan {
             settings: self.settings.clone(),
             ranks: self.ranks.clone(),
             size: self.size.clone(),
@@ -139,7 +139,7 @@ impl Plan {
         }
     }
     /// In such a rank: only what cannot be inherited is made again.
-    pub fn inherit(mut settled: Settled) -> Result<Plan> {
+    pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
         let tokenizer = data::tokenizer(s)?;
         let spec = model::spec(s, &tokenizer)?;
@@ -147,8 +147,13 @@ impl Plan {
         let dataset = Arc::new(data::dataset(s, &tokenizer, &engine.spec)?);
         Plan::derive(settled, tokenizer, engine, dataset)
     }
-    fn derive(settled: Settled, tokenizer: Tokenizer, engine: EngineOptions, dataset: Arc<Dataset>) -> Result<Plan> {
-        let Settled { settings: s, ranks, size, resume, split } = settled;
+    fn derive(
+        settled: SettledPlan,
+        tokenizer: Tokenizer,
+        engine: EngineOptions,
+        dataset: Arc<Dataset>,
+    ) -> Result<Plan> {
+        let SettledPlan { settings: s, ranks, size, resume, split } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,

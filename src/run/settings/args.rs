@@ -2,7 +2,7 @@
 use crate::base::{Error, Result};
 use crate::run::settings::defaults::{default_text, defaults};
 use crate::run::settings::sections::Settings;
-use crate::run::settings::synonyms::{self, SynonymKind, nearest};
+use crate::run::settings::synonyms::{self, nearest};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::any::TypeId;
@@ -153,7 +153,7 @@ fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> cla
     let defaults = defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
     C::command().name(program).about(about).term_width(0).mut_args(|arg| {
-        let synonyms = synonyms::all(SynonymKind::Flag).filter(|row| arg.get_id() == row.key).map(|row| row.spelling);
+        let synonyms = synonyms::flags().filter(|row| arg.get_id() == row.key).map(|row| row.spelling);
         let arg = numeric(arg.clone().visible_aliases(synonyms));
         let arg = if is_switch(&arg) && !is_plain(&arg) {
             arg.num_args(0..=1).default_missing_value("true").value_name(MODES)

@@ -19,14 +19,14 @@ type Tree = Map<String, Value>;
 const OTHER: [&str; 7] =
     ["runtime", "training", "distributed", "model_configs", "distributed_examples", "training_stages", "plan"];
 
-/// The runs that the command line asks for: those of the file's stages in their order, each with its name, or one. All
+/// The runs that the command line asks for: those of the file's stages in their order, or one. All
 /// are read, so that a fault in the last is known before the first has run. `default` is what the binary is for.
-pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<(Option<String>, Settings)>> {
+pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     let file = cli.files.config.as_deref().map(ConfigFile::read).transpose()?;
     let stages = file.as_ref().map_or(Ok(Vec::new()), ConfigFile::stages)?;
     let one = cli.files.stage.is_some() || cli.files.generate.is_some() || stages.is_empty();
     let names = if one { vec![cli.files.stage.clone()] } else { stages.into_iter().map(|s| Some(s.0)).collect() };
-    names.into_iter().map(|name| Ok((name.clone(), one_run(cli, file.as_ref(), name.as_deref(), default)?))).collect()
+    names.iter().map(|name| one_run(cli, file.as_ref(), name.as_deref(), default)).collect()
 }
 
 /// The settings of one run: of the file's training stages, `stage`.

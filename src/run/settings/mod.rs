@@ -7,7 +7,7 @@ pub mod names;
 /// What declarations share: ranges, sizes, lists.
 pub mod value;
 
-/// The sections, one file each.
+// The sections, one file each, in the order of `--help`.
 pub mod run;
 pub mod model;
 pub mod data;

@@ -2,68 +2,57 @@
 //! Never decides what a setting means.
 use std::sync::LazyLock;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SynonymKind {
-    Section,
-    Key,
-    Flag,
-    Value,
-}
-
 /// A row of the table: `spelling` stands for the setting `section.key`, or for a `value` of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub struct Synonym {
-    pub kind: SynonymKind,
+    /// section, key, flag or value.
+    kind: &'static str,
     pub spelling: &'static str,
-    pub section: &'static str,
+    section: &'static str,
     /// Empty for a section.
     pub key: &'static str,
-    pub value: &'static str,
+    value: &'static str,
 }
 
 static TABLE: LazyLock<Vec<Synonym>> = LazyLock::new(|| {
-    let lines = include_str!("synonyms.tsv").lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| row(line).expect("synonyms.tsv is compiled in; a test reads it")).collect()
+    let rows = include_str!("synonyms.tsv").lines().filter(|line| !line.starts_with('#'));
+    let cells = rows.map(|row| row.split('\t').collect::<Vec<_>>());
+    let row = |cells: Vec<&'static str>| {
+        let (section, key) = cells[2].split_once('.').unwrap_or((cells[2], ""));
+        Synonym { kind: cells[0], spelling: cells[1], section, key, value: cells[3] }
+    };
+    cells.map(row).collect()
 });
 
-fn row(line: &'static str) -> Option<Synonym> {
-    let mut cells = line.split('\t');
-    let kind = match cells.next()? {
-        "section" => SynonymKind::Section,
-        "key" => SynonymKind::Key,
-        "flag" => SynonymKind::Flag,
-        "value" => SynonymKind::Value,
-        _ => return None,
-    };
-    let (spelling, setting, value) = (cells.next()?, cells.next()?, cells.next()?);
-    let (section, key) = setting.split_once('.').unwrap_or((setting, ""));
-    Some(Synonym { kind, spelling, section, key, value })
+fn all(kind: &str) -> impl Iterator<Item = &'static Synonym> {
+    TABLE.iter().filter(move |row| row.kind == kind)
 }
 
-pub fn all(kind: SynonymKind) -> impl Iterator<Item = &'static Synonym> {
-    TABLE.iter().filter(move |row| row.kind == kind)
+/// Flags that `--help` shows beside our own.
+pub fn flags() -> impl Iterator<Item = &'static Synonym> {
+    all("flag")
 }
 
 /// The section of settings that a file calls `name`.
 pub fn section(name: &str) -> &str {
-    all(SynonymKind::Section).find(|row| row.spelling == name).map_or(name, |row| row.section)
+    all("section").find(|row| row.spelling == name).map_or(name, |row| row.section)
 }
 
 /// What the key `key` of a file's section stands for: section and key.
 pub fn key(section: &str, key: &str) -> Option<(&'static str, &'static str)> {
-    let found = all(SynonymKind::Key).find(|row| row.spelling.split_once('.') == Some((section, key)));
+    let found = all("key").find(|row| row.spelling.split_once('.') == Some((section, key)));
     found.map(|row| (row.section, row.key))
 }
 
 /// The keys that a file's section may have for others.
 pub fn keys_of<'a>(section: &'a str) -> impl Iterator<Item = &'a str> {
-    let split = all(SynonymKind::Key).filter_map(|row| row.spelling.split_once('.'));
+    let split = all("key").filter_map(|row| row.spelling.split_once('.'));
     split.filter(move |(of, _)| *of == section).map(|(_, key)| key)
 }
 
 /// The value that `text` is of the setting `key`.
 pub fn value<'a>(key: &str, text: &'a str) -> &'a str {
-    all(SynonymKind::Value).find(|row| row.key == key && row.spelling == text).map_or(text, |row| row.value)
+    all("value").find(|row| row.key == key && row.spelling == text).map_or(text, |row| row.value)
 }
 
 /// The known name most like `name`.
@@ -84,19 +73,18 @@ mod tests {
         let schema = serde_json::to_value(Settings::default()).unwrap();
         for row in TABLE.iter() {
             let Synonym { kind, spelling, section, key, value } = *row;
-            assert!(schema[section].is_object(), "{row:?}");
-            assert!(kind == SynonymKind::Section || schema[section].get(key).is_some(), "{row:?}");
+            let reads = |value: &str| serde_json::from_value::<Settings>(json!({section: {key: value}})).is_ok();
             let taken = match kind {
-                SynonymKind::Section => schema.get(spelling).is_some(),
-                SynonymKind::Key => schema.pointer(&format!("/{}", spelling.replace('.', "/"))).is_some(),
-                SynonymKind::Flag => schema.as_object().unwrap().values().any(|s| s.get(spelling).is_some()),
-                SynonymKind::Value => {
-                    let reads =
-                        |value: &str| serde_json::from_value::<Settings>(json!({section: {key: value}})).is_ok();
-                    assert!(reads(value), "{row:?}");
-                    reads(spelling)
-                }
+                "section" => schema.get(spelling).is_some(),
+                "key" => schema.pointer(&format!("/{}", spelling.replace('.', "/"))).is_some(),
+                "flag" => schema.as_object().unwrap().values().any(|s| s.get(spelling).is_some()),
+                "value" => reads(spelling) || !reads(value),
+                _ => true,
             };
+            assert!(
+                schema[section].is_object() && (kind == "section" || schema[section].get(key).is_some()),
+                "{row:?}"
+            );
             assert!(!taken, "{row:?} hides a name of our own");
         }
     }
