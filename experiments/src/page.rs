@@ -7,7 +7,8 @@ use std::fmt::Write;
 const STYLE: &str = "
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0; background: #f4f6f8; color: #1f2933; font: 15px/1.5 system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; }
+body { margin: 0; background: #f4f6f8; color: #1f2933;
+  font: 15px/1.5 system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; }
 main { max-width: 1240px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; }
 h2 { font-size: 18px; margin: 36px 0 12px; }
@@ -33,7 +34,8 @@ code { font-size: 13px; }
 @media (max-width: 1180px) {
 table, tbody { display: block; }
 thead { display: none; }
-tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); padding: 8px 4px; border-bottom: 1px solid #dde3e9; }
+tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); padding: 8px 4px;
+  border-bottom: 1px solid #dde3e9; }
 tr:last-child { border-bottom: 0; }
 tr.baseline { background: #eef4ff; }
 tbody td { display: block; text-align: left; padding: 4px 10px; border: 0; white-space: normal; }
@@ -88,8 +90,8 @@ pub fn html(found: &Found, baseline: &RunRow, pictures: &[Picture], warmup: usiz
     let _ = write!(
         page,
         "</tbody></table></div>\n<p class=\"quiet\" style=\"margin-top:12px\">Medians over steps, without the first {warmup}, \
-         and over rounds. Speed and memory are ratios to {}. Exposed: what the computing thread spent in collectives, and its \
-         share of the step. Loss apart: the largest difference of any step, relative to the baseline's loss. Bytes and \
+         and over rounds. Speed and memory are ratios to {}. Exposed: what the computing thread spent in \
+         collectives, and its share of the step. Loss apart: the largest difference of any step, relative to the baseline's loss. Bytes and \
          times are those of rank 0.{}</p>\n<h2>Pictures</h2>\n",
         escaped(&baseline.name),
         if found.rows.iter().any(RunRow::is_peer) {

@@ -91,8 +91,12 @@ LAST:
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%fa[0 .. 4]}, [%from];
     .if TRANS { ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%fb0, %fb1}, [%t + ${16 * STRIDE}]; }
     .else     { ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%fb0, %fb1}, [%t + ${16 * STRIDE}]; }
-    .if HALF { mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]}; }
-    .else    { mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]}; }
+    .if HALF {
+        mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]};
+    }
+    .else {
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]};
+    }
     bar.warp.sync 0xffffffff;
     // The other stage is next, for copies and for fragments.
     setp.eq.u32 %done, %stage, 1;
@@ -204,7 +208,8 @@ fn tf32_ignores_the_lower_bits() {
         ld.param.u64 %a, [p_a]; ld.param.u64 %b, [p_b]; ld.param.u64 %d, [p_d]; mov.u32 %lane, %laneid;
         shr.u32 %row, %lane, 2; and.b32 %col, %lane, 3; mad.lo.u32 %t, %row, 8, %col;
         mad.wide.u32 %a, %t, 4, %a; mad.wide.u32 %b, %t, 4, %b;
-        ld.global.b32 %fa0, [%a]; ld.global.b32 %fa1, [%a+256]; ld.global.b32 %fa2, [%a+16]; ld.global.b32 %fa3, [%a+272];
+        ld.global.b32 %fa0, [%a]; ld.global.b32 %fa1, [%a+256];
+        ld.global.b32 %fa2, [%a+16]; ld.global.b32 %fa3, [%a+272];
         ld.global.b32 %fb0, [%b]; ld.global.b32 %fb1, [%b+16];
         mov.f32 %acc0, 0f3F800000; mov.f32 %acc1, %acc0; mov.f32 %acc2, %acc0; mov.f32 %acc3, %acc0;
         mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32
@@ -244,7 +249,8 @@ fn faults_around_tiles() {
     caught(FindingKind::Misaligned, "16 bytes at byte", TILE, &[("STRIDE", 40)]);
     let beyond = plant(TILE, "%row, $STRIDE, %base;\n    mad.lo.u32 %from", "%row, 999, %base;\n    mad.lo.u32 %from");
     caught(FindingKind::OutOfBounds, "of shared 'stages'", &plant(&beyond, "999", "1024"), &[]);
-    let guarded = plant(TILE, ".else    { mma.sync", ".else    { @%half mma.sync");
+    let guarded =
+        plant(TILE, "mma.sync.aligned.m16n8k16.row.col.f32.bf16", "@%half mma.sync.aligned.m16n8k16.row.col.f32.bf16");
     caught(FindingKind::Divergent, "lanes 0xffff0000 never arrive", &guarded, &[]);
     let guarded = plant(TILE, "    ldmatrix.sync", "    @%half ldmatrix.sync");
     caught(FindingKind::Divergent, "never arrive", &guarded, &[]);

@@ -73,10 +73,16 @@ macro_rules! sm_80 {
             dkv: $dkv,
         }
     };
-    (@variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal $(, $key:literal = $value:literal)*) => {
+    (
+        @variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal
+        $(, $key:literal = $value:literal)*
+    ) => {
         variant(sm_80!(@name $stem, $dtype, $dim), $file, &[("DTYPE", $number), ("HEAD_DIM", $dim) $(, ($key, $value))*])
     };
-    ($variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal, $forward:expr, $dq:expr, $dkv:expr) => {
+    (
+        $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal,
+        $forward:expr, $dq:expr, $dkv:expr
+    ) => {
         const $variants: [Variant; 3] = [
             sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
             sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
@@ -85,7 +91,10 @@ macro_rules! sm_80 {
         const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim,
             &[tiles(sm_80!(@name "dkv", $dtype, $dim), "attention_dkv", $dim, $dkv)]);
     };
-    (halves $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal, $forward:expr, $dq:expr, $dkv:expr) => {
+    (
+        halves $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal,
+        $forward:expr, $dq:expr, $dkv:expr
+    ) => {
         const $variants: [Variant; 4] = [
             sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
             sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),

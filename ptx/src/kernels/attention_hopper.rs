@@ -94,7 +94,10 @@ const fn fused(variant: &Variant, finish: &Variant, dim: u32) -> Backward {
 }
 
 macro_rules! variant {
-    ($stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal $(, $key:literal = $value:literal)*) => {
+    (
+        $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal
+        $(, $key:literal = $value:literal)*
+    ) => {
         Variant {
             name: concat!("attention_hopper_", $stem, "_", $dtype, "_", $dim),
             file: $file,

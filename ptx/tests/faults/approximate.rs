@@ -6,7 +6,8 @@ use flatshard_ptx::emulate::PtxKernel;
 fn each(text: &str, x: &[f32], z: f32, seed: u64) -> Vec<f32> {
     let source = format!(
         ".visible .entry k(.param .u64 p_x, .param .u64 p_y, .param .f32 p_z) {{ .reg .f32 %x, %y, %z; .reg .b32 %t, %i; .reg .b64 %a, %b, %o;
-        .reg .pred %p; ld.param.u64 %a, [p_x]; ld.param.u64 %b, [p_y]; ld.param.f32 %z, [p_z]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4;
+        .reg .pred %p; ld.param.u64 %a, [p_x]; ld.param.u64 %b, [p_y]; ld.param.f32 %z, [p_z];
+        mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4;
         add.u64 %a, %a, %o; add.u64 %b, %b, %o; ld.global.f32 %x, [%a]; {text} st.global.f32 [%b], %y; ret; }}"
     );
     let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{text}: {e}"));

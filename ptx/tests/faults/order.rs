@@ -97,7 +97,8 @@ fn lanes_that_meet_late() {
     let count = |meet: &str| {
         let source = format!(
             ".visible .entry k(.param .u64 p_y) {{ .reg .pred %p; .reg .b32 %t, %s, %v; .reg .b64 %y, %o; .shared .b32 s;
-            ld.param.u64 %y, [p_y]; mov.u32 %t, %tid.x; mov.u32 %s, s; setp.eq.u32 %p, %t, 0; @%p st.shared.b32 [%s], 0; bar.warp.sync -1;
+            ld.param.u64 %y, [p_y]; mov.u32 %t, %tid.x; mov.u32 %s, s; setp.eq.u32 %p, %t, 0;
+            @%p st.shared.b32 [%s], 0; bar.warp.sync -1;
             setp.lt.u32 %p, %t, 16; @%p bra LOW; red.relaxed.cta.shared.add.u32 [%s], 1; bra MEET;
             LOW: red.relaxed.cta.shared.add.u32 [%s], 1;
             MEET: {meet} ld.relaxed.cta.shared.b32 %v, [%s]; mul.wide.u32 %o, %t, 4; add.u64 %y, %y, %o; st.global.b32 [%y], %v; ret; }}"
