@@ -133,7 +133,7 @@ fn a_step_of_more_sequences_than_an_epoch_packs_into_is_refused() {
     let (_files, data) = skewed(100, 64);
     refused(
         Loader::new(data.clone(), packed(40, 1, 0, 2)),
-        &["92 rows to train on", "sequences of 64", "80 =", "--packing-samples"],
+        &["92 rows to train on", "sequences of 64", "80 =", "`packing_samples`"],
     );
     assert!(Loader::new(data, packed(4, 1, 0, 2)).is_ok());
 }

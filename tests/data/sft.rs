@@ -133,7 +133,7 @@ fn rows_that_cannot_be_learned_from_say_why() {
     says(chat(), talk(json!([])), &["no messages"]);
     says(chat(), talk(json!([user()])), &["one message"]);
     says(chat(), talk(json!("hi")), &["a text as messages", "a list is expected"]);
-    says(Format { input_key: Some("q".into()), ..chat() }, json!({"q": "hi"}), &["a text as q", "--output-key"]);
+    says(Format { input_key: Some("q".into()), ..chat() }, json!({"q": "hi"}), &["a text as q", "`output_key`"]);
     says(chat(), talk(json!([user(), "hi"])), &["message 1", "no object"]);
     says(
         chat(),
@@ -150,7 +150,7 @@ fn rows_that_cannot_be_learned_from_say_why() {
     says(
         Format { chat: None, ..chat() },
         talk(json!([user(), user()])),
-        &["no chat template", "--tokenizer-chat-template"],
+        &["no chat template", "`tokenizer_chat_template`"],
     );
     let gemma = Format { chat: Some(template("gemma", &Tokenizer::Bytes)), ..chat() };
     let system = json!([{"role": "system", "content": "s"}, {"role": "assistant", "content": "b"}]);
@@ -165,13 +165,13 @@ fn rows_that_cannot_be_learned_from_say_why() {
 fn flags_that_do_not_go_together_are_refused() {
     let wrong = |format: Format, parts: &[&str]| drop(refused(format.check(), parts));
     let template = |t: &str| Format { input_template: Some(t.into()), ..keys("q", Some("a")) };
-    wrong(keys("q", None), &["--input-key", "--output-key", "--pretrain-mode"]);
+    wrong(keys("q", None), &["`input_key`", "`output_key`", "`pretrain_mode`"]);
     wrong(Format { input_key: None, ..keys("q", Some("a")) }, &["`output_key` needs `input_key`"]);
-    wrong(template("no place"), &["--input-template", "{}"]);
-    wrong(template("{} and {}"), &["--input-template", "{}"]);
-    wrong(Format { apply_chat_template: true, ..template("{}") }, &["--input-template", "chat template"]);
-    wrong(Format { pretrain_mode: true, ..keys("q", Some("a")) }, &["--pretrain-mode", "--output-key"]);
-    wrong(Format { pretrain_mode: true, multiturn: true, ..keys("q", None) }, &["--pretrain-mode", "--multiturn"]);
+    wrong(template("no place"), &["`input_template`", "{}"]);
+    wrong(template("{} and {}"), &["`input_template`", "{}"]);
+    wrong(Format { apply_chat_template: true, ..template("{}") }, &["`input_template`", "chat template"]);
+    wrong(Format { pretrain_mode: true, ..keys("q", Some("a")) }, &["`pretrain_mode`", "`output_key`"]);
+    wrong(Format { pretrain_mode: true, multiturn: true, ..keys("q", None) }, &["`pretrain_mode`", "`multiturn`"]);
     assert!(keys("q", Some("a")).check().is_ok() && template("{}").check().is_ok());
 }
 
@@ -198,7 +198,7 @@ fn long_prompts_are_dropped_and_counted() {
     assert_eq!(open(&files, "t.jsonl", 64, keys("q", Some("a"))).unwrap().report().dropped, 0);
     let again = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
     assert_eq!((again.report().built, again.report().dropped), (false, 2));
-    refused(open(&files, "t.jsonl", 5, keys("q", Some("a"))), &["none of its 4 rows", "max_len 5", "--max-len"]);
+    refused(open(&files, "t.jsonl", 5, keys("q", Some("a"))), &["none of its 4 rows", "max_len 5", "`max_len`"]);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn bad_rows_are_named_or_skipped_and_counted() {
         good.as_bytes(),
     ];
     let files = Files::with("t.jsonl", lines.join(&b'\n'));
-    refused(open(&files, "t.jsonl", 16, keys("q", Some("a"))), &["t.jsonl: line 2", "is not a row", "--skip-bad-rows"]);
+    refused(open(&files, "t.jsonl", 16, keys("q", Some("a"))), &["t.jsonl: line 2", "is not a row", "`skip_bad_rows`"]);
     let skip = || Format { skip_bad_rows: true, ..keys("q", Some("a")) };
     let data = open(&files, "t.jsonl", 16, skip()).unwrap();
     let report = data.report();

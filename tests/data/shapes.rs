@@ -101,7 +101,7 @@ fn alpaca_is_the_users_message_and_the_answer() {
         let fault = make(format, row).unwrap_err();
         parts.iter().for_each(|part| assert!(fault.contains(part), "{part:?} is not in: {fault}"));
     };
-    says(plain(), long, &["a system", "--apply-chat-template"]);
+    says(plain(), long, &["a system", "`apply_chat_template`"]);
     says(plain(), json!({"history": [["a", "b"]], "instruction": "c", "output": "d"}), &["a history"]);
     says(plain(), json!({"instruction": 3, "output": "d"}), &["a number as instruction"]);
     says(plain(), json!({"instruction": "c", "input": []}), &["none of", "instruction", "instruction, input"]);
@@ -223,7 +223,7 @@ fn arrays_that_are_not_whole_are_refused_and_bad_rows_named_or_skipped() {
     let says = |text: String, parts: &[&str]| {
         refused(open(&put(text.clone()), "t.json", 16, keys("q", Some("a"))), parts);
     };
-    says(of(&[good, "{\"q\": }", good]), &["t.json: row 1 (from 0) is not a row", "--skip-bad-rows"]);
+    says(of(&[good, "{\"q\": }", good]), &["t.json: row 1 (from 0) is not a row", "`skip_bad_rows`"]);
     says(of(&[good, good, "{\"q\": \"a\"}"]), &["row 2 (from 0) has no `a`"]);
     says(of(&[good, "3"]), &["row 1 (from 0) is not a row", "JSON object"]);
     let found = open(&put(of(&[good, "{\"q\": }", "3", good])), "t.json", 16, skip()).unwrap();
@@ -240,7 +240,7 @@ fn arrays_that_are_not_whole_are_refused_and_bad_rows_named_or_skipped() {
     says(of(&[good, ""]), &["row 1", "nothing in front of a comma"]);
     refused(open(&put("[]".into()), "t.json", 16, keys("q", Some("a"))), &["t.json", "no rows"]);
     let plain = open(&put(of(&[good])), "t.json", 16, Format::default());
-    refused(plain, &["row 0", "`conversations`", "q, a", "--input-key"]);
+    refused(plain, &["row 0", "`conversations`", "q, a", "`input_key`"]);
 }
 
 #[test]
@@ -274,12 +274,12 @@ fn flags_of_rows_are_refused_where_there_are_none() {
         format
     };
     let cases: [(&str, Format); 6] = [
-        ("--apply-chat-template", on(|f| f.apply_chat_template = true)),
-        ("--multiturn", on(|f| f.multiturn = true)),
-        ("--input-key", keys("q", Some("a"))),
-        ("--input-key", Format { input_template: Some("{}".into()), ..keys("q", Some("a")) }),
-        ("--pretrain-mode", on(|f| f.pretrain_mode = true)),
-        ("--skip-bad-rows", on(|f| f.skip_bad_rows = true)),
+        ("`apply_chat_template`", on(|f| f.apply_chat_template = true)),
+        ("`multiturn`", on(|f| f.multiturn = true)),
+        ("`input_key`", keys("q", Some("a"))),
+        ("`input_key`", Format { input_template: Some("{}".into()), ..keys("q", Some("a")) }),
+        ("`pretrain_mode`", on(|f| f.pretrain_mode = true)),
+        ("`skip_bad_rows`", on(|f| f.skip_bad_rows = true)),
     ];
     for (flag, format) in cases {
         for name in ["t.txt", "object.json"] {
