@@ -6,9 +6,13 @@ use std::sync::Arc;
 /// Ranks along each axis, outermost first: rank = ((dp_replicate * dp_shard + ...) * sp + ...) * tp + ...
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MeshSizes {
+    /// Replicas: each has all parameters, in shards.
     pub dp_replicate: usize,
+    /// Ranks that share the parameters of a replica and see different samples.
     pub dp_shard: usize,
+    /// Ranks that share a sequence (context parallelism); they share the parameters, too.
     pub sp: usize,
+    /// Ranks that share each matrix product (tensor parallelism).
     pub tp: usize,
 }
 

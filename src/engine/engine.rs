@@ -22,12 +22,16 @@ use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
 use crate::store::{ShardedOptions, Store, Strategy, initialize};
 use std::sync::Arc;
 
+/// What an engine trains, and how. The same on every rank.
 #[derive(Clone)]
 pub struct EngineOptions {
+    /// The model. Its sizes have no default.
     pub spec: Spec,
     /// Which tensors learn, and how fast.
     pub tuning: Tuning,
+    /// How parameters, gradients and optimizer state are spread over the ranks, and the dtypes.
     pub strategy: Arc<dyn Strategy>,
+    /// The optimizer.
     pub rule: Rule,
     /// Largest global norm of a gradient; 0 is no clipping.
     pub grad_clip: f32,
@@ -128,6 +132,7 @@ pub struct StepReport {
     pub stuck: bool,
 }
 
+/// One rank's training state: model, parameter store, optimizer. Made by every rank of a mesh with the same options.
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
     pub(super) mesh: Mesh,
@@ -182,6 +187,9 @@ impl Numbers {
 
 impl Engine {
     /// Allocates everything that a step needs and fills the weights by their segments' initial values.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::base::Error::Input) names the field of `options` or of its `spec` that does not fit.
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
         let mut engine = Engine::unfilled(dev.clone(), mesh, options)?;
         initialize(&mut *engine.store, options.seed, &*dev)?;
@@ -211,7 +219,11 @@ impl Engine {
         })
     }
 
-    /// One optimizer step over this rank's micro-batches.
+    /// One optimizer step over this rank's micro-batches: as many on every rank, and as the store was made for.
+    ///
+    /// # Errors
+    /// A micro-batch of more than [`EngineOptions::tokens`]; a rank that failed. A gradient that is not finite is no
+    /// error: the report says that the step was skipped.
     pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
         self.begin_step(batches, step)?;
         self.end_step(step, None)

@@ -50,15 +50,23 @@ pub enum Activation {
     Gelu,
 }
 
+/// The numbers of a model. [`Spec::default`] is a Llama without sizes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
     pub arch: Arch,
+    /// Token ids are below this.
     pub vocab: usize,
+    /// Width of the residual stream.
     pub dim: usize,
+    /// Blocks.
     pub layers: usize,
+    /// Query heads of a block.
     pub heads: usize,
+    /// Key and value heads of a block; divides `heads`.
     pub kv_heads: usize,
+    /// Width of a head; even with rotary positions.
     pub head_dim: usize,
+    /// Width inside the feed-forward layer.
     pub ff: usize,
     /// Longest sequence: rows of the position table (gpt) or of the rotation tables.
     pub max_len: usize,
