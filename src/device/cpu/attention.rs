@@ -7,7 +7,7 @@
 //! one group.
 use super::gemm::CacheLines;
 use super::simd::{LANES, Level, exp, lane_sum, sum, tanh};
-use super::tile::{COLUMNS, Part, Product, Tile};
+use super::tile::{COLUMNS, ProductPart, Tile, TileProduct};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::View;
 use crate::device::ops::{Attention, AttentionBackward, AttentionDelta, AttentionShape};
@@ -180,8 +180,8 @@ pub fn forward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atten
                         let q_rows = SIDE.min(len - q0);
                         let head = kv * h.group + g;
                         load(&qkv[(start + q0) * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
-                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { Part::All };
-                        let assign = Product::new(level, [q_rows, k_rows, h.dim], part(Part::LowerC), false);
+                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { ProductPart::All };
+                        let assign = TileProduct::new(level, [q_rows, k_rows, h.dim], part(ProductPart::LowerC), false);
                         assign.run(Tile::new(query, h.width), Tile::new(keys, SIDE), scores, SIDE);
                         let at = g * padded + q0;
                         let out = &mut out[at * h.width..][..SIDE * h.width];
@@ -194,7 +194,7 @@ pub fn forward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atten
                                 out[i * h.width..][..h.width].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
-                        let add = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), !opens);
+                        let add = TileProduct::new(level, [q_rows, h.dim, k_rows], part(ProductPart::LowerA), !opens);
                         add.run(Tile::new(scores, SIDE), Tile::new(values, h.width), out, h.width);
                     }
                 }
@@ -308,8 +308,8 @@ pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atte
                         let from = start + q0;
                         load(&qkv[from * h.row + head * h.dim..], h.row, q_rows, h.dim, query, h.width);
                         load(&d_o[from * o_row + head * h.dim..], o_row, q_rows, h.dim, d_out, h.width);
-                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { Part::All };
-                        let across = Product::new(level, [q_rows, k_rows, h.dim], part(Part::LowerC), false);
+                        let part = |on_diagonal| if q0 == k0 { on_diagonal } else { ProductPart::All };
+                        let across = TileProduct::new(level, [q_rows, k_rows, h.dim], part(ProductPart::LowerC), false);
                         across.run(Tile::new(query, h.width), Tile::new(keys, SIDE), weights, SIDE);
                         across.run(Tile::new(d_out, h.width), Tile::new(values, SIDE), slopes, SIDE);
                         let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
@@ -317,10 +317,10 @@ pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atte
                             let at = head * n + from + i;
                             slope(p, ds, band.visible(q0, k0, i), a, lse[at], delta[at]);
                         }
-                        let down = Product::new(level, [k_rows, h.dim, q_rows], part(Part::UpperA), true);
+                        let down = TileProduct::new(level, [k_rows, h.dim, q_rows], part(ProductPart::UpperA), true);
                         down.run(Tile::transposed(weights, SIDE), Tile::new(d_out, h.width), dv, h.width);
                         down.run(Tile::transposed(slopes, SIDE), Tile::new(query, h.width), dk, h.width);
-                        let back = Product::new(level, [q_rows, h.dim, k_rows], part(Part::LowerA), !opens);
+                        let back = TileProduct::new(level, [q_rows, h.dim, k_rows], part(ProductPart::LowerA), !opens);
                         let dq = &mut dq[(g * padded + q0) * h.width..][..tile];
                         back.run(Tile::new(slopes, SIDE), Tile::new(key, h.width), dq, h.width);
                     }

@@ -7,7 +7,7 @@
 //! `attention.rs`.
 use super::attention::{AttentionScratch, SIDE, load, load_transposed, online_softmax, slope};
 use super::simd::Level;
-use super::tile::{COLUMNS, Part, Product, Tile};
+use super::tile::{COLUMNS, ProductPart, Tile, TileProduct};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::ops::{AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, CopyColumns};
 use std::ops::Range;
@@ -86,14 +86,14 @@ pub fn forward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atten
                 let k_rows = SIDE.min(all.end - k0);
                 load_transposed(&kv[k0 * kv_row + key..], kv_row, k_rows, dim, keys);
                 load(&kv[k0 * kv_row + key + value..], kv_row, k_rows, dim, values, width);
-                let assign = Product::new(level, [q_rows, k_rows, dim], Part::All, false);
+                let assign = TileProduct::new(level, [q_rows, k_rows, dim], ProductPart::All, false);
                 assign.run(Tile::new(query, width), Tile::new(keys, SIDE), scores, SIDE);
                 for (i, row) in scores.as_chunks_mut::<SIDE>().0.iter_mut().take(q_rows).enumerate() {
                     let factor;
                     (max[i], total[i], factor) = online_softmax(row, visible(ranges[i], k0), a, (max[i], total[i]));
                     out[i * width..][..width].iter_mut().for_each(|x| *x *= factor);
                 }
-                let add = Product::new(level, [q_rows, dim, k_rows], Part::All, true);
+                let add = TileProduct::new(level, [q_rows, dim, k_rows], ProductPart::All, true);
                 add.run(Tile::new(scores, SIDE), Tile::new(values, width), out, width);
             }
             for i in 0..q_rows {
@@ -171,7 +171,7 @@ pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atte
                     let q_rows = SIDE.min(all.end - q0);
                     load(&qkv[q0 * row + head * dim..], row, q_rows, dim, query, width);
                     load(&d_o[q0 * o_row + head * dim..], o_row, q_rows, dim, d_out, width);
-                    let across = Product::new(level, [q_rows, k_rows, dim], Part::All, false);
+                    let across = TileProduct::new(level, [q_rows, k_rows, dim], ProductPart::All, false);
                     across.run(Tile::new(query, width), Tile::new(keys, SIDE), weights, SIDE);
                     across.run(Tile::new(d_out, width), Tile::new(values, SIDE), slopes, SIDE);
                     let (weight_rows, slope_rows) = (weights.as_chunks_mut().0, slopes.as_chunks_mut().0);
@@ -179,10 +179,10 @@ pub fn backward<T: Float>(level: Level, scratch: &mut AttentionScratch, op: Atte
                         let at = head * n + q0 + i;
                         slope(p, ds, visible(of_queries[q0 + i], k0), a, lse[at], delta[at]);
                     }
-                    let down = Product::new(level, [k_rows, dim, q_rows], Part::All, true);
+                    let down = TileProduct::new(level, [k_rows, dim, q_rows], ProductPart::All, true);
                     down.run(Tile::transposed(weights, SIDE), Tile::new(d_out, width), dv, width);
                     down.run(Tile::transposed(slopes, SIDE), Tile::new(query, width), dk, width);
-                    let assign = Product::new(level, [q_rows, dim, k_rows], Part::All, false);
+                    let assign = TileProduct::new(level, [q_rows, dim, k_rows], ProductPart::All, false);
                     assign.run(Tile::new(slopes, SIDE), Tile::new(key, width), back, width);
                     add(back, width, &mut dq[q0 * o_row + head * dim..], o_row, q_rows, dim);
                 }

@@ -25,7 +25,7 @@ impl<'a> Tile<'a> {
 
 /// What a product on the diagonal of attention needs not do. Rows and columns count from the same token.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum ProductPart {
     All,
     /// Of C only what is on or below its diagonal is wanted; the rest keeps any content.
     LowerC,
@@ -37,18 +37,18 @@ pub enum Part {
 
 /// `C (m, n) (+)= A (m, k) B (k, n)`.
 #[derive(Clone, Copy)]
-pub struct Product {
+pub struct TileProduct {
     level: Level,
     m: usize,
     n: usize,
     k: usize,
-    part: Part,
+    part: ProductPart,
     accumulate: bool,
 }
 
-impl Product {
-    pub fn new(level: Level, [m, n, k]: [usize; 3], part: Part, accumulate: bool) -> Product {
-        Product { level, m, n, k, part, accumulate }
+impl TileProduct {
+    pub fn new(level: Level, [m, n, k]: [usize; 3], part: ProductPart, accumulate: bool) -> TileProduct {
+        TileProduct { level, m, n, k, part, accumulate }
     }
     /// `b` and `c` are stored row by row, `c_row` apart. m is rounded up to [`ROWS`] and n to [`COLUMNS`]: what lies
     /// there is read and written too. Each element of C sums over k in order, in one fused chain, so its bits do not
@@ -63,7 +63,7 @@ impl Product {
         assert!((m - 1) * a.row + (self.k - 1) * a.column < a.data.len(), "rows of A");
         assert!(b.column == 1 && n <= b.row && (self.k - 1) * b.row + n <= b.data.len(), "rows of B");
         assert!(n <= c_row && (m - 1) * c_row + n <= c.len(), "rows of C");
-        let rounded = Product { m, n, ..self };
+        let rounded = TileProduct { m, n, ..self };
         // 32 registers of 16 lanes hold 8 x 2 sums; 16 registers of 8 lanes hold 4 x 1 (of two registers each).
         // SAFETY: every block lies within the extents asserted above.
         unsafe {
@@ -81,9 +81,9 @@ impl Product {
         for j in (0..self.n).step_by(V * LANES) {
             for i in (0..self.m).step_by(M) {
                 let depth = match self.part {
-                    Part::LowerC if j >= i + M => continue,
-                    Part::LowerA => 0..self.k.min(i + M),
-                    Part::UpperA => i.min(self.k)..self.k,
+                    ProductPart::LowerC if j >= i + M => continue,
+                    ProductPart::LowerA => 0..self.k.min(i + M),
+                    ProductPart::UpperA => i.min(self.k)..self.k,
                     _ => 0..self.k,
                 };
                 // SAFETY: rows i..i+M and columns j..j+V*LANES are within (m, n), by the caller.
@@ -110,7 +110,7 @@ impl Product {
 /// # Safety
 /// The pointers are to the block's first element, and what the strides reach from there is theirs.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // pointers and strides, which stay in registers
 unsafe fn block<const M: usize, const V: usize>(
     depth: Range<usize>,
     a: *const f32,

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! upload | embed block .. | gather .. wait | block .. | .. | reduce-scatter | adamw adamw | all-reduce wait | download
-//!          piece                              piece                             piece
+//!          piece                             piece                            piece
 //! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download  [Note: joint pieces]
 //!          piece
 //! ```
@@ -79,10 +79,10 @@ struct Pieces {
 /// Pieces by their hash. What is remembered of joint ones follows from them alone.
 #[derive(Default)]
 struct Known {
-    pieces: HashMap<u64, Piece>,
+    pieces: HashMap<u64, GraphPiece>,
     graphs: usize,
 }
-enum Piece {
+enum GraphPiece {
     Once,
     /// With the call at which it was used last.
     Graph(Graph, u64),
@@ -234,12 +234,12 @@ impl Next<'_> {
 impl Known {
     fn next(&mut self, calls: &Calls, now: u64) -> Next<'_> {
         if !self.pieces.contains_key(&calls.hash()) && self.pieces.len() - self.graphs >= SEEN {
-            self.pieces.retain(|_, known| matches!(known, Piece::Graph(..)));
+            self.pieces.retain(|_, known| matches!(known, GraphPiece::Graph(..)));
         }
         if self.graphs == MOST {
             let long = 64 * MOST as u64; // calls: many steps of as many graphs
-            self.pieces.retain(|_, known| !matches!(known, Piece::Graph(_, used) if *used + long < now));
-            self.graphs = self.pieces.values().filter(|known| matches!(known, Piece::Graph(..))).count();
+            self.pieces.retain(|_, known| !matches!(known, GraphPiece::Graph(_, used) if *used + long < now));
+            self.graphs = self.pieces.values().filter(|known| matches!(known, GraphPiece::Graph(..))).count();
         }
         self.found(calls, now, MOST)
     }
@@ -258,12 +258,12 @@ impl Known {
         let room = self.graphs < most;
         match self.pieces.entry(calls.hash()) {
             Entry::Vacant(new) => {
-                new.insert(Piece::Once);
+                new.insert(GraphPiece::Once);
                 Next::Single
             }
             Entry::Occupied(known) => match known.into_mut() {
-                Piece::Once if room => Next::Capture,
-                Piece::Graph(graph, used) if graph.calls == *calls => {
+                GraphPiece::Once if room => Next::Capture,
+                GraphPiece::Graph(graph, used) if graph.calls == *calls => {
                     *used = now;
                     Next::Replay(graph)
                 }
@@ -272,7 +272,7 @@ impl Known {
         }
     }
     fn keep(&mut self, hash: u64, graph: Graph, now: u64) {
-        self.pieces.insert(hash, Piece::Graph(graph, now));
+        self.pieces.insert(hash, GraphPiece::Graph(graph, now));
         self.graphs += 1;
     }
 }

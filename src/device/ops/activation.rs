@@ -79,11 +79,11 @@ pub struct Dropout<'a> {
 impl Dropout<'_> {
     pub const OP: &'static str = "dropout";
     pub fn check(&self) -> Result<()> {
-        float(Self::OP, self.x.dtype())?;
-        match (0.0..1.0).contains(&self.p) {
-            true => read(Self::OP, &[("key", &self.key, DType::U32, 2)]),
-            false => Err(Error::op(Self::OP, format!("p = {} is not in [0, 1)", self.p))),
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(Error::op(Self::OP, format!("p = {} is not in [0, 1)", self.p)));
         }
+        float(Self::OP, self.x.dtype())?;
+        read(Self::OP, &[("key", &self.key, DType::U32, 2)])
     }
     /// A word of the counter below this drops its element.
     pub fn threshold(&self) -> u32 {

@@ -2,7 +2,7 @@
 //! stretch of k at a time, columns of B are packed to stay in the third cache and rows of A to stay in the second, and
 //! C is written once for each stretch. Never multiplies itself.
 use super::buffers::Buffers;
-use super::pack::{COLUMNS, LANES, Load, Operand, Store, pack_a, pack_b, prefetch, store};
+use super::pack::{COLUMNS, LANES, Load, PackSource, StoreSums, pack_a, pack_b, prefetch, store};
 use crate::base::{DType, Elem};
 use crate::device::ops::GemmShape;
 
@@ -29,7 +29,7 @@ const BAND: usize = 1024;
 /// # Safety
 /// AVX-512 F, BW, VL and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E::Packed>>(
+pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &GemmShape,
     a: &[E],
@@ -38,8 +38,8 @@ pub(super) unsafe fn product<E: Load + Elem, C: Store + Elem, K: Block<E::Packed
     buffers: &mut Buffers,
 ) {
     let &GemmShape { m, n, k, ldc, accumulate, .. } = shape;
-    let a = Operand { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
-    let b = Operand { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
+    let a = PackSource { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
+    let b = PackSource { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
     let step = LANES * E::LANE;
     // One at least, so that k = 0 assigns zeros.
     let steps = k.div_ceil(step).max(1);
@@ -99,7 +99,7 @@ struct Sums([f32; 32 * COLUMNS]);
 impl<E: Load> Panels<E> {
     /// A panel of B stays in the first cache while all panels of A pass by.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn multiply<C: Store, K: Block<E::Packed>>(
+    unsafe fn multiply<C: StoreSums, K: Block<E::Packed>>(
         &self,
         kernel: &K,
         rows: usize,

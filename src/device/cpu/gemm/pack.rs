@@ -97,7 +97,7 @@ impl Load for bf16 {
 
 /// A matrix operand: rows of A, or columns of B, by `k`.
 #[derive(Clone, Copy)]
-pub(super) struct Operand<E> {
+pub(super) struct PackSource<E> {
     pub from: *const E,
     pub ld: usize,
     pub k: usize,
@@ -113,7 +113,7 @@ pub(super) struct Operand<E> {
 /// is 64-byte aligned and holds `height` lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a<E: Load>(
-    x: &Operand<E>,
+    x: &PackSource<E>,
     rows: Range<usize>,
     steps: Range<usize>,
     height: usize,
@@ -156,7 +156,12 @@ pub(super) unsafe fn pack_a<E: Load>(
 /// # Safety
 /// As for [`pack_a`], with 32 lines for each step of each panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, steps: Range<usize>, out: *mut E::Packed) {
+pub(super) unsafe fn pack_b<E: Load>(
+    x: &PackSource<E>,
+    columns: Range<usize>,
+    steps: Range<usize>,
+    out: *mut E::Packed,
+) {
     let panels = columns.len().div_ceil(COLUMNS);
     let step = |panel: usize, s: usize| {
         // Two vectors of 16 columns in each lane.
@@ -184,7 +189,7 @@ pub(super) unsafe fn pack_b<E: Load>(x: &Operand<E>, columns: Range<usize>, step
 /// short rows are more than hardware prefetchers follow.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn along<E: Load>(x: &Operand<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
+unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
     let k = s * LANES * E::LANE;
     let mut tile = [_mm512_setzero_si512(); 16];
     for (i, row) in tile.iter_mut().enumerate() {
@@ -201,7 +206,7 @@ unsafe fn along<E: Load>(x: &Operand<E>, first: usize, count: usize, s: usize) -
 /// 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Asks for the same rows of the next step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn across<E: Load>(x: &Operand<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
+unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
     let mut tile = [_mm512_setzero_si512(); 16];
     for (i, lanes) in tile.iter_mut().enumerate() {
         let k = (s * LANES + i) * E::LANE;
@@ -245,11 +250,11 @@ fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
 }
 
 /// An element type of C.
-pub(super) trait Store: Copy {
+pub(super) trait StoreSums: Copy {
     /// Writes `x`, or adds it to what is there, where `mask` is set.
     unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512, add: bool);
 }
-impl Store for f32 {
+impl StoreSums for f32 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn store(to: *mut f32, mask: __mmask16, mut x: __m512, add: bool) {
@@ -262,7 +267,7 @@ impl Store for f32 {
         }
     }
 }
-impl Store for f16 {
+impl StoreSums for f16 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn store(to: *mut f16, mask: __mmask16, mut x: __m512, add: bool) {
@@ -276,7 +281,7 @@ impl Store for f16 {
         }
     }
 }
-impl Store for bf16 {
+impl StoreSums for bf16 {
     /// Rounds as `Float::from_f32` does. `vcvtneps2bf16` would flush denormals, and not every AVX-512 has it.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -316,7 +321,7 @@ pub(super) fn prefetch<C>(c: *const C, ldc: usize, rows: usize, columns: usize) 
 /// # Safety
 /// AVX-512 F, BW and VL; `block` holds `rows` rows of `columns` rounded up to 16; C holds the rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn store<C: Store>(
+pub(super) unsafe fn store<C: StoreSums>(
     block: *const f32,
     ld: usize,
     rows: usize,

@@ -1,17 +1,15 @@
 //! Products through the `gemm` crate: f32 as they are, bf16 and f16 converted to f32 by blocks. Runs on any CPU.
 use super::buffers::{Buffers, CacheLines};
+#[cfg(target_arch = "x86_64")]
+use super::pack::StoreSums;
 use crate::base::dtype::Float;
+#[cfg(not(target_arch = "x86_64"))]
+use crate::base::dtype::Float as StoreSums;
 use crate::device::ops::GemmShape;
 
 /// What a product of bf16 or f16 is written to.
-#[cfg(target_arch = "x86_64")]
-pub(super) trait Output: Float + super::pack::Store {}
-#[cfg(target_arch = "x86_64")]
-impl<T: Float + super::pack::Store> Output for T {}
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) trait Output: Float {}
-#[cfg(not(target_arch = "x86_64"))]
-impl<T: Float> Output for T {}
+pub(super) trait Output: Float + StoreSums {}
+impl<T: Float + StoreSums> Output for T {}
 
 /// The slices hold `shape.extents()`.
 pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {

@@ -32,7 +32,7 @@ struct Key {
 }
 
 /// Descriptors of one kind of product, with its algorithm.
-struct Product {
+struct BlasProduct {
     operation: sys::cublasLtMatmulDesc_t,
     /// In cuBLASLt's order: our B, our A, C.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -107,7 +107,7 @@ pub(super) struct Blas {
     /// f32 products through the tensor cores, with 10 bits of mantissa.
     tf32: bool,
     /// None where the library has no algorithm that does what follows as well.
-    products: HashMap<Key, Option<Product>>,
+    products: HashMap<Key, Option<BlasProduct>>,
 }
 // SAFETY: handles of cuBLASLt, which takes them from any thread; `Blas` is used by one at a time (it stands in a lock).
 unsafe impl Send for Blas {}
@@ -124,7 +124,7 @@ impl Blas {
 
     /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what
     /// follows as well.
-    fn product(&mut self, shape: &GemmShape, at: &Operands) -> Result<Option<&mut Product>> {
+    fn product(&mut self, shape: &GemmShape, at: &Operands) -> Result<Option<&mut BlasProduct>> {
         let Then { follows, bias, z, residual } = at.then;
         if !at.then.fits(shape) {
             return Ok(None);
@@ -133,7 +133,7 @@ impl Blas {
         let key = Key { shape: *shape, inputs: at.inputs, output: at.output, aligned, follows };
         let product = match self.products.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(match Product::choose(self.handle, &key, &at.then, self.tf32) {
+            Entry::Vacant(new) => new.insert(match BlasProduct::choose(self.handle, &key, &at.then, self.tf32) {
                 Err(_) if !at.then.plain() => None,
                 chosen => Some(chosen?),
             }),
@@ -235,8 +235,8 @@ fn by_columns(g: &GemmShape) -> [Matrix; 3] {
     [(b.0, b.1, g.ldb as i64, g.tb), (a.0, a.1, g.lda as i64, g.ta), (n, m, g.ldc as i64, false)]
 }
 
-impl Product {
-    fn choose(handle: sys::cublasLtHandle_t, key: &Key, then: &Then, tf32: bool) -> Result<Product> {
+impl BlasProduct {
+    fn choose(handle: sys::cublasLtHandle_t, key: &Key, then: &Then, tf32: bool) -> Result<BlasProduct> {
         let compute = match (key.inputs, tf32) {
             (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -247,7 +247,7 @@ impl Product {
         // From here on `drop` destroys what was made; null descriptors are skipped.
         let none = std::ptr::null_mut();
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-        let mut product = Product { operation, layouts: [none; 3], algorithm };
+        let mut product = BlasProduct { operation, layouts: [none; 3], algorithm };
         let [first, second, out] = by_columns(&key.shape);
         let transposed = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, matrix) in transposed.into_iter().zip([first, second]) {
@@ -315,7 +315,7 @@ impl Product {
     }
 }
 
-impl Drop for Product {
+impl Drop for BlasProduct {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
             // SAFETY: made in `choose`, destroyed once.

@@ -1,5 +1,6 @@
-//! Points of streams in time, as events that are read when the GPU is done: see [`Driver::mark`](super::Driver::mark).
-//! Never waits but in `begin_marks` and `when_marked`. Has not run on a GPU.
+//! Points of streams in time, as events that are read when the GPU is done: see
+//! [`Driver::mark`](crate::device::gpu::Driver::mark). Never waits but in `begin_marks` and `when_marked`. Has not run
+//! on a GPU.
 use super::device::{Cuda, MarkRing};
 use crate::base::timeline::Mark;
 use crate::base::{Error, Result};

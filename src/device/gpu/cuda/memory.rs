@@ -87,38 +87,38 @@ pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: L
 /// Pinned pieces that take turns. A piece is free when its event has passed; small uploads share one, so that many of
 /// them are on their way before the host waits for the first.
 pub(super) struct Staging {
-    pieces: Vec<Piece>,
-    turn: Turn,
+    pieces: Vec<StagingPiece>,
+    turn: StagingTurn,
     stream: Arc<CudaStream>,
 }
 
 /// The piece that is being filled, counted on and on, and how far.
 #[derive(Clone, Copy)]
-struct Turn {
+struct StagingTurn {
     piece: usize,
     filled: usize,
 }
 
-impl Turn {
+impl StagingTurn {
     /// A place for `bytes`, at most [`PIECE`]: piece, offset, and whether the piece is one that may be in use still.
     fn take(&mut self, bytes: usize) -> (usize, usize, bool) {
         let next = self.filled + bytes > PIECE;
         if next {
-            *self = Turn { piece: self.piece + 1, filled: 0 };
+            *self = StagingTurn { piece: self.piece + 1, filled: 0 };
         }
         let at = self.filled;
         self.filled = (at + bytes).next_multiple_of(256);
         (self.piece % PIECES, at, next)
     }
 }
-struct Piece {
+struct StagingPiece {
     memory: NonNull<u8>,
     done: CudaEvent,
 }
 // SAFETY: pinned host memory, owned by the piece; the driver takes it from any thread.
-unsafe impl Send for Piece {}
+unsafe impl Send for StagingPiece {}
 
-impl Drop for Piece {
+impl Drop for StagingPiece {
     fn drop(&mut self) {
         let _ = self.done.synchronize(); // a copy may still read it
         // SAFETY: allocated in `Staging::new`, freed once, after the last copy.
@@ -135,11 +135,14 @@ impl Staging {
             // SAFETY: written before it is read.
             let memory = unsafe { result::malloc_host(PIECE, 0) }?;
             let memory = NonNull::new(memory.cast::<u8>());
-            Ok(Piece { memory: memory.ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?, done })
+            Ok(StagingPiece {
+                memory: memory.ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?,
+                done,
+            })
         };
         Ok(Staging {
             pieces: (0..PIECES).map(|_| piece()).collect::<DriverResult<_>>()?,
-            turn: Turn { piece: 0, filled: 0 },
+            turn: StagingTurn { piece: 0, filled: 0 },
             stream: stream.clone(),
         })
     }
@@ -195,7 +198,7 @@ impl Staging {
             part.copy_from_slice(unsafe { std::slice::from_raw_parts(piece.memory.as_ptr(), part.len()) });
         }
         // All of them are free again: the last one is filled from its start.
-        self.turn = Turn { piece: first + count, filled: 0 };
+        self.turn = StagingTurn { piece: first + count, filled: 0 };
         Ok(())
     }
 }
@@ -206,7 +209,7 @@ mod tests {
 
     #[test]
     fn small_uploads_share_a_piece_and_a_piece_in_use_is_waited_for() {
-        let mut turn = Turn { piece: 0, filled: 0 };
+        let mut turn = StagingTurn { piece: 0, filled: 0 };
         assert_eq!([turn.take(100), turn.take(300), turn.take(1)], [(0, 0, false), (0, 256, false), (0, 768, false)]);
         assert_eq!(turn.take(PIECE), (1, 0, true));
         assert_eq!(turn.take(1), (2, 0, true));
