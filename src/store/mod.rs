@@ -1,4 +1,4 @@
-//! Floor 4: how parameters are kept. Every store implements [`ParamStore`] towards the model and [`Store`] towards the
+//! Floor 4: how parameters are kept. Every store implements `ParamStore` towards the model and [`Store`] towards the
 //! optimizer, clipping and checkpoints. Never knows which layer it is holding.
 pub mod offload; // what is in host memory
 mod traits; // a store to the optimizer and to checkpoints

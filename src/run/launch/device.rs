@@ -1,4 +1,4 @@
-//! The one place where a rank's device and its group come from: what the plan settled becomes a [`RankDevice`]. Never
+//! The one place where a rank's device and its group come from: what the plan settled becomes a `RankDevice`. Never
 //! computes.
 use crate::base::{Error, Meter, Result};
 use crate::comm::cuts::Cutting;

@@ -1,5 +1,5 @@
 //! Every setting, declared once: its flag, its key in a file (the same name with underscores, in the section named by
-//! the field of [`Settings`]), its type, its line in `--help` and its check. Never relates settings to the machine or
+//! the field of `Settings`), its type, its line in `--help` and its check. Never relates settings to the machine or
 //! the data: the plan does.
 
 /// Settings that are one of a few names.
