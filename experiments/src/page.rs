@@ -91,7 +91,8 @@ pub fn html(found: &Found, baseline: &RunRow, pictures: &[Picture], warmup: usiz
         page,
         "</tbody></table></div>\n<p class=\"quiet\" style=\"margin-top:12px\">Medians over steps, without the first {warmup}, \
          and over rounds. Speed and memory are ratios to {}. Exposed: what the computing thread spent in \
-         collectives, and its share of the step. Loss apart: the largest difference of any step, relative to the baseline's loss. Bytes and \
+         collectives, and its share of the step. Loss apart: the largest difference of any step, \
+         relative to the baseline's loss. Bytes and \
          times are those of rank 0.{}</p>\n<h2>Pictures</h2>\n",
         escaped(&baseline.name),
         if found.rows.iter().any(RunRow::is_peer) {

@@ -95,7 +95,8 @@ LAST:
         mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]};
     }
     .else {
-        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]};
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+            {%acc[0 .. 4]}, {%fa[0 .. 4]}, {%fb[0 .. 2]}, {%acc[0 .. 4]};
     }
     bar.warp.sync 0xffffffff;
     // The other stage is next, for copies and for fragments.

@@ -76,8 +76,8 @@ impl<E: OpExecutor> OpDevice<E> {
     }
 }
 
-/// Each operation in a line: its operands, that which gives the dtype, and those that it passes over (twice where it reads and
-/// writes).
+/// Each operation in a line: its operands, that which gives the dtype, and those that it passes over (twice where it
+/// reads and writes).
 macro_rules! moves {
     ($($name:ident($type:ident) $of:ident over [$($operand:ident),*];)*) => { $(
         fn $name(&self, op: $type) -> Result<()> {
