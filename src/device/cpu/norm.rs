@@ -34,7 +34,13 @@ pub fn rmsnorm_backward<T: Float>(op: RmsNormBackward) -> Result<()> {
     op.check()?;
     let (x, w, rstd, dy) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.rstd.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
     let (dx, dw) = (op.dx.host::<T>(OP)?, op.dw.host::<f32>(OP)?);
-    let (c, offset) = (w.len(), op.shape.offset);
+    rmsnorm_gradients(op.shape.offset, x, w, rstd, dy, dx, dw);
+    Ok(())
+}
+/// Of slices, which the compiler knows to be apart.
+#[inline(always)]
+fn rmsnorm_gradients<T: Float>(offset: f32, x: &[T], w: &[T], rstd: &[f32], dy: &[T], dx: &mut [T], dw: &mut [f32]) {
+    let c = w.len();
     for (((x, dy), dx), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
         let dot = sum(c, |i| (w[i].to_f32() + offset) * dy[i].to_f32() * (x[i].to_f32() * r));
         let mean = dot / c as f32;
@@ -44,7 +50,6 @@ pub fn rmsnorm_backward<T: Float>(op: RmsNormBackward) -> Result<()> {
             dx[i] = T::from_f32(dx[i].to_f32() + r * ((w[i].to_f32() + offset) * dy - n * mean));
         }
     }
-    Ok(())
 }
 
 #[inline(always)]
@@ -74,6 +79,19 @@ pub fn layernorm_backward<T: Float>(op: LayerNormBackward) -> Result<()> {
     op.check()?;
     let (x, w, stats, dy) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.stats.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
     let (dx, dw, db) = (op.dx.host::<T>(OP)?, op.dw.host::<f32>(OP)?, op.db.host::<f32>(OP)?);
+    layernorm_gradients(x, w, stats, dy, dx, dw, db);
+    Ok(())
+}
+#[inline(always)]
+fn layernorm_gradients<T: Float>(
+    x: &[T],
+    w: &[T],
+    stats: &[f32],
+    dy: &[T],
+    dx: &mut [T],
+    dw: &mut [f32],
+    db: &mut [f32],
+) {
     let c = w.len();
     let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(stats.chunks_exact(2));
     for (((x, dy), dx), stats) in rows {
@@ -87,7 +105,6 @@ pub fn layernorm_backward<T: Float>(op: LayerNormBackward) -> Result<()> {
             dx[i] = T::from_f32(dx[i].to_f32() + r * (w[i].to_f32() * dy - g - n * dot));
         }
     }
-    Ok(())
 }
 
 /// `y += bias`, row by row.

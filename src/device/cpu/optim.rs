@@ -25,6 +25,20 @@ pub fn adamw<T: Float>(op: AdamW) -> Result<()> {
     }
     let (g, m, v, p) = (op.g.host::<f32>(OP)?, op.m.host(OP)?, op.v.host(OP)?, op.p.host(OP)?);
     let out = op.out.map(|out| out.host::<T>(OP)).transpose()?;
+    adamw_slices(k, scale, g, m, v, p, out);
+    Ok(())
+}
+/// Of slices, which the compiler knows to be apart.
+#[inline(always)]
+fn adamw_slices<T: Float>(
+    k: &AdamWScalars,
+    scale: f32,
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    p: &mut [f32],
+    out: Option<&mut [T]>,
+) {
     let elements = g.iter().zip(m).zip(v).zip(p);
     match out {
         None => {
@@ -38,7 +52,6 @@ pub fn adamw<T: Float>(op: AdamW) -> Result<()> {
             }
         }
     }
-    Ok(())
 }
 
 #[inline(always)]
@@ -52,6 +65,18 @@ pub fn sgd<T: Float>(op: Sgd) -> Result<()> {
     let (g, p) = (op.g.host::<f32>(OP)?, op.p.host::<f32>(OP)?);
     let m = op.m.map(|m| m.host::<f32>(OP)).transpose()?;
     let out = op.out.map(|out| out.host::<T>(OP)).transpose()?;
+    sgd_slices(&h, scale, g, m, p, out);
+    Ok(())
+}
+#[inline(always)]
+fn sgd_slices<T: Float>(
+    h: &SgdScalars,
+    scale: f32,
+    g: &[f32],
+    m: Option<&mut [f32]>,
+    p: &mut [f32],
+    out: Option<&mut [T]>,
+) {
     let n = g.len();
     let p = &mut p[..n];
     match m {
@@ -73,5 +98,4 @@ pub fn sgd<T: Float>(op: Sgd) -> Result<()> {
             *out = T::from_f32(*p);
         }
     }
-    Ok(())
 }

@@ -4,7 +4,7 @@ use super::operands::within;
 use super::simd::sum;
 use crate::base::{Result, dtype::Float};
 use crate::device::View;
-use crate::device::ops::{QkNormRope, QkNormRopeBackward, Rope};
+use crate::device::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
 
 /// A table and the row of it that each token takes, known to be within.
 #[derive(Clone, Copy)]
@@ -64,6 +64,19 @@ pub fn qk_norm_rope<T: Float>(op: QkNormRope) -> Result<()> {
     let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
     let (wq, wk, qkv) = (op.wq.host::<T>(OP)?, op.wk.host::<T>(OP)?, op.qkv.host::<T>(OP)?);
     let (out, rstd) = (op.out.host::<T>(OP)?, op.rstd.host::<f32>(OP)?);
+    qk_norm_rope_rows(&shape, rotation, [wq, wk], qkv, out, rstd);
+    Ok(())
+}
+/// Of slices, which the compiler knows to be apart.
+#[inline(always)]
+fn qk_norm_rope_rows<T: Float>(
+    shape: &QkNormRopeShape,
+    rotation: Rotation,
+    [wq, wk]: [&[T]; 2],
+    qkv: &[T],
+    out: &mut [T],
+    rstd: &mut [f32],
+) {
     let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
     let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
     let rows = qkv.chunks_exact(row).zip(out.chunks_exact_mut(row)).zip(rstd.chunks_exact_mut(rotated));
@@ -83,7 +96,6 @@ pub fn qk_norm_rope<T: Float>(op: QkNormRope) -> Result<()> {
         }
         out[rotated * d..].copy_from_slice(&qkv[rotated * d..]);
     }
-    Ok(())
 }
 
 /// With g = `dqkv` rotated back and n = x rstd: `dx = rstd ((w + offset) g - n mean((w + offset) g n))`, `dw += g n`.
@@ -95,6 +107,19 @@ pub fn qk_norm_rope_backward<T: Float>(op: QkNormRopeBackward) -> Result<()> {
     let (wq, wk, qkv) = (op.wq.host::<T>(OP)?, op.wk.host::<T>(OP)?, op.qkv.host::<T>(OP)?);
     let (rstd, dqkv) = (op.rstd.host::<f32>(OP)?, op.dqkv.host::<T>(OP)?);
     let (dwq, dwk) = (op.dwq.host::<f32>(OP)?, op.dwk.host::<f32>(OP)?);
+    qk_norm_rope_gradients(&shape, rotation, [wq, wk], qkv, rstd, dqkv, [dwq, dwk]);
+    Ok(())
+}
+#[inline(always)]
+fn qk_norm_rope_gradients<T: Float>(
+    shape: &QkNormRopeShape,
+    rotation: Rotation,
+    [wq, wk]: [&[T]; 2],
+    qkv: &[T],
+    rstd: &[f32],
+    dqkv: &mut [T],
+    [dwq, dwk]: [&mut [f32]; 2],
+) {
     let (d, half, offset) = (shape.head_dim, shape.head_dim / 2, shape.norm.offset);
     let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
     let rows = qkv.chunks_exact(row).zip(dqkv.chunks_exact_mut(row)).zip(rstd.chunks_exact(rotated));
@@ -121,5 +146,4 @@ pub fn qk_norm_rope_backward<T: Float>(op: QkNormRopeBackward) -> Result<()> {
             }
         }
     }
-    Ok(())
 }
