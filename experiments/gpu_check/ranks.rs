@@ -3,7 +3,7 @@
 use crate::gpu::OpenGpu;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
-use flatshard::comm::{CommUse, Member, Mesh, MeshSizes, Reduce, Tag, nccl};
+use flatshard::comm::{CommUse, Mesh, MeshSizes, Reduce, Tag, nccl};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::{Buf, Device};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub fn run() -> Result<Value> {
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
     let world = nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter, Duration::from_secs(60))?;
-    let mesh = Mesh::new(Box::new(world) as Box<dyn Member>, MeshSizes::sharded(env.world))?;
+    let mesh = Mesh::new(world, MeshSizes::sharded(env.world))?;
     let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
     let started = Instant::now();
 

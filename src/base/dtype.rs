@@ -50,27 +50,10 @@ impl fmt::Display for DType {
 pub trait Elem: bytemuck::Pod + Send + Sync + 'static {
     const DTYPE: DType;
 }
-impl Elem for f32 {
-    const DTYPE: DType = DType::F32;
+macro_rules! elem {
+    ($($rust:ty: $dtype:ident),*) => { $(impl Elem for $rust { const DTYPE: DType = DType::$dtype; })* };
 }
-impl Elem for bf16 {
-    const DTYPE: DType = DType::Bf16;
-}
-impl Elem for f16 {
-    const DTYPE: DType = DType::F16;
-}
-impl Elem for f64 {
-    const DTYPE: DType = DType::F64;
-}
-impl Elem for u32 {
-    const DTYPE: DType = DType::U32;
-}
-impl Elem for i32 {
-    const DTYPE: DType = DType::I32;
-}
-impl Elem for u8 {
-    const DTYPE: DType = DType::U8;
-}
+elem!(f32: F32, bf16: Bf16, f16: F16, f64: F64, u32: U32, i32: I32, u8: U8);
 
 /// A floating type that layers compute with: stored as itself, computed in f32.
 pub trait Float: Elem + PartialOrd {

@@ -48,25 +48,13 @@ impl Checkpointer {
         layouts: &[Layout],
         moments: &'static [&'static str],
     ) -> Result<Checkpointer> {
-        Checkpointer::with_files_of(MAX_FILE_BYTES, dev, mesh, spec, layouts, moments)
-    }
-
-    /// With files of at most `max_file_bytes`, one tensor at least.
-    pub fn with_files_of(
-        max_file_bytes: u64,
-        dev: Arc<dyn Device>,
-        mesh: &Mesh,
-        spec: &Spec,
-        layouts: &[Layout],
-        moments: &'static [&'static str],
-    ) -> Result<Checkpointer> {
-        let plan = FilePlan::of_masters(layouts, moments, max_file_bytes);
+        let plan = FilePlan::of_masters(layouts, moments, MAX_FILE_BYTES);
         let exchange = Exchange::new(&*dev, mesh.world.clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),
             layouts: layouts.to_vec(),
-            max_file_bytes,
+            max_file_bytes: MAX_FILE_BYTES,
             moments,
             plan: Arc::new(plan),
             companions: Companions::default(),
@@ -82,6 +70,11 @@ impl Checkpointer {
         })
     }
 
+    /// With files of at most `bytes`, one tensor at least.
+    pub fn with_files_of(self, bytes: u64) -> Checkpointer {
+        let plan = Arc::new(FilePlan::of_masters(&self.layouts, self.moments, bytes));
+        Checkpointer { plan, max_file_bytes: bytes, ..self }
+    }
     /// What async saves do is written on it from now on.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.timeline = timeline;

@@ -128,26 +128,6 @@ pub trait Member: Send + Sync {
     /// The first rank that aborted, as far as this one knows.
     fn failed(&self) -> Option<usize>;
 }
-impl<M: Member + ?Sized> Member for Box<M> {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
-    fn size(&self) -> usize {
-        (**self).size()
-    }
-    fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>> {
-        (**self).group(axis, ranks)
-    }
-    fn set_timeout(&self, timeout: Duration) {
-        (**self).set_timeout(timeout);
-    }
-    fn abort(&self) {
-        (**self).abort();
-    }
-    fn failed(&self) -> Option<usize> {
-        (**self).failed()
-    }
-}
 
 /// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before anything moves.
 pub trait Collective: Send + Sync {

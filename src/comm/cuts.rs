@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A member of whose groups each cuts. Not of NCCL's: their collectives are part of pieces, and they cut themselves
 /// where they are not.
 pub struct Cutting {
-    pub member: Box<dyn Member>,
+    pub member: Arc<dyn Member>,
     pub graphs: Arc<Graphs>,
 }
 

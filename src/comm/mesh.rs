@@ -105,15 +105,14 @@ pub struct Mesh {
 
 impl Mesh {
     pub fn new(member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
-        let world = Mesh::world(&member)?;
-        Mesh::with_world(world, member, sizes)
+        Mesh::with_world(Mesh::world(&member)?, Arc::new(member), sizes)
     }
     /// The group of all ranks, once: it is there before the mesh, in which ranks may turn out to disagree.
-    pub fn world(member: &impl Member) -> Result<Arc<dyn Collective>> {
+    pub fn world(member: &dyn Member) -> Result<Arc<dyn Collective>> {
         member.group(Axis::World, (0..member.size()).collect())
     }
     /// As [`Mesh::new`], with `world` as the group of all ranks.
-    pub fn with_world(world: Arc<dyn Collective>, member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
+    pub fn with_world(world: Arc<dyn Collective>, member: Arc<dyn Member>, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();
         let group = |axis| member.group(axis, sizes.group(axis, rank));
@@ -128,7 +127,7 @@ impl Mesh {
             fsdp: group(Axis::Fsdp)?,
             dp: group(Axis::Dp)?,
             loss: group(Axis::Loss)?,
-            member: Arc::new(member),
+            member,
         })
     }
     pub fn rank(&self) -> usize {

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // the communication floor: shared memory
 mod collective; // the traits and values of groups
 mod patience; // timeouts that others may change
+pub mod seam; // calls as values, and hooks around them
 pub mod operands; // checks of a call's operands
 pub mod solo; // the group of one rank
 pub mod unbacked; // groups of a rank that is planned
@@ -29,7 +30,6 @@ pub mod nccl; // groups of GPUs
 mod threads; // ranks as threads of one process
 
 pub mod exchange; // small messages of all ranks to all
-pub mod seam; // calls as values, and hooks around them
 pub mod cuts; // where a captured step ends
 pub mod delayed; // delays, for tests
 pub mod flight; // the flight recorder

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Seam {
-    Alloc,
+    /// 0 is none of them: memory that nobody has written.
+    Alloc = 1,
     AllGather,
     ReduceScatter,
     AllReduce,

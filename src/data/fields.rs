@@ -6,6 +6,7 @@ pub type JsonRow = Map<String, Value>;
 
 /// What is wrong with a row, to follow where it is: "has no `messages`; ...".
 pub type RowFault = String;
+pub type RowResult<T> = Result<T, RowFault>;
 
 /// A field that is not null.
 pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
@@ -13,7 +14,7 @@ pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
 }
 
 /// A JSON number as a token id.
-pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, RowFault> {
+pub(super) fn token_id(id: i64, bound: usize) -> RowResult<u32> {
     match u32::try_from(id) {
         Ok(id) if (id as usize) < bound => Ok(id),
         _ => Err(format!(
@@ -23,23 +24,23 @@ pub(super) fn token_id(id: i64, bound: usize) -> std::result::Result<u32, RowFau
     }
 }
 
-pub(super) fn field<'a>(row: &'a JsonRow, key: &str) -> std::result::Result<&'a Value, RowFault> {
+pub(super) fn field<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a Value> {
     row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
         let keys: Vec<&str> = row.keys().map(String::as_str).collect();
         format!("has no `{key}`; its keys are: {}", keys.join(", "))
     })
 }
 
-pub(super) fn string<'a>(row: &'a JsonRow, key: &str) -> std::result::Result<&'a str, RowFault> {
+pub(super) fn string<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a str> {
     let value = field(row, key)?;
     value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
 }
 
-pub(super) fn array<'a>(value: &'a Value, key: &str) -> std::result::Result<&'a Vec<Value>, RowFault> {
+pub(super) fn array<'a>(value: &'a Value, key: &str) -> RowResult<&'a Vec<Value>> {
     value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
 }
 
-pub(super) fn whole(value: &Value, key: &str) -> std::result::Result<i64, RowFault> {
+pub(super) fn whole(value: &Value, key: &str) -> RowResult<i64> {
     value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
 }
 

@@ -7,7 +7,7 @@
 //! whole. Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens
 //! or more is dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token
 //! is the end of text.
-use super::fields::{JsonRow, RowFault, array, present, string, token_id, whole};
+use super::fields::{JsonRow, RowResult, array, present, string, token_id, whole};
 use super::format::Format;
 use super::shapes;
 use super::tokenizer::Tokenizer;
@@ -41,7 +41,7 @@ pub enum Outcome {
 
 impl Recipe {
     /// The row of one line of JSONL.
-    pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
+    pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> RowResult<Outcome> {
         let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8, which JSON must be")?;
         let row: JsonRow = serde_json::from_str(text).map_err(|e| {
             let shown: String = text.trim_end().chars().take(80).collect();
@@ -51,7 +51,7 @@ impl Recipe {
     }
 
     /// The tokens of `row` in place of what `out` holds.
-    pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
+    pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         out.ids.clear();
         out.labels.clear();
         let format = &self.format;
@@ -79,7 +79,7 @@ impl Recipe {
     }
 
     /// A row that says itself what it is: tokens, a text, or a conversation.
-    fn plain(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
+    fn plain(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         let given = |key: &str| present(row, key);
         if let Some(input) = given("input_ids") {
             for id in array(input, "input_ids")? {
@@ -128,7 +128,7 @@ impl Recipe {
         }
     }
 
-    fn conversation(&self, row: &JsonRow, out: &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> {
+    fn conversation(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         let chat = self.format.chat.as_deref().ok_or(
             "has messages, but the tokenizer has no chat template: pass `tokenizer_chat_template`, or a `tokenizer` with one",
         )?;
@@ -176,7 +176,7 @@ impl Recipe {
     }
 
     /// How many messages at the end of [`shapes::turns`] are the response.
-    fn responses(&self, row: &JsonRow) -> std::result::Result<usize, RowFault> {
+    fn responses(&self, row: &JsonRow) -> RowResult<usize> {
         let list = self.format.output_key.as_ref().and_then(|key| row.get(key)?.as_array());
         Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
     }
@@ -188,7 +188,7 @@ impl Recipe {
         response: &str,
         ranges: Option<&[(usize, usize)]>,
         out: &mut TokenizedRow,
-    ) -> std::result::Result<Outcome, RowFault> {
+    ) -> RowResult<Outcome> {
         let asked = self.count(prompt)?;
         if prompt.is_empty() || response.is_empty() || asked + 2 >= self.max_len {
             return Ok(Outcome::Dropped);
@@ -219,7 +219,7 @@ impl Recipe {
         Ok(Outcome::Kept)
     }
 
-    fn label(&self, label: i64) -> std::result::Result<i32, RowFault> {
+    fn label(&self, label: i64) -> RowResult<i32> {
         match label {
             -100 => Ok(IGNORE),
             l if l >= 0 && (l as u64) < self.bound as u64 => Ok(l as i32),
@@ -229,15 +229,15 @@ impl Recipe {
             )),
         }
     }
-    fn encode(&self, text: &str, out: &mut Vec<u32>) -> std::result::Result<(), RowFault> {
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> RowResult<()> {
         self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
     }
-    fn count(&self, text: &str) -> std::result::Result<usize, RowFault> {
+    fn count(&self, text: &str) -> RowResult<usize> {
         let mut ids = Vec::new();
         self.encode(text, &mut ids)?;
         Ok(ids.len())
     }
-    fn end(&self) -> std::result::Result<u32, RowFault> {
+    fn end(&self) -> RowResult<u32> {
         self.tokenizer.end_of_text().map_err(|e| format!("has no end: {e}"))
     }
 }

@@ -1,7 +1,7 @@
 //! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more
 //! than a piece of a file.
 use super::array::{self, BOM, Broken, Elements};
-use super::fields::{JsonRow, RowFault};
+use super::fields::{JsonRow, RowFault, RowResult};
 use super::place::TokenPlace;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes;
@@ -30,11 +30,11 @@ pub(super) struct Rows<'a> {
     /// What is wrong with the first row that was skipped.
     pub first_bad: Option<String>,
     /// Places and results of a piece, kept for the next.
-    made: Vec<(TokenizedRow, std::result::Result<Outcome, RowFault>)>,
+    made: Vec<(TokenizedRow, RowResult<Outcome>)>,
 }
 
 /// A row as it stands in a file, or what is wrong with it.
-type NumberedRow<T> = (u64, std::result::Result<T, RowFault>);
+type NumberedRow<T> = (u64, RowResult<T>);
 
 impl<'a> Rows<'a> {
     pub fn new(recipe: &'a Recipe, out: &'a mut TokenWriter) -> Rows<'a> {
@@ -159,7 +159,7 @@ impl<'a> Rows<'a> {
     fn put<'p, T: Sync>(
         &mut self,
         piece: &mut Vec<NumberedRow<T>>,
-        make: &(impl Fn(&T, &mut TokenizedRow) -> std::result::Result<Outcome, RowFault> + Sync),
+        make: &(impl Fn(&T, &mut TokenizedRow) -> RowResult<Outcome> + Sync),
         place: &dyn Fn(u64) -> TokenPlace<'p>,
     ) -> Result<()> {
         let n = piece.len();
@@ -167,7 +167,7 @@ impl<'a> Rows<'a> {
             self.made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Dropped)));
         }
         let each = n.div_ceil(self.threads).max(16);
-        let work = |raw: &[NumberedRow<T>], made: &mut [(TokenizedRow, std::result::Result<Outcome, RowFault>)]| {
+        let work = |raw: &[NumberedRow<T>], made: &mut [(TokenizedRow, RowResult<Outcome>)]| {
             for ((_, raw), (row, outcome)) in raw.iter().zip(made) {
                 *outcome = match raw {
                     Ok(raw) => make(raw, row),
@@ -205,7 +205,7 @@ fn too_long() -> RowFault {
 }
 
 /// A value of Parquet as one of JSON. Times, decimals and binary are no part of rows.
-fn json(field: Field) -> std::result::Result<Value, RowFault> {
+fn json(field: Field) -> RowResult<Value> {
     let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
     let list = |fields: &[Field]| fields.iter().cloned().map(json).collect::<std::result::Result<Vec<_>, _>>();
     Ok(match field {
@@ -232,7 +232,7 @@ fn json(field: Field) -> std::result::Result<Value, RowFault> {
             let fields = row.into_columns().into_iter().map(|(name, field)| Ok((name, json(field)?)));
             // Files of one schema for all messages hold null for what a message does not have.
             let fields = fields.filter(|f| !matches!(f, Ok((_, Value::Null))));
-            Value::Object(fields.collect::<std::result::Result<_, RowFault>>()?)
+            Value::Object(fields.collect::<RowResult<_>>()?)
         }
         other => Value::String(other.to_string()),
     })

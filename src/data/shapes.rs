@@ -7,7 +7,7 @@
 //! input on a line of its own where it is not empty, and the assistant the output; `system` comes first, and the pairs
 //! of `history` before the instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words
 //! of Stanford Alpaca ([`alpaca_prompt`]), which have no place for the two.
-use super::fields::{JsonRow, RowFault, array, field, kind, present, string};
+use super::fields::{JsonRow, RowResult, array, field, kind, present, string};
 use serde_json::{Value, json};
 
 /// Keys that a row may have where no flag names any.
@@ -44,7 +44,7 @@ pub(super) fn is_known(row: &JsonRow) -> bool {
 }
 
 /// The messages of a row that no flag names fields of.
-pub(super) fn conversation(row: &JsonRow) -> Result<Vec<Value>, RowFault> {
+pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
     let system = present_text(row, "system").map(|text| json!({"role": "system", "content": text}));
     if let Some(list) = present(row, "messages") {
         return Ok(array(list, "messages")?.to_vec());
@@ -80,7 +80,7 @@ pub(super) fn conversation(row: &JsonRow) -> Result<Vec<Value>, RowFault> {
     Ok(turns)
 }
 
-fn input(row: &JsonRow) -> Result<Option<&str>, RowFault> {
+fn input(row: &JsonRow) -> RowResult<Option<&str>> {
     match present(row, "input") {
         Some(_) => string(row, "input").map(|text| Some(text).filter(|text| !text.is_empty())),
         None => Ok(None),
@@ -88,7 +88,7 @@ fn input(row: &JsonRow) -> Result<Option<&str>, RowFault> {
 }
 
 /// Stanford Alpaca's prompt (PROMPT_DICT of its train.py); the output follows without a space.
-pub(super) fn alpaca_prompt(row: &JsonRow) -> Result<String, RowFault> {
+pub(super) fn alpaca_prompt(row: &JsonRow) -> RowResult<String> {
     let listed = present(row, "history").is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()));
     for (key, given) in [("system", present_text(row, "system").is_some()), ("history", listed)] {
         if given {
@@ -111,7 +111,7 @@ pub(super) fn alpaca_prompt(row: &JsonRow) -> Result<String, RowFault> {
 
 /// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation,
 /// and of the response; where neither is given the row's own keys say what it is.
-pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)) -> Result<Vec<Value>, RowFault> {
+pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)) -> RowResult<Vec<Value>> {
     let mut turns = match input {
         None => conversation(row)?,
         Some(key) => match (field(row, key)?, output) {
@@ -143,7 +143,7 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
 }
 
 /// Checks message `i`; one of ShareGPT's becomes one with a role.
-fn message(i: usize, turn: &mut Value) -> Result<(), RowFault> {
+fn message(i: usize, turn: &mut Value) -> RowResult<()> {
     let Value::Object(fields) = turn else {
         return Err(format!("has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"));
     };

@@ -131,7 +131,7 @@ impl Request {
             let _ = writeln!(std::io::stderr(), "{caution}");
         }
         let RankDevice { device, member, gpu, .. } = device::take(&self.ranks, env, Meter::default())?;
-        let mesh = Mesh::new(member, self.ranks.mesh)?;
+        let mesh = Mesh::with_world(Mesh::world(&*member)?, member, self.ranks.mesh)?;
         let write = || {
             let options = match &self.kept {
                 Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,

@@ -47,7 +47,7 @@ fn a_rank_that_loads_holds_its_shards_and_less_than_a_tensor() {
         let layouts = Decoder::new(spec())?.layouts().to_vec();
         let mut store = bf16.store(rank.device.clone(), &rank.mesh, &layouts)?;
         flatshard::store::initialize(&mut *store, 1, &*rank.device)?;
-        let mut ckpt = Checkpointer::with_files_of(20_000_000, rank.device, &rank.mesh, &spec(), &layouts, &[])?;
+        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec(), &layouts, &[])?.with_files_of(20_000_000);
         ckpt.save_hf(&model, Dtype::BF16, &mut *store)
     });
     assert!(model.join("model.safetensors.index.json").exists());

@@ -63,7 +63,8 @@ impl KnownState {
         let layouts = parted(Decoder::new(spec.clone())?.layouts(), mesh.coords.tp, mesh.sizes.tp);
         let mut store = strategy.store(dev.clone(), mesh, &layouts)?;
         let optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
-        let mut ckpt = Checkpointer::with_files_of(max_file_bytes, dev.clone(), mesh, spec, &layouts, rule.state())?;
+        let mut ckpt =
+            Checkpointer::new(dev.clone(), mesh, spec, &layouts, rule.state())?.with_files_of(max_file_bytes);
         ckpt.of_run(RUN);
         Ok(KnownState { dev, store, optimizer, ckpt })
     }

@@ -6,7 +6,8 @@ use super::watch::HostsWatch;
 use super::worker::{self, Desk, DeskState, HostsGathered, RING};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::operands::CheckedCall;
-use crate::comm::shm::{self, CollectiveKind, Sources};
+use crate::comm::seam::Seam;
+use crate::comm::shm::{self, Sources};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Waiting};
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -44,39 +45,26 @@ impl HostsGroup {
         let worker = Mutex::new(Worker::Idle(Box::new(post)));
         Ok(HostsGroup { places, link, local, desk, crossed, worker, _watch: watch })
     }
-    fn check(&self, kind: CollectiveKind, tag: Tag) -> CheckedCall<'static> {
+    fn check(&self, kind: Seam, tag: Tag) -> CheckedCall<'static> {
         post::call(&self.places, kind.name(), tag)
     }
     fn id(&self) -> u64 {
         ID | self.places.axis as u64
     }
-    fn check_host(&self, kind: CollectiveKind, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
+    fn check_host(&self, kind: Seam, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
         match places.iter().all(|&place| place != device::buf::Place::Device) {
             true => Ok(()),
             false => Err(self.check(kind, tag).error("a group of CPU ranks cannot reach memory of the GPU")),
         }
     }
     /// Where an operand is that the host's other ranks read or write, too, if it is in a buffer of the group for that
-    /// use. Memory that all ranks share is refused unless it is to be gathered into: ranks would overwrite each other.
+    /// use.
     fn place(&self, job: &mut HostsJob, view: &mut ViewMut, usage: CommUse) -> Result<()> {
-        let start = view.as_mut_ptr().cast_const();
-        let alone = (self.places.columns == 1).then(|| Sources::new(start, 0));
-        job.there = alone;
-        if view.is_empty() {
-            return Ok(());
-        }
-        match self.local.find(start, view.bytes()) {
-            Some((found, theirs, true)) if theirs == usage => {
-                job.desc.place = found.place;
-                job.there = Some(found.sources);
-                job.content = (usage == CommUse::Gathered).then_some((found.buffer, 0));
-            }
-            Some((_, CommUse::Gathered, _)) => {
-                let what =
-                    "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
-                return Err(self.check(job.kind, job.tag).error(what));
-            }
-            _ => {}
+        job.there = (self.places.columns == 1).then(|| Sources::new(view.as_mut_ptr().cast_const(), 0));
+        if let Some(found) = self.local.place(job.kind, job.tag, view, usage)? {
+            job.desc.place = found.place;
+            job.there = Some(found.sources);
+            job.content = (usage == CommUse::Gathered).then_some((found.buffer, 0));
         }
         Ok(())
     }
@@ -207,7 +195,7 @@ impl Collective for HostsGroup {
     /// One gathered buffer a host; of any other, one a rank.
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
         self.timed(|| {
-            self.check_alive(&self.desk.lock(), CollectiveKind::Alloc.name(), Tag::new("buffer", 0))?;
+            self.check_alive(&self.desk.lock(), Seam::Alloc.name(), Tag::new("buffer", 0))?;
             // The worker starts operations in the host's group, too: all ranks must start them in the same order.
             self.until(|state| state.sent == state.next)?;
             self.local.alloc(dtype, len, usage, category)
@@ -215,7 +203,7 @@ impl Collective for HostsGroup {
     }
 
     fn all_gather(&self, tag: Tag, shard: View, mut full: ViewMut) -> Result<Ticket> {
-        let (kind, bytes) = (CollectiveKind::AllGather, shard.bytes());
+        let (kind, bytes) = (Seam::AllGather, shard.bytes());
         self.check_host(kind, tag, &[shard.place(), full.place()])?;
         self.check(kind, tag).same(shard.dtype(), full.dtype())?;
         self.check(kind, tag).shards(shard.len(), full.len())?;
@@ -226,7 +214,7 @@ impl Collective for HostsGroup {
     }
 
     fn reduce_scatter(&self, tag: Tag, mut full: ViewMut, mut shard: ViewMut, accumulate: bool) -> Result<Ticket> {
-        let (kind, bytes) = (CollectiveKind::ReduceScatter, full.bytes() / self.size());
+        let (kind, bytes) = (Seam::ReduceScatter, full.bytes() / self.size());
         self.check_host(kind, tag, &[full.place(), shard.place()])?;
         self.check(kind, tag).scattered(full.dtype(), shard.dtype())?;
         self.check(kind, tag).shards(shard.len(), full.len())?;
@@ -240,7 +228,7 @@ impl Collective for HostsGroup {
     }
 
     fn all_reduce(&self, tag: Tag, mut buf: ViewMut, reduce: Reduce) -> Result<Ticket> {
-        let kind = CollectiveKind::AllReduce;
+        let kind = Seam::AllReduce;
         self.check_host(kind, tag, &[buf.place()])?;
         self.check(kind, tag).reducible(buf.dtype(), reduce)?;
         let mut job = HostsJob::new(kind, tag, buf.dtype(), buf.len());
@@ -251,7 +239,7 @@ impl Collective for HostsGroup {
     }
 
     fn broadcast(&self, tag: Tag, mut buf: ViewMut, root: usize) -> Result<Ticket> {
-        let kind = CollectiveKind::Broadcast;
+        let kind = Seam::Broadcast;
         self.check_host(kind, tag, &[buf.place()])?;
         self.check(kind, tag).rank(root)?;
         let mut job = HostsJob::new(kind, tag, buf.dtype(), buf.len());
@@ -263,7 +251,7 @@ impl Collective for HostsGroup {
     }
 
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, mut recv: ViewMut) -> Result<Ticket> {
-        let kind = CollectiveKind::SendRecv;
+        let kind = Seam::SendRecv;
         let call = self.check(kind, tag);
         self.check_host(kind, tag, &[send.place(), recv.place()])?;
         call.rank(to)?;
@@ -281,7 +269,7 @@ impl Collective for HostsGroup {
     }
 
     fn barrier(&self, tag: Tag) -> Result<()> {
-        let ticket = self.start(HostsJob::new(CollectiveKind::Barrier, tag, DType::U8, 0), 0)?;
+        let ticket = self.start(HostsJob::new(Seam::Barrier, tag, DType::U8, 0), 0)?;
         self.wait(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<()> {

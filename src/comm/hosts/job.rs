@@ -1,12 +1,13 @@
 //! One operation as the worker runs it: raw operands, checked before. Never runs anything.
 use crate::base::DType;
-use crate::comm::shm::{CollectiveKind, Desc, ShmBuffer, Sources};
+use crate::comm::seam::Seam;
+use crate::comm::shm::{Desc, ShmBuffer, Sources};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 
 /// Pointers are valid as long as `keep`; the caller leaves the memory alone until its waits say so (Note in `comm`).
 pub(super) struct HostsJob {
-    pub kind: CollectiveKind,
+    pub kind: Seam,
     pub tag: Tag,
     /// What all ranks must agree on; ranks in it are the group's.
     pub desc: Desc,
@@ -30,7 +31,7 @@ pub(super) struct HostsJob {
 unsafe impl Send for HostsJob {}
 
 impl HostsJob {
-    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize) -> HostsJob {
+    pub fn new(kind: Seam, tag: Tag, dtype: DType, len: usize) -> HostsJob {
         HostsJob {
             kind,
             tag,

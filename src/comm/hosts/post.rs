@@ -8,7 +8,8 @@ use super::link::Link;
 use super::wire::{Channel, Fault, Move};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::operands::CheckedCall;
-use crate::comm::shm::{self, CollectiveKind, Desc, Sources};
+use crate::comm::seam::Seam;
+use crate::comm::shm::{self, Desc, Sources};
 use crate::comm::{Axis, Collective, CommUse, Tag, Waiting};
 use crate::device::Buf;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ impl Post {
     }
 
     /// See [`Channel::exchange`]; peers are group ranks.
-    pub fn exchange<const N: usize>(&mut self, kind: CollectiveKind, tag: Tag, mut moves: [Move; N]) -> Result<()> {
+    pub fn exchange<const N: usize>(&mut self, kind: Seam, tag: Tag, mut moves: [Move; N]) -> Result<()> {
         for m in &mut moves {
             m.peer = self.places.ranks[m.peer];
             if let super::wire::Bytes::Send(bytes) = &m.bytes {
@@ -145,7 +146,7 @@ impl Post {
     }
 
     /// Returns when all ranks of the group have come to this operation; an error where they have not called the same.
-    pub fn agree(&mut self, kind: CollectiveKind, tag: Tag, desc: &Desc) -> Result<()> {
+    pub fn agree(&mut self, kind: Seam, tag: Tag, desc: &Desc) -> Result<()> {
         for (to, from) in self.places.rounds() {
             let mut theirs = *desc;
             let (to, from) = (self.places.across(to), self.places.across(from));
@@ -157,7 +158,7 @@ impl Post {
         self.meet(kind, tag, desc)
     }
     /// Whether a rank of another host called the same.
-    pub fn compare(&self, kind: CollectiveKind, tag: Tag, mine: &Desc, theirs: &Desc, peer: usize) -> Result<()> {
+    pub fn compare(&self, kind: Seam, tag: Tag, mine: &Desc, theirs: &Desc, peer: usize) -> Result<()> {
         match Desc::agrees(mine, self.places.me, theirs, peer) {
             true => Ok(()),
             false => {
@@ -169,7 +170,7 @@ impl Post {
         }
     }
     /// Returns when all ranks of this host are here.
-    pub fn meet(&self, kind: CollectiveKind, tag: Tag, desc: &Desc) -> Result<()> {
+    pub fn meet(&self, kind: Seam, tag: Tag, desc: &Desc) -> Result<()> {
         self.explain(self.local.meet(kind, tag, *desc))
     }
     /// The error of a local step, with what is known of a rank that failed.

@@ -9,7 +9,8 @@ use super::job::HostsJob;
 use super::post::{self, Post};
 use super::{chain, steps};
 use crate::base::{Error, Result};
-use crate::comm::shm::{CollectiveKind, ShmBuffer};
+use crate::comm::seam::Seam;
+use crate::comm::shm::ShmBuffer;
 use crate::comm::{CommStats, Tag, Waiting};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -146,12 +147,12 @@ pub(super) fn run(desk: &Desk, mut post: Post) {
 
 fn one(desk: &Desk, post: &mut Post, job: &mut HostsJob, scratch: &mut chain::ChainScratch) -> Result<()> {
     match job.kind {
-        CollectiveKind::AllGather => steps::all_gather(post, job),
-        CollectiveKind::ReduceScatter => chain::reduce_scatter(post, job, scratch, &mut |post| desk.complete(post)),
-        CollectiveKind::AllReduce => chain::all_reduce(post, job, scratch),
-        CollectiveKind::Broadcast => steps::broadcast(post, job),
-        CollectiveKind::SendRecv => steps::send_recv(post, job),
-        CollectiveKind::Barrier => steps::barrier(post, job),
-        CollectiveKind::Alloc => Err(post::call(&post.places, "alloc", job.tag).error("is no operation of the worker")),
+        Seam::AllGather => steps::all_gather(post, job),
+        Seam::ReduceScatter => chain::reduce_scatter(post, job, scratch, &mut |post| desk.complete(post)),
+        Seam::AllReduce => chain::all_reduce(post, job, scratch),
+        Seam::Broadcast => steps::broadcast(post, job),
+        Seam::SendRecv => steps::send_recv(post, job),
+        Seam::Barrier => steps::barrier(post, job),
+        _ => Err(post::call(&post.places, job.kind.name(), job.tag).error("is no operation of the worker")),
     }
 }

@@ -1,11 +1,12 @@
 //! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): where each rank's is, who still reads what was
 //! gathered, and when the memory goes back. Never waits.
 use super::arena::{Arena, Mapping, PAGE, aligned};
-use super::record::{BYTE, CollectiveKind};
+use super::record::BYTE;
 use super::words::{Front, Reader};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::CommUse;
+use crate::comm::seam::Seam;
 use crate::device::buf::{Buf, Place};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -92,8 +93,7 @@ impl ShmBuffer {
     }
     /// This rank's buffer, to compute with.
     pub(super) fn into_buf(self: Arc<Self>, dtype: DType, len: usize) -> Result<Buf> {
-        let ptr = NonNull::new(self.of(self.me))
-            .ok_or_else(|| Error::op(CollectiveKind::Alloc.name(), "mapped at address 0"))?;
+        let ptr = NonNull::new(self.of(self.me)).ok_or_else(|| Error::op(Seam::Alloc.name(), "mapped at address 0"))?;
         // SAFETY: page-aligned, `bytes` long, mapped as long as `self` lives; other ranks' accesses follow the
         // protocol.
         Ok(unsafe { Buf::from_raw(ptr, dtype, len, Place::Host, self) })

@@ -9,10 +9,11 @@ use super::arena::{PAGE, REGION};
 use super::buffer::{BufferRequest, ShmBuffer};
 use super::hub::Hub;
 use super::op::{OpStep, ShmOp};
-use super::record::{CollectiveKind, Desc, Lanes, Phase, RING};
+use super::record::{Desc, Lanes, Phase, RING};
 use super::seat::{Seat, lock};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
+use crate::comm::seam::Seam;
 use crate::comm::{Axis, CommStats, CommUse, Tag, Ticket, Times, Waiting};
 use crate::device::{Buf, cpu::simd::Level};
 use std::sync::{Arc, Mutex, Weak};
@@ -231,10 +232,8 @@ impl ShmGroup {
             }
             Until::Complete(seq) => self.op(inner, seq).is_none_or(|op| op.complete),
             Until::Sent(seq) => self.op(inner, seq).is_none_or(|op| match op.kind {
-                CollectiveKind::ReduceScatter => {
-                    op.step == OpStep::Retired || op.desc.place == Desc::STAGED && op.complete
-                }
-                CollectiveKind::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
+                Seam::ReduceScatter => op.step == OpStep::Retired || op.desc.place == Desc::STAGED && op.complete,
+                Seam::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
                     op.complete && self.hub.reached(op.desc.to as usize, seq, Phase::Done)
                 }
                 _ => op.complete,
@@ -370,7 +369,7 @@ impl ShmGroup {
         category: Category,
     ) -> Result<Buf> {
         let (hub, index) = (&self.hub, inner.allocs);
-        let mut op = ShmOp::new(CollectiveKind::Alloc, Tag::new("buffer", index as usize), dtype, len, OpStep::Meet);
+        let mut op = ShmOp::new(Seam::Alloc, Tag::new("buffer", index as usize), dtype, len, OpStep::Meet);
         op.desc.arg = usage as u8;
         let _ = self.start_in(inner, op)?;
         inner.allocs += 1;

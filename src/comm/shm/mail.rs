@@ -9,43 +9,44 @@
 use super::buffer::BufferName;
 use super::hub::Hub;
 use super::op::ShmOp;
-use super::record::{CHUNK, CollectiveKind, Desc, Phase};
+use super::record::{CHUNK, Desc, Phase};
 use super::sum::Sources;
 use crate::base::Result;
+use crate::comm::seam::Seam;
 
 impl ShmOp {
     /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
     fn cell(&self, hub: &Hub) -> usize {
         match self.kind {
-            CollectiveKind::ReduceScatter => (CHUNK / hub.size()) & !63,
+            Seam::ReduceScatter => (CHUNK / hub.size()) & !63,
             _ => CHUNK,
         }
     }
     pub fn rounds_out(&self, hub: &Hub) -> u32 {
         match self.kind {
-            CollectiveKind::Broadcast if hub.me != self.desc.to as usize => 0,
+            Seam::Broadcast if hub.me != self.desc.to as usize => 0,
             _ if !self.is_staged() => 0,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
     }
     pub fn rounds_in(&self, hub: &Hub) -> u32 {
         match self.kind {
-            CollectiveKind::Broadcast if hub.me == self.desc.to as usize => 0,
-            CollectiveKind::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
+            Seam::Broadcast if hub.me == self.desc.to as usize => 0,
+            Seam::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
     }
     fn reads_me(&self, hub: &Hub, peer: usize) -> bool {
         match self.kind {
-            CollectiveKind::Broadcast => peer != hub.me,
-            CollectiveKind::SendRecv => peer == self.desc.to as usize,
+            Seam::Broadcast => peer != hub.me,
+            Seam::SendRecv => peer == self.desc.to as usize,
             _ => true,
         }
     }
     fn sends_me(&self, peer: usize) -> bool {
         match self.kind {
-            CollectiveKind::Broadcast => peer == self.desc.to as usize,
-            CollectiveKind::SendRecv => peer == self.desc.from as usize,
+            Seam::Broadcast => peer == self.desc.to as usize,
+            Seam::SendRecv => peer == self.desc.from as usize,
             _ => true,
         }
     }
@@ -75,7 +76,7 @@ impl ShmOp {
     /// Copies what is sent from a buffer of the group; true if that is what happened.
     fn pull(&mut self, hub: &Hub) -> Result<bool> {
         let inn = self.rounds_in(hub);
-        if self.kind != CollectiveKind::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
+        if self.kind != Seam::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
             return Ok(false);
         }
         let from = self.desc.from as usize;
@@ -110,7 +111,7 @@ impl ShmOp {
         let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
         let at = self.wrote as usize * cell;
         let bytes = cell.min(self.bytes() - at);
-        let parts = if self.kind == CollectiveKind::ReduceScatter { hub.size() } else { 1 };
+        let parts = if self.kind == Seam::ReduceScatter { hub.size() } else { 1 };
         for part in 0..parts {
             // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent
             // input (of `parts * self.bytes()` bytes).
@@ -124,36 +125,29 @@ impl ShmOp {
         let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
         let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
         let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;
-        let total = if self.kind == CollectiveKind::SendRecv {
-            self.desc.recv_len as usize * self.dtype.size()
-        } else {
-            self.bytes()
-        };
+        let total =
+            if self.kind == Seam::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
         let (n, bytes) = (hub.size(), cell.min(total - at));
         // In elements: sums may be wider than what travels.
         let (first, len) = (at / self.dtype.size(), bytes / self.dtype.size());
         // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
         unsafe {
             match self.kind {
-                CollectiveKind::AllGather => {
+                Seam::AllGather => {
                     for r in 0..n {
                         std::ptr::copy_nonoverlapping(mail(r), self.dst.add(r * total + at), bytes);
                     }
                 }
-                CollectiveKind::ReduceScatter => {
+                Seam::ReduceScatter => {
                     let sources = Sources::new(mail(0), stride).offset(hub.me * cell);
                     self.fold(hub).run(self.dst.add(first * self.dst_dtype.size()), sources, n, len);
                 }
-                CollectiveKind::AllReduce => {
+                Seam::AllReduce => {
                     self.fold(hub).run(self.dst.add(at), Sources::new(mail(0), stride), n, len);
                 }
-                CollectiveKind::Broadcast => {
-                    std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes)
-                }
-                CollectiveKind::SendRecv => {
-                    std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes)
-                }
-                CollectiveKind::Alloc | CollectiveKind::Barrier => {}
+                Seam::Broadcast => std::ptr::copy_nonoverlapping(mail(self.desc.to as usize), self.dst.add(at), bytes),
+                Seam::SendRecv => std::ptr::copy_nonoverlapping(mail(self.desc.from as usize), self.dst.add(at), bytes),
+                _ => {} // move nothing
             }
         }
     }

@@ -20,6 +20,6 @@ pub use arena::Arena;
 pub(in crate::comm) use buffer::ShmBuffer;
 pub use group::ShmGroup;
 pub(in crate::comm) use part::Passed;
-pub(in crate::comm) use record::{CollectiveKind, Desc};
+pub(in crate::comm) use record::Desc;
 pub(in crate::comm) use sum::{Fold, Sources};
 pub use world::{ShmOptions, ShmWatch, ShmWorld, threads, threads_with};

@@ -7,9 +7,10 @@
 //! *staged*: cut into rounds of a chunk, which go through the ranks' mailboxes (`mail`).
 use super::buffer::ShmBuffer;
 use super::hub::Hub;
-use super::record::{CollectiveKind, Desc, Phase};
+use super::record::{Desc, Phase};
 use super::sum::{Fold, Sources};
 use crate::base::{DType, Error, Result};
+use crate::comm::seam::Seam;
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,7 +40,7 @@ pub(super) enum OpStep {
 /// the waits say so (Note in `comm`).
 pub(super) struct ShmOp {
     pub seq: u64,
-    pub kind: CollectiveKind,
+    pub kind: Seam,
     pub tag: Tag,
     pub desc: Desc,
     pub dtype: DType,
@@ -73,7 +74,7 @@ pub(super) struct ShmOp {
 unsafe impl Send for ShmOp {}
 
 impl ShmOp {
-    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize, step: OpStep) -> ShmOp {
+    pub fn new(kind: Seam, tag: Tag, dtype: DType, len: usize, step: OpStep) -> ShmOp {
         ShmOp {
             seq: 0,
             kind,
@@ -100,7 +101,7 @@ impl ShmOp {
     }
     /// A slot of the ring that was never used.
     pub fn none() -> ShmOp {
-        let mut op = ShmOp::new(CollectiveKind::Barrier, Tag::new("", 0), DType::U8, 0, OpStep::Retired);
+        let mut op = ShmOp::new(Seam::Barrier, Tag::new("", 0), DType::U8, 0, OpStep::Retired);
         op.complete = true;
         op
     }

@@ -3,20 +3,10 @@
 use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::op::{KeepAlive, OpStep, ShmOp};
-use super::record::{CollectiveKind, Desc};
-use super::sum::Sources;
+use super::record::Desc;
 use crate::base::{DType, Result};
+use crate::comm::seam::Seam;
 use crate::comm::{CommUse, Tag, Ticket};
-use std::sync::Arc;
-
-/// An operand in a buffer of the group.
-pub(in crate::comm) struct FoundBuffer {
-    pub buffer: Arc<ShmBuffer>,
-    /// The operands of all ranks: from the first one's on.
-    pub sources: Sources,
-    /// Names the place, alike on all ranks.
-    pub place: u64,
-}
 
 /// What a rank sends to another of its host, or receives, or both.
 pub(in crate::comm) struct Passed {
@@ -30,28 +20,14 @@ pub(in crate::comm) struct Passed {
 
 impl ShmGroup {
     /// Returns when all ranks are here with the same operation.
-    pub(in crate::comm) fn meet(&self, kind: CollectiveKind, tag: Tag, desc: Desc) -> Result<()> {
+    pub(in crate::comm) fn meet(&self, kind: Seam, tag: Tag, desc: Desc) -> Result<()> {
         let mut op = ShmOp::new(kind, tag, DType::U8, 0, OpStep::Meet);
         op.desc = desc;
         let ticket = self.start(op, 0)?;
         self.wait_until(ticket, Until::Complete)
     }
-    /// The buffer of this group, of any usage, that holds `bytes` at `start`, or that of another group.
-    pub(in crate::comm) fn find(&self, start: *const u8, bytes: usize) -> Option<(FoundBuffer, CommUse, bool)> {
-        let buffer = self.hub.seat.find(start, bytes)?;
-        let at = start as usize - buffer.range().start;
-        let sources = Sources::new(buffer.of(0).wrapping_add(at).cast_const(), buffer.stride());
-        let (usage, ours, place) = (buffer.usage(), buffer.group() == self.hub.id, buffer.place(at));
-        Some((FoundBuffer { buffer, sources, place }, usage, ours))
-    }
     /// Returns when all ranks have released what was gathered into the buffer before this content.
-    pub(in crate::comm) fn vacated(
-        &self,
-        kind: CollectiveKind,
-        tag: Tag,
-        buffer: &ShmBuffer,
-        content: u64,
-    ) -> Result<()> {
+    pub(in crate::comm) fn vacated(&self, kind: Seam, tag: Tag, buffer: &ShmBuffer, content: u64) -> Result<()> {
         self.call(|inner| self.until(inner, Until::Vacant(buffer, content), kind.name(), tag))
     }
     /// This rank reads a content no more.
@@ -67,7 +43,7 @@ impl ShmGroup {
         if self.hub.size() == 1 {
             return Ok(());
         }
-        let mut op = ShmOp::new(CollectiveKind::Broadcast, tag, DType::U8, bytes, OpStep::Mail);
+        let mut op = ShmOp::new(Seam::Broadcast, tag, DType::U8, bytes, OpStep::Mail);
         op.desc.to = root as u32;
         (op.src, op.dst) = (at, at);
         let ticket = self.start(op, 0)?;
@@ -78,7 +54,7 @@ impl ShmGroup {
     pub(in crate::comm) fn pass(&self, tag: Tag, passed: Passed) -> Result<Ticket> {
         let (source, sent, to) =
             passed.send.map_or((std::ptr::null(), 0, Desc::NOBODY), |(p, n, to)| (p, n, to as u32));
-        let mut op = ShmOp::new(CollectiveKind::SendRecv, tag, passed.dtype, sent, OpStep::Mail);
+        let mut op = ShmOp::new(Seam::SendRecv, tag, passed.dtype, sent, OpStep::Mail);
         (op.desc.to, op.desc.from, op.src, op.keep) = (to, Desc::NOBODY, source, passed.keep);
         if let Some((target, wanted, from)) = passed.recv {
             (op.dst, op.desc.recv_len, op.desc.from) = (target, wanted as u64, from as u32);

@@ -3,6 +3,7 @@
 use super::arena::{Mapping, PAGE};
 use super::words;
 use crate::base::{DType, printable};
+use crate::comm::seam::Seam;
 use crate::comm::{Reduce, Tag};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -10,30 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 pub(super) const RING: u64 = 1024;
 /// Half a mailbox: one half is filled while peers read the other.
 pub(super) const CHUNK: usize = 256 << 10;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::comm) enum CollectiveKind {
-    Alloc = 1,
-    AllGather,
-    ReduceScatter,
-    AllReduce,
-    Broadcast,
-    SendRecv,
-    Barrier,
-}
-impl CollectiveKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::Alloc => "alloc",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter => "reduce_scatter",
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::Broadcast => "broadcast",
-            CollectiveKind::SendRecv => "send_recv",
-            CollectiveKind::Barrier => "barrier",
-        }
-    }
-}
 
 /// An operation as its ranks must agree on it. Plain integers, so any bytes in shared memory are a valid value.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -67,7 +44,7 @@ impl Desc {
     pub const STAGED: u64 = u64::MAX;
     pub const NOBODY: u32 = u32::MAX;
 
-    pub fn new(kind: CollectiveKind, tag: Tag, dtype: DType, len: usize) -> Desc {
+    pub fn new(kind: Seam, tag: Tag, dtype: DType, len: usize) -> Desc {
         let mut what = [0; 24];
         let n = tag.what.len().min(what.len());
         what[..n].copy_from_slice(&tag.what.as_bytes()[..n]);
@@ -87,7 +64,7 @@ impl Desc {
     }
     /// Whether `mine`, of group rank `me`, and `theirs`, of group rank `peer`, are the same operation.
     pub fn agrees(mine: &Desc, me: usize, theirs: &Desc, peer: usize) -> bool {
-        if mine.kind != CollectiveKind::SendRecv as u8 {
+        if mine.kind != Seam::SendRecv as u8 {
             return mine == theirs;
         }
         let same = |d: &Desc| (d.kind, d.dtype, d.unit, d.what);
@@ -102,31 +79,22 @@ impl Desc {
 }
 impl std::fmt::Display for Desc {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        const KINDS: [CollectiveKind; 7] = [
-            CollectiveKind::Alloc,
-            CollectiveKind::AllGather,
-            CollectiveKind::ReduceScatter,
-            CollectiveKind::AllReduce,
-            CollectiveKind::Broadcast,
-            CollectiveKind::SendRecv,
-            CollectiveKind::Barrier,
-        ];
-        let Some(kind) = KINDS.into_iter().find(|&k| k as u8 == self.kind) else {
+        let Some(kind) = Seam::ALL.into_iter().find(|&k| k as u8 == self.kind) else {
             return write!(f, "an unknown operation");
         };
         let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]);
         let what = printable(&what, self.what.len()); // a peer's
         write!(f, "{} ({what} {})", kind.name(), self.unit)?;
-        if kind == CollectiveKind::Barrier {
+        if kind == Seam::Barrier {
             return Ok(());
         }
         write!(f, " of {} {}", self.len, DTYPES.get(self.dtype as usize).map_or("?", |d| d.name()))?;
         match kind {
-            CollectiveKind::Alloc if self.arg == 0 => write!(f, ", gathered"),
-            CollectiveKind::Alloc => write!(f, ", reduced"),
-            CollectiveKind::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
-            CollectiveKind::Broadcast => write!(f, " from {}", self.to),
-            CollectiveKind::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
+            Seam::Alloc if self.arg == 0 => write!(f, ", gathered"),
+            Seam::Alloc => write!(f, ", reduced"),
+            Seam::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
+            Seam::Broadcast => write!(f, " from {}", self.to),
+            Seam::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
             _ => Ok(()),
         }?;
         match self.place {

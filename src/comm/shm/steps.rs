@@ -2,8 +2,9 @@
 //! anything moved.
 use super::hub::Hub;
 use super::op::{OpStep, ShmOp};
-use super::record::{CollectiveKind, Phase};
+use super::record::Phase;
 use crate::base::Result;
+use crate::comm::seam::Seam;
 
 impl ShmOp {
     /// All ranks have released what the gather will overwrite.
@@ -43,7 +44,7 @@ impl ShmOp {
                 self.retire(hub);
             }
             OpStep::Reduce if self.met(hub, Phase::Ready)? => {
-                if self.kind == CollectiveKind::ReduceScatter {
+                if self.kind == Seam::ReduceScatter {
                     // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
                     unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.desc.len as usize) };
                     self.complete = true;

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Where a rank computes, and how it reaches the others.
 pub struct RankDevice {
     pub device: Arc<dyn Device>,
-    pub member: Box<dyn Member>,
+    pub member: Arc<dyn Member>,
     /// Where the device is a real GPU.
     pub gpu: Option<Arc<Cuda>>,
     /// Where steps are captured.
@@ -62,17 +62,17 @@ pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> 
             let (driver, graphs) = capturing(gpu.clone(), plan.graphs);
             let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
             let member = nccl::NcclWorld::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
-            return Ok(RankDevice { device, member: Box::new(member), gpu: Some(gpu), graphs });
+            return Ok(RankDevice { device, member: Arc::new(member), gpu: Some(gpu), graphs });
         }
     };
     let options = shm::ShmOptions { timeout };
-    let member: Box<dyn Member> = match plan.carrier {
-        Carrier::Shm | Carrier::Nccl => Box::new(shm::ShmWorld::join(env, meter, &options)?),
-        Carrier::Tcp => Box::new(hosts::HostsWorld::join(env, meter, &options, tcp)?),
-        Carrier::Mpi => Box::new(hosts::HostsWorld::join(env, meter, &options, mpi)?),
+    let member: Arc<dyn Member> = match plan.carrier {
+        Carrier::Shm | Carrier::Nccl => Arc::new(shm::ShmWorld::join(env, meter, &options)?),
+        Carrier::Tcp => Arc::new(hosts::HostsWorld::join(env, meter, &options, tcp)?),
+        Carrier::Mpi => Arc::new(hosts::HostsWorld::join(env, meter, &options, mpi)?),
     };
     let member = match &graphs {
-        Some(graphs) => Box::new(Cutting { member, graphs: graphs.clone() }),
+        Some(graphs) => Arc::new(Cutting { member, graphs: graphs.clone() }),
         None => member,
     };
     Ok(RankDevice { device, member, gpu: None, graphs })

@@ -68,7 +68,8 @@ fn checkpointer(
     source: Option<&Path>,
 ) -> Result<Checkpointer> {
     let (spec, layouts, moments) = (&plan.engine.spec, engine.decoder().layouts(), plan.engine.rule.state());
-    let mut checkpointer = Checkpointer::with_files_of(plan.save.max_file_bytes, device, mesh, spec, layouts, moments)?;
+    let mut checkpointer =
+        Checkpointer::new(device, mesh, spec, layouts, moments)?.with_files_of(plan.save.max_file_bytes);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
         let (tokenizer, ends) = (plan.tokenizer.files(), (plan.tokenizer.bos(), plan.tokenizer.eos()));

@@ -17,7 +17,7 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
     let decoder = Decoder::new(plan.engine.spec.clone())?;
     let mut store = plan.engine.strategy.store(device.clone(), mesh, decoder.layouts())?;
     let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
-    let mut checkpointer = Checkpointer::with_files_of(max, device, mesh, spec, decoder.layouts(), &[])?;
+    let mut checkpointer = Checkpointer::new(device, mesh, spec, decoder.layouts(), &[])?.with_files_of(max);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
         let tokenizer = plan.tokenizer.files();

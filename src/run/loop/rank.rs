@@ -29,7 +29,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
         );
     }
     let flight = Flight::default();
-    let world = Mesh::world(&member)?;
+    let world = Mesh::world(&*member)?;
     let agreed =
         same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
     if let Err(e) = agreed {
