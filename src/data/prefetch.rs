@@ -68,15 +68,15 @@ impl Prefetch {
     }
 
     /// The next step's data. Blocks until it is filled.
-    pub fn next(&mut self) -> Result<Fetched> {
+    pub fn next_step(&mut self) -> Result<Fetched> {
         match self.ahead.take() {
             Some(fetched) => Ok(fetched),
             None => self.fetch(),
         }
     }
-    /// What [`Prefetch::next`] will return.
+    /// What [`Prefetch::next_step`] will return.
     pub fn peek(&mut self) -> Result<&Fetched> {
-        let fetched = self.next()?;
+        let fetched = self.next_step()?;
         Ok(self.ahead.insert(fetched))
     }
     /// Takes the buffers of a step that is done.

@@ -1,48 +1,64 @@
 //! Buffers that are addresses without memory: what a plan allocates, so that a model of any size can be laid out on a
-//! machine of any size. Nobody may follow their pointers: to the host they are memory of a GPU, and the kernel has
-//! mapped nothing there.
+//! machine of any size. Nobody may follow their pointers: to the host they are memory of a GPU, and no process can map
+//! anything there.
 use super::buf::{Buf, Place};
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::{ptr::NonNull, sync::Arc};
+use std::ptr::{NonNull, without_provenance_mut};
+use std::sync::Arc;
 
-struct Addresses {
+/// Above what a 64-bit process can map.
+const NOWHERE: usize = 1 << 62;
+
+/// Its own address, above [`NOWHERE`], is where the buffer is said to be: no other buffer that lives starts there.
+#[repr(align(64))]
+struct Nowhere {
+    _lease: Lease,
+}
+
+/// `len` elements that take no memory and no addresses, counted by `lease`.
+pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+    let owner = Arc::new(Nowhere { _lease: lease });
+    let at = NonNull::new(without_provenance_mut(NOWHERE | Arc::as_ptr(&owner) as usize));
+    let fits = len.checked_mul(dtype.size()).is_some_and(|bytes| bytes < NOWHERE);
+    let at = at.filter(|_| fits).ok_or_else(|| failed(dtype, len, "more than there are"))?;
+    // SAFETY: `Place::Device` keeps the host from following it, and no device that launches kernels allocates here.
+    Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Device, owner) })
+}
+
+struct HostRange {
     at: NonNull<u8>,
     bytes: usize,
     _lease: Lease,
 }
-// SAFETY: addresses that cannot be read or written.
-unsafe impl Send for Addresses {}
+// SAFETY: whoever holds the buffer's views keeps to their rules, as with memory of the heap.
+unsafe impl Send for HostRange {}
 // SAFETY: as above.
-unsafe impl Sync for Addresses {}
+unsafe impl Sync for HostRange {}
 
-impl Drop for Addresses {
+impl Drop for HostRange {
     fn drop(&mut self) {
-        // SAFETY: mapped by `alloc` with this length; the last holder is gone.
+        // SAFETY: mapped by `alloc_host` with this length; the last holder is gone.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// `len` elements that take no memory, counted by `lease`. An error where addresses run out (128 TiB on x86-64).
-pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
-    alloc_at(Place::Device, dtype, len, lease)
-}
-/// The same, for offloaded buffers say: what the host may follow takes memory once it is written.
-pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
-    let failed = |what: String| Error::op("alloc", format!("addresses for {len} elements of {dtype}: {what}"));
-    let bytes = len.checked_mul(dtype.size()).ok_or_else(|| failed("more than there are".into()))?.max(1);
-    let access = if place == Place::Device { ProtFlags::empty() } else { ProtFlags::READ | ProtFlags::WRITE };
+/// The same for offloaded buffers, which the host may follow: memory is taken where it is written.
+pub fn alloc_host(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
+    let bytes = len.checked_mul(dtype.size()).ok_or_else(|| failed(dtype, len, "more than there are"))?.max(1);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let at = unsafe {
-        mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE | MapFlags::NORESERVE)
-            .map_err(|e| failed(e.to_string()))?
-    };
-    let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| failed("address 0".into()))?;
-    let owner = Arc::new(Addresses { at, bytes, _lease: lease });
-    // SAFETY: page-aligned and reserved as long as `owner` lives; the host may read and write unless `Place::Device`
-    // keeps it from that, and no device that launches kernels allocates here.
-    Ok(unsafe { Buf::from_raw(at, dtype, len, place, owner) })
+    let at = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) };
+    let at = at.map_err(|e| failed(dtype, len, &e.to_string()))?;
+    let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| failed(dtype, len, "address 0"))?;
+    let owner = Arc::new(HostRange { at, bytes, _lease: lease });
+    // SAFETY: page-aligned, and readable and writable as long as `owner` lives.
+    Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Mapped, owner) })
+}
+
+fn failed(dtype: DType, len: usize, why: &str) -> Error {
+    Error::op("alloc", format!("addresses for {len} elements of {dtype}: {why}"))
 }
 
 #[cfg(test)]

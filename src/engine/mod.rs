@@ -4,10 +4,10 @@ mod bytes; // what a rank will hold, by category
 mod staging; // the device's copy of a micro-batch
 mod summed; // gradients that ranks of tp compute a part of each
 mod watched; // a store that is watched: marks, memory, recomputation
-mod engine; // one rank's step
+mod step; // one rank's step
 mod generate; // text from a model
 
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
-pub use engine::{Engine, EngineOptions, Step, StepReport};
 pub use generate::{Generator, GeneratorOptions, Sampling};
+pub use step::{Engine, EngineOptions, Step, StepReport};

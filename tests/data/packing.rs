@@ -176,7 +176,7 @@ fn a_prefetching_loader_gives_what_the_loader_gives_in_the_same_buffers() {
         if n % 3 == 1 {
             assert_eq!(ahead.peek().unwrap().step, n);
         }
-        let got = ahead.next().unwrap();
+        let got = ahead.next_step().unwrap();
         assert_eq!((got.step, &got.data), (n, &step(&mut direct)));
         buffers.insert(got.data.batches[0].tokens.as_ptr());
         ahead.give_back(got.data);

@@ -2,6 +2,7 @@
 //! is one message, exit status 2, nothing started. On a machine with a driver the first test asks for more GPUs than
 //! there are.
 use flatshard::device::gpu::cuda::Machine;
+use flatshard::run::settings::args::with_flags;
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -30,7 +31,7 @@ fn refused(args: &[&str], parts: &[&str]) {
 fn a_gpu_that_is_not_there_is_one_clear_message() {
     match Machine::probe() {
         Err(e) => {
-            let expected = e.to_string();
+            let expected = with_flags(&e.to_string());
             refused(&["--device", "cuda"], &[&expected, "--device cpu"]);
             refused(&["--device", "cuda", "--nproc-per-node", "2"], &[&expected]);
         }

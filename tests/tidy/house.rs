@@ -117,7 +117,8 @@ fn comments_fit_a_hundred_and_twenty_columns() {
     assert!(long.is_empty(), "{} lines: {long:#?}", long.len());
 }
 
-/// The way of one batch in ARCHITECTURE.md: each function stands in its file, and is called there or in a file before it.
+/// The way of one batch in ARCHITECTURE.md: each function stands in its file, and is called there or in a file before
+/// it.
 #[test]
 fn one_batch_can_be_followed_in_ten_steps() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();

@@ -122,7 +122,7 @@ impl Imports {
     fn definition(&self, mut module: Module, path: &[String], depth: usize) -> Option<Module> {
         let mut path = path;
         while let Some((first, rest)) = path.split_first() {
-            let below = [&module[..], &[first.clone()]].concat();
+            let below = [&module[..], std::slice::from_ref(first)].concat();
             if !self.files.contains_key(&below) {
                 break;
             }

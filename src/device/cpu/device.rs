@@ -87,7 +87,7 @@ impl Device for CpuDevice {
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
         let lease = self.meter.lease_of(Category::Host, dtype, len, len * dtype.size());
         match self.is_unbacked() {
-            true => unbacked::alloc_at(Place::Mapped, dtype, len, lease),
+            true => unbacked::alloc_host(dtype, len, lease),
             false => memory::alloc_at(Place::Mapped, dtype, len, lease),
         }
     }

@@ -1,5 +1,6 @@
-//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`RankJob`] and watches
-//! them. Never trains. No rank outlives it: each asks the kernel to be killed with its parent ([`follow_parent`]).
+//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`RankJob`] and
+//! watches them. Never trains. No rank outlives it: each asks the kernel to be killed with its parent
+//! ([`follow_parent`]).
 use super::job::RankJob;
 use crate::base::{Error, Result};
 use crate::comm::secret::Secret;

@@ -15,15 +15,17 @@ pub struct Vote {
     pub held_bytes: u64,
     /// An async checkpoint is written, by all ranks.
     pub saved: bool,
-    /// Of the collectives that were started so far ([`crate::comm::flight`]): the same on all ranks, or the run is lost.
+    /// Of the collectives that were started so far ([`crate::comm::flight`]): the same on all ranks, or the run is
+    /// lost.
     pub schedule: u64,
 }
 
 /// Words of a rank in the sum.
 const OF_A_RANK: usize = 3;
 
-/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none), its bytes and its schedule. Every rank
-/// writes its own places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below 2^53.
+/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none), its bytes and its schedule. Every
+/// rank writes its own places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below
+/// 2^53.
 pub struct Agreement {
     group: Arc<dyn Collective>,
     /// Ranks of sp and tp hold the same micro-batch: the first of them counts its tokens.
@@ -44,8 +46,8 @@ impl Agreement {
         Ok(Agreement { group, counts, buf, host: vec![0.0; len], mine: Vote::default(), ahead: None })
     }
 
-    /// What all ranks agree on for the step at hand. It was asked for during the step before; for a first step, `mine` asks now.
-    /// Collective.
+    /// What all ranks agree on for the step at hand. It was asked for during the step before; for a first step, `mine`
+    /// asks now. Collective.
     pub fn next(&mut self, device: &dyn Device, mine: impl FnOnce() -> Vote) -> Result<Vote> {
         if let Some(vote) = self.ahead.take() {
             return Ok(vote);
@@ -56,8 +58,8 @@ impl Agreement {
         self.settled()
     }
 
-    /// Asks about the step after the one that the device works on. Collective. The caller downloads [`Agreement::answer`] with what
-    /// it waits for, and then calls [`Agreement::settle`].
+    /// Asks about the step after the one that the device works on. Collective. The caller downloads
+    /// [`Agreement::answer`] with what it waits for, and then calls [`Agreement::settle`].
     pub fn ask(&mut self, device: &dyn Device, mine: Vote) -> Result<()> {
         self.mine = mine;
         self.host.fill(0.0);

@@ -1,5 +1,5 @@
-//! What a run begins with: the weights of a model or of a checkpoint, with its moments, and the checkpointer that will write them
-//! again. Never decides which checkpoint that is: `resume` does.
+//! What a run begins with: the weights of a model or of a checkpoint, with its moments, and the checkpointer that will
+//! write them again. Never decides which checkpoint that is: `resume` does.
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions};
 use crate::comm::mesh::Mesh;

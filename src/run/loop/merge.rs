@@ -1,5 +1,5 @@
-//! `--lora-merge`: the model of `--pretrain` with an adapter added to it, written to `--save-hf`. Never trains: every rank
-//! merges the weights that it owns and writes them.
+//! `--lora-merge`: the model of `--pretrain` with an adapter added to it, written to `--save-hf`. Never trains: every
+//! rank merges the weights that it owns and writes them.
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, Companions};
 use crate::comm::mesh::Mesh;

@@ -1,5 +1,6 @@
-//! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they do, then trains or merges. On failure
-//! the other ranks hear of it at once. Never parses and never validates: the plan is right by the time it comes here.
+//! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they do, then trains or
+//! merges. On failure the other ranks hear of it at once. Never parses and never validates: the plan is right by the
+//! time it comes here.
 use super::merge;
 use super::same;
 use super::shared;
@@ -60,8 +61,8 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     result
 }
 
-/// Writes this rank's flight recorder, where the run keeps such files. The run's own error is what counts, so a failure to write is
-/// ignored.
+/// Writes this rank's flight recorder, where the run keeps such files. The run's own error is what counts, so a failure
+/// to write is ignored.
 fn dump_flight(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
     // Bad input is refused before anything was computed.
     if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_))) {

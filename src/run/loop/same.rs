@@ -1,11 +1,12 @@
-//! That all ranks run one program with one configuration on the same data from the same point: compared over the world group
-//! before anything is allocated or read. Never settles a difference, and never writes.
+//! That all ranks run one program with one configuration on the same data from the same point: compared over the world
+//! group before anything is allocated or read. Never settles a difference, and never writes.
 //!
-//! Ranks that another launcher started have each made their own plan, from arguments, files and a binary of their host. One
-//! number a rank tells whether they are alike; only where they are not, they tell each other all that went into it.
+//! Ranks that another launcher started have each made their own plan, from arguments, files and a binary of their host.
+//! One number a rank tells whether they are alike; only where they are not, they tell each other all that went into it.
 //!
-//! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and the
-//! model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to: `run/loop/shared.rs`.
+//! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and
+//! the model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to:
+//! `run/loop/shared.rs`.
 use crate::base::{Error, Result, open, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
@@ -214,15 +215,16 @@ fn program() -> Result<String> {
     Ok(format!("{} {}, build {build}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")))
 }
 
-/// The build-id of an ELF file that begins with `head`: a note of type 3 by "GNU". The linker puts it behind the program headers.
+/// The build-id of an ELF file that begins with `head`: a note of type 3 by "GNU". The linker puts it behind the
+/// program headers.
 fn note(head: &[u8]) -> Option<&[u8]> {
     let at = head.windows(8).position(|w| w == b"\x03\0\0\0GNU\0")?;
     let size = u32::from_le_bytes(head.get(at.checked_sub(4)?..at)?.try_into().ok()?) as usize;
     head.get(at + 8..at + 8 + size)
 }
 
-/// Of a model directory: its shapes, and names, sizes and ends of its files of weights. Reading all of them would take as long
-/// as loading the model.
+/// Of a model directory: its shapes, and names, sizes and ends of its files of weights. Reading all of them would take
+/// as long as loading the model.
 fn weights(dir: &Path) -> Result<u64> {
     let hashed = || -> std::io::Result<u64> {
         let mut names: Vec<_> =

@@ -1,5 +1,6 @@
-//! That a directory which all ranks write into is one and the same for all of them: a path names another one on a host that
-//! does not mount the shared file system there, and half of each checkpoint would be lost. Never leaves anything behind.
+//! That a directory which all ranks write into is one and the same for all of them: a path names another one on a host
+//! that does not mount the shared file system there, and half of each checkpoint would be lost. Never leaves anything
+//! behind.
 use crate::base::{Error, Result};
 use crate::ckpt::dirs::unfinished;
 use crate::comm::exchange::{Exchange, texts};
@@ -17,8 +18,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// What a rank says of a directory: host, device, inode, and how far above it is the nearest that exists.
 const WORDS: usize = 4;
 
-/// An error on all ranks alike, [`Error::Input`], where some of them do not see what rank 0 writes. Every rank calls it; that
-/// all of them were given a directory is agreed on before ([`super::same`]).
+/// An error on all ranks alike, [`Error::Input`], where some of them do not see what rank 0 writes. Every rank calls
+/// it; that all of them were given a directory is agreed on before ([`super::same`]).
 pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let c = &plan.settings.checkpoint;
     for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
@@ -36,7 +37,8 @@ fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Col
     if ranks.iter().all(|rank| *rank == ranks[0]) {
         return Ok(()); // of one host, and the same place there
     }
-    // Rank 0 puts a file with a random name as near as it can; who sees the directory finds it as far above as rank 0 did.
+    // Rank 0 puts a file with a random name as near as it can; who sees the directory finds it as far above as rank 0
+    // did.
     let above = |name: &str| -> Result<PathBuf> {
         let path = absolute(dir).map_err(|e| Error::io("resolve", dir, e))?;
         Ok(path.ancestors().nth(ranks[0][WORDS - 1] as usize).unwrap_or(Path::new("/")).join(name))

@@ -126,13 +126,14 @@ impl<'a> Trainer<'a> {
     }
 
     fn step(&mut self) -> Result<()> {
-        let batch = self.batches.next()?;
+        let batch = self.batches.next_step()?;
         let (step, agreed) = self.agree(&batch)?;
         let report = self.train_step(&batch, &step)?;
         self.report(batch, &step, &report, &agreed)
     }
 
-    /// What all ranks agree on for the step of `batch`. [`Error::Signal`], with a checkpoint saved, where any rank is to stop.
+    /// What all ranks agree on for the step of `batch`. [`Error::Signal`], with a checkpoint saved, where any rank is
+    /// to stop.
     fn agree(&mut self, batch: &Fetched) -> Result<(Step, Vote)> {
         let tokens = batch.data.loss_tokens();
         let device = &*self.rank.device;
@@ -275,8 +276,8 @@ impl<'a> Trainer<'a> {
         self.position.step == self.began.step || self.position.updates > self.began.updates
     }
 
-    /// A checkpoint of the last step, unless there is one, none is asked for, or every step was skipped. Returns before it is written
-    /// where `in_background`; else no save is in flight when this returns.
+    /// A checkpoint of the last step, unless there is one, none is asked for, or every step was skipped. Returns before
+    /// it is written where `in_background`; else no save is in flight when this returns.
     fn save(&mut self, in_background: bool) -> Result<()> {
         let (plan, step) = (self.rank.plan, self.position.step);
         let Some(dir) = &plan.settings.checkpoint.ckpt_dir else { return Ok(()) };

@@ -1,9 +1,10 @@
-//! Replicas against each other: what several ranks hold must have the same bits on each of them, and a processor or memory
-//! that fails silently shows here first. Compared are masters, their copies in the compute dtype and optimizer states: of DDP over all
-//! ranks, of HYBRID_SHARD over dp_replicate; and over tp the tensors that each of its ranks has whole. Never repairs anything.
+//! Replicas against each other: what several ranks hold must have the same bits on each of them, and a processor or
+//! memory that fails silently shows here first. Compared are masters, their copies in the compute dtype and optimizer
+//! states: of DDP over all ranks, of HYBRID_SHARD over dp_replicate; and over tp the tensors that each of its ranks has
+//! whole. Never repairs anything.
 //!
-//! All that is exchanged is a hash of each unit, or two with tp. What is held once only (FULL_SHARD, the shards of ZeRO) cannot
-//! be compared with anything; and a fault in a gradient, before it is summed, reaches all ranks alike.
+//! All that is exchanged is a hash of each unit, or two with tp. What is held once only (FULL_SHARD, the shards of
+//! ZeRO) cannot be compared with anything; and a fault in a gradient, before it is summed, reaches all ranks alike.
 use crate::base::{Error, Result};
 use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
@@ -120,7 +121,8 @@ impl Verify {
                 optimizer.state(shard.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
             }
             for (word, hash) in [(shard.unit, whole), (units + shard.unit, uncut)] {
-                words[word] = words[word].rotate_left(1) ^ hash.digest(); // a unit has two shards where some of it is frozen
+                // A unit has two shards where some of it is frozen.
+                words[word] = words[word].rotate_left(1) ^ hash.digest();
             }
             Ok(())
         })?;
@@ -155,7 +157,8 @@ fn update(dev: &dyn Device, view: View, chunk: &mut Vec<u8>, hash: &mut Xxh3) ->
     Ok(())
 }
 
-/// Ranks that hold the same shards, and ranks that hold the same of what tp does not cut; the latter only where there is tp.
+/// Ranks that hold the same shards, and ranks that hold the same of what tp does not cut; the latter only where there
+/// is tp.
 fn copies(sizes: &MeshSizes, replicated: bool) -> (Vec<Vec<usize>>, Vec<Vec<usize>>) {
     let along = |rank: usize, tp: bool| -> Vec<usize> {
         let at = sizes.coords(rank);

@@ -1,5 +1,5 @@
-//! From settings to a [`Plan`]: read -> check -> derive -> fit. All validation is here and in the settings, before any rank
-//! starts: what a plan says is right, and the loop checks nothing again.
+//! From settings to a [`Plan`]: read -> check -> derive -> fit. All validation is here and in the settings, before any
+//! rank starts: what a plan says is right, and the loop checks nothing again.
 
 /// What device `auto` is.
 pub mod device;

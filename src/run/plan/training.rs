@@ -1,6 +1,6 @@
 //! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
-//! another launcher started; the ranks that we start inherit what it has `SettledPlan`. Never starts anything and writes
-//! nothing but the cache of tokens: an error leaves every file as it was.
+//! another launcher started; the ranks that we start inherit what it has `SettledPlan`. Never starts anything and
+//! writes nothing but the cache of tokens: an error leaves every file as it was.
 use super::profile::Profile;
 use super::ranks::RankPlan;
 use super::restarts::Restarts;

@@ -45,7 +45,7 @@ pub fn key(section: &str, key: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// The keys that a file's section may have for others.
-pub fn keys_of<'a>(section: &'a str) -> impl Iterator<Item = &'a str> {
+pub fn keys_of(section: &str) -> impl Iterator<Item = &str> {
     let split = all("key").filter_map(|row| row.spelling.split_once('.'));
     split.filter(move |(of, _)| *of == section).map(|(_, key)| key)
 }

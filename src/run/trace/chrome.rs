@@ -1,9 +1,10 @@
-//! Trace files in the format of chrome://tracing, which ui.perfetto.dev opens: one of each rank, and one of all. Never decides
-//! what is recorded.
+//! Trace files in the format of chrome://tracing, which ui.perfetto.dev opens: one of each rank, and one of all. Never
+//! decides what is recorded.
 //!
-//! A rank is a process and a lane a thread of it. Operations of a lane that are in flight at once stand in rows below each
-//! other, since spans of one thread must nest. The compute row has what the compute stream does one after the other: layers, the
-//! store's verbs, and within them the calls that started collectives or waited for them; arrows lead from the one to the other.
+//! A rank is a process and a lane a thread of it. Operations of a lane that are in flight at once stand in rows below
+//! each other, since spans of one thread must nest. The compute row has what the compute stream does one after the
+//! other: layers, the store's verbs, and within them the calls that started collectives or waited for them; arrows lead
+//! from the one to the other.
 //!
 //! The first line of a file holds all but the events, then comes an event a line: so files are merged by lines.
 use super::TracedSpan;

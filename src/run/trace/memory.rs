@@ -1,9 +1,9 @@
-//! `--memory-timeline`: the bytes of all ranks over time, as CSV: by category whenever a buffer came or went, and in some steps
-//! what of them is in use. Never counts by itself (`History` is the meter's).
+//! `--memory-timeline`: the bytes of all ranks over time, as CSV: by category whenever a buffer came or went, and in
+//! some steps what of them is in use. Never counts by itself (`History` is the meter's).
 //!
-//! Buffers are allocated once, so the first columns move while a run starts and stand still in its steps: that is the plan that
-//! `--print-config` prints. What moves in a step is what is read of them, layer by layer: the last columns. `saved_in_use` is what
-//! PyTorch's memory timelines call activations.
+//! Buffers are allocated once, so the first columns move while a run starts and stand still in its steps: that is the
+//! plan that `--print-config` prints. What moves in a step is what is read of them, layer by layer: the last columns.
+//! `saved_in_use` is what PyTorch's memory timelines call activations.
 use crate::base::CATEGORIES;
 use crate::base::history::{History, MemoryRow};
 use crate::base::{Category, Error, Result};

@@ -1,5 +1,5 @@
-//! `--profile-steps` and `--memory-timeline`: what each rank did in some steps, as trace files and in numbers. Never changes what a
-//! step does.
+//! `--profile-steps` and `--memory-timeline`: what each rank did in some steps, as trace files and in numbers. Never
+//! changes what a step does.
 
 /// A span with its times.
 pub mod span;

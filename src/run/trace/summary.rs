@@ -1,5 +1,5 @@
-//! What the spans of some steps come to: how long each lane was busy, and how much of communication nothing was computed under.
-//! Never measures.
+//! What the spans of some steps come to: how long each lane was busy, and how much of communication nothing was
+//! computed under. Never measures.
 //!
 //! ```text
 //! calls    the compute stream inside calls of groups: on CPUs copies, reductions and waits, on GPUs its waits for an operation
@@ -8,8 +8,8 @@
 //! exposed  comm - busy
 //! ```
 //!
-//! All as sets of times. What is exposed is what the metrics call `exposed_comm_s`, the time in calls, and where something is
-//! in flight while the rank does none of this (waits for data, loops) that too.
+//! All as sets of times. What is exposed is what the metrics call `exposed_comm_s`, the time in calls, and where
+//! something is in flight while the rank does none of this (waits for data, loops) that too.
 use super::TracedSpan;
 use super::intervals::Intervals;
 use crate::base::timeline::Lane;
@@ -129,8 +129,8 @@ mod tests {
         TracedSpan { lane, what: "x", number: None, start, end, flow }
     }
 
-    /// A gather in flight over 0..100, started by a call of 10, waited for in 60..100; compute in 10..60 and 100..150. A
-    /// scatter in flight over 120..180, of which compute covers 30.
+    /// A gather in flight over 0..100, started by a call of 10, waited for in 60..100; compute in 10..60 and 100..150.
+    /// A scatter in flight over 120..180, of which compute covers 30.
     #[test]
     fn what_no_compute_covers_is_exposed() {
         let spans = [

@@ -1,5 +1,5 @@
-//! One rank's tracer: takes over what the timeline recorded, step by step, and writes it. Never changes what a step does; off, it
-//! costs a branch where something would be recorded.
+//! One rank's tracer: takes over what the timeline recorded, step by step, and writes it. Never changes what a step
+//! does; off, it costs a branch where something would be recorded.
 use super::chrome::{self, Distributed, Head};
 use super::memory::MemoryTimeline;
 use super::span::TracedSpan;
@@ -113,8 +113,9 @@ impl Tracer {
     pub fn is_waiting(&self) -> bool {
         self.profile.is_some() || self.memory.is_some()
     }
-    /// Before each step, and before the end of the run with the number of the step that would be next: takes over what was
-    /// recorded since the last time. All ranks do the same: after the last step of a profile they write its files, and meet.
+    /// Before each step, and before the end of the run with the number of the step that would be next: takes over what
+    /// was recorded since the last time. All ranks do the same: after the last step of a profile they write its files,
+    /// and meet.
     pub fn next(&mut self, step: u64, mesh: &Mesh, dev: &dyn Device) -> Result<Option<ProfileReport>> {
         if let Some(memory) = &mut self.memory {
             memory.step(step, self.steps.as_ref().map(|steps| steps.contains(&step)));

@@ -1,9 +1,9 @@
-//! One event file of TensorBoard: records in the framing of TFRecord, each an `Event` in protobuf. Of both only what is needed
-//! here, written by hand: six messages do not pay for a protobuf compiler. Never reads.
+//! One event file of TensorBoard: records in the framing of TFRecord, each an `Event` in protobuf. Of both only what is
+//! needed here, written by hand: six messages do not pay for a protobuf compiler. Never reads.
 //!
 //! A record is its length (u64), the masked crc32c of that, the bytes, their masked crc32c, all little endian
-//! (tensorflow/core/lib/io/record_writer.h). Field numbers are those of tensorboard/compat/proto: event.proto, summary.proto,
-//! tensor.proto.
+//! (tensorflow/core/lib/io/record_writer.h). Field numbers are those of tensorboard/compat/proto: event.proto,
+//! summary.proto, tensor.proto.
 use crate::base::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -19,8 +19,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// A new file of `dir`, the last one by name. Steps from `first` on that older files have are dropped by TensorBoard: they
-    /// are done again.
+    /// A new file of `dir`, the last one by name. Steps from `first` on that older files have are dropped by
+    /// TensorBoard: they are done again.
     pub fn create(dir: &Path, first: u64) -> Result<EventFile> {
         let listing = std::fs::read_dir(dir).map_err(|e| Error::io("list", dir, e))?;
         let names = listing.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -1,7 +1,8 @@
-//! Lines for people: on stderr as they are, in a file of each rank with time and level. Passed to whoever says something. Never
-//! ends a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
+//! Lines for people: on stderr as they are, in a file of each rank with time and level. Passed to whoever says
+//! something. Never ends a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
 //!
-//! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state here.
+//! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state
+//! here.
 use crate::base::{Error, Result, open};
 use crate::comm::env::RankEnv;
 use crate::run::settings::LogLevel;
@@ -111,8 +112,8 @@ fn utc(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let (seconds, millis) = (since.as_secs(), since.subsec_millis());
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March have their leap day last: 400 of them are an era of 146,097 days (Hinnant, "chrono-Compatible
-    // Low-Level Date Algorithms").
+    // Years that begin in March have their leap day last: 400 of them are an era of 146,097 days (Hinnant,
+    // "chrono-Compatible Low-Level Date Algorithms").
     let days = days + 719_468; // from the 1st of March of the year 0
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,5 +1,5 @@
-//! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never computes
-//! what it writes; a float that is not finite becomes null.
+//! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never
+//! computes what it writes; a float that is not finite becomes null.
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
@@ -9,8 +9,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all groups
-/// that it belongs to.
+/// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all
+/// groups that it belongs to.
 #[derive(Serialize, Clone, Debug, Default)]
 pub struct StepRecord {
     /// From 1.
@@ -55,8 +55,8 @@ pub struct StepRecord {
     pub gpu: Option<Sample>,
 }
 
-/// What happens in a run, in the order in which it does. A line of the metrics file is one of these: its name in the key
-/// `event`, then its fields.
+/// What happens in a run, in the order in which it does. A line of the metrics file is one of these: its name in the
+/// key `event`, then its fields.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event<'r> {
@@ -80,8 +80,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A new file, or with `go_on` the end of the one that is there (a resumed run). A file of an earlier run that is not
-    /// gone on with is kept beside the new one, as `FILE.1` or the next free number.
+    /// A new file, or with `go_on` the end of the one that is there (a resumed run). A file of an earlier run that is
+    /// not gone on with is kept beside the new one, as `FILE.1` or the next free number.
     pub fn open(path: &Path, go_on: bool) -> Result<Metrics> {
         let failed = |e| Error::io("open metrics", path, e);
         // Only a plain file with something in it is moved: /dev/null and pipes are written to as they are.

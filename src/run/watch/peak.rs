@@ -9,8 +9,8 @@ use std::time::Instant;
 const SIDE: usize = 1024;
 const ROUNDS: usize = 6;
 
-/// FLOP/s of the best of several square products in `dtype`. All ranks measure together: they share caches and clocks, as
-/// they do in training.
+/// FLOP/s of the best of several square products in `dtype`. All ranks measure together: they share caches and clocks,
+/// as they do in training.
 pub fn flops(device: &dyn Device, dtype: DType, group: &Arc<dyn Collective>) -> Result<f64> {
     let alloc = || device.alloc(dtype, SIDE * SIDE, Category::Scratch);
     let (mut a, mut b, mut c) = (alloc()?, alloc()?, alloc()?);

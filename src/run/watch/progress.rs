@@ -1,5 +1,5 @@
-//! How far the run is: a bar where stderr is a terminal, else one readable line a step. The log file has the lines in either
-//! case. Never measures.
+//! How far the run is: a bar where stderr is a terminal, else one readable line a step. The log file has the lines in
+//! either case. Never measures.
 use super::log::RunLog;
 use crate::run::settings::LogLevel;
 use crate::run::watch::metrics::StepRecord;

@@ -1,5 +1,6 @@
-//! What is reported of a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get it.
-//! Also measures what is only reported: time between steps, communication, memory, the GPU, MFU. Never changes what the loop does.
+//! What is reported of a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress
+//! bar each get it. Also measures what is only reported: time between steps, communication, memory, the GPU, MFU. Never
+//! changes what the loop does.
 use super::gpu::GpuWatch;
 use super::log::RunLog;
 use super::metrics::Event;
@@ -32,7 +33,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any more.
+/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any
+/// more.
 const MEMORY_EVERY: u64 = 16;
 /// So many steps of a start have their timings in each rank's log file; the others where --log-level is debug.
 const FIRST_STEPS: u32 = 2;
@@ -66,8 +68,8 @@ pub struct Reporter<'a> {
     held_bytes: u64,
     /// Steps of this start.
     steps: u32,
-    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks, measured
-    /// or by the GPU's data sheet.
+    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks,
+    /// measured or by the GPU's data sheet.
     mfu_of_a_token: Option<f64>,
     tokens_per_step: u64,
     started: Instant,

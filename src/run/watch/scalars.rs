@@ -1,5 +1,5 @@
-//! What numbers of the metrics file are called elsewhere: `scalars.tsv`, which also says where the names are from. Never
-//! measures.
+//! What numbers of the metrics file are called elsewhere: `scalars.tsv`, which also says where the names are from.
+//! Never measures.
 use serde_json::Value;
 
 const TABLE: &str = include_str!("scalars.tsv");
