@@ -8,8 +8,8 @@
 //! ```text
 //! upload | embed block .. | gather .. wait | block .. | .. | reduce-scatter | adamw adamw | all-reduce wait | download
 //!          piece                             piece                            piece
-//! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download  [Note: joint pieces]
-//!          piece
+//! upload | embed gather block .. wait block .. reduce-scatter .. adamw all-reduce wait | download
+//!          piece                                                                    [Note: joint pieces]
 //! ```
 //!
 //! A piece that was never seen is run call by call; so matrix products choose their algorithms. The second time it is

@@ -2,7 +2,8 @@
 //! computed under. Never measures.
 //!
 //! ```text
-//! calls    the compute stream inside calls of groups: on CPUs copies, reductions and waits, on GPUs its waits for an operation
+//! calls    the compute stream inside calls of groups: on CPUs copies, reductions and waits, on GPUs its waits for
+//!          an operation
 //! busy     (compute, store, optimizer) - calls
 //! comm     (operations in flight, calls)
 //! exposed  comm - busy
