@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// FileTensor, first element in this rank's part of it, bytes, one after the other.
+    /// Tensor, first element in this rank's part of it, bytes, one after the other.
     runs: Vec<(usize, usize, usize)>,
     lease: Option<Lease>,
 }

@@ -25,8 +25,8 @@ mod writer; // one rank's part of the files
 mod publish; // small files, then the name
 mod async_save; // a copy, written by a thread
 mod checkpointer; // what ranks share when they save and load
-mod save;
-mod load;
+mod save; // all ranks write
+mod load; // all ranks read
 mod merge; // adapters into weights
 
 pub use checkpointer::Checkpointer;

@@ -111,7 +111,7 @@ impl<'a> Rows<'a> {
         self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))
     }
 
-    /// TokenizedRow group by row group; of the columns, only those that rows are made of.
+    /// Row group by row group; of the columns, only those that rows are made of.
     pub fn parquet(&mut self, path: &Path) -> Result<()> {
         let bad = |e: parquet::errors::ParquetError| {
             Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))

@@ -1,4 +1,4 @@
-//! TokenWords of token files as ids and targets, whatever their width. Never knows files or rows.
+//! Words of token files as ids and targets, whatever their width. Never knows files or rows.
 use crate::device::IGNORE;
 
 /// TokenWords of a [`super::cache::TokenFile`].

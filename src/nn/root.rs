@@ -162,7 +162,7 @@ impl Root {
 
     /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where
     /// there is a `scale`. Where ranks have words each, three numbers a row and rank go around, and never a logit.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
     fn token_losses(
         &self,
         cx: &Cx,
@@ -191,7 +191,7 @@ impl Root {
 
     /// Assigns `out`, bytes of vocab f32: the logits of token `row` of rank `holder` of sp, not capped; of others `row`
     /// is any. `x (R, C)`; `next` is scratch.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
     pub fn logits(
         &self,
         cx: &Cx,

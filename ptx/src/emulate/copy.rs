@@ -69,7 +69,7 @@ impl Emulator<'_, '_> {
         Ok(())
     }
     /// Reads global memory for an asynchronous copy: nobody may write there until [`Emulator::let_go`].
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // who reads, where, and by which proxy
     pub(super) fn hold(
         &mut self,
         cta: &Cta,

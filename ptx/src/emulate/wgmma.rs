@@ -129,7 +129,7 @@ impl Emulator<'_, '_> {
         }
     }
     /// `rows` rows of 16 elements each, from row `first` on, of the matrix that a descriptor tells of.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // who reads, and what of the matrix
     fn shared_matrix(
         &mut self,
         cta: &mut Cta,

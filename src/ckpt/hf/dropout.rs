@@ -3,7 +3,7 @@ use super::{FILE, Map, Value};
 use crate::base::{Error, Result};
 use std::{fs, path::Path};
 
-/// ConfigKeys of all families, and whether a run's dropout stands for them; of attention's probabilities there is none
+/// Keys of all families, and whether a run's dropout stands for them; of attention's probabilities there is none
 /// here.
 const KEYS: [(&str, bool); 4] =
     [("attention_dropout", false), ("attn_pdrop", false), ("embd_pdrop", true), ("resid_pdrop", true)];

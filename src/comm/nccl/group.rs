@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) struct NcclChannel {
     pub comm: Arc<Comm>,
     pub stream: Arc<CudaStream>,
-    /// NcclWorld ranks.
+    /// World ranks.
     pub ranks: Vec<usize>,
     /// Something was enqueued since compute was last joined.
     pub ahead: AtomicBool,
@@ -38,7 +38,7 @@ pub(super) struct NcclGroup {
     pub(super) axis: Axis,
     /// "fsdp of 4".
     name: String,
-    /// NcclWorld rank, and place in the group.
+    /// World rank, and place in the group.
     pub(super) world_rank: usize,
     pub(super) index: usize,
     pub(super) id: u64,

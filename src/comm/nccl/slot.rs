@@ -1,4 +1,4 @@
-//! SlotMemory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it
+//! Memory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it
 //! moves data without staging copies. Never fails where that is refused: then it is memory like any other, on all
 //! ranks. (NCCL leaves undefined what a collective does to which some ranks give registered memory and others give
 //! none.)
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// NCCL's memory comes in pages of 2 MiB: smaller buffers are not worth one.
 const LEAST: usize = 2 << 20;
 
-/// SlotMemory of NCCL's, or of the device's with its buffer; and its registration.
+/// Memory of NCCL's, or of the device's with its buffer; and its registration.
 struct Slot {
     /// Deregistered before the memory goes.
     handle: *mut c_void,

@@ -27,7 +27,7 @@ impl Hub {
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
-    /// ShmWorld rank of a member.
+    /// World rank of a member.
     pub fn name(&self, member: usize) -> usize {
         self.seat.name(self.ranks[member])
     }

@@ -40,7 +40,7 @@ pub(super) fn meet(env: &RankEnv, meter: Meter, timeout: Duration) -> Result<Sea
     Ok(seat)
 }
 
-/// ShmWorld rank of this host's first.
+/// World rank of this host's first.
 fn first(env: &RankEnv) -> usize {
     env.rank - env.local_rank
 }

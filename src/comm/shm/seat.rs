@@ -20,7 +20,7 @@ struct ArenaHeader {
 pub(super) struct Seat {
     /// Among the ranks of this host.
     pub rank: usize,
-    /// ShmWorld rank of the first of them: they are numbered together.
+    /// World rank of the first of them: they are numbered together.
     pub first: usize,
     pub arena: Arc<Arena>,
     pub meter: Meter,
@@ -81,7 +81,7 @@ impl Seat {
         unsafe { self.words.shared(size_of::<ArenaHeader>() + rank * size_of::<Bell>()) }
     }
 
-    /// ShmWorld rank of a rank of this host.
+    /// World rank of a rank of this host.
     pub fn name(&self, rank: usize) -> usize {
         self.first + rank
     }

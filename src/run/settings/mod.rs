@@ -8,22 +8,22 @@ pub mod names;
 pub mod value;
 
 // The sections, one file each, in the order of `--help`.
-pub mod run;
-pub mod model;
-pub mod data;
-pub mod optim;
-pub mod tune;
-pub mod lora;
-pub mod batch;
-pub mod fsdp;
-pub mod zero;
-pub mod precision;
-pub mod parallel;
-pub mod checkpoint;
-pub mod faults;
-pub mod watch;
-pub mod trace;
-pub mod generate;
+pub mod run; // ranks, devices, steps, output
+pub mod model; // sizes, or a model to start from
+pub mod data; // data sets, templates, packing
+pub mod optim; // the optimizer, its schedule, clipping
+pub mod tune; // which tensors learn, and how fast
+pub mod lora; // adapters
+pub mod batch; // sequences in a micro-batch and in a step
+pub mod fsdp; // sharding, prefetch, recomputation, offload
+pub mod zero; // DeepSpeed's buckets
+pub mod precision; // dtypes and the loss scale
+pub mod parallel; // sizes of the mesh's axes
+pub mod checkpoint; // saving and resuming
+pub mod faults; // restarts, timeouts, bad steps
+pub mod watch; // logs and TensorBoard
+pub mod trace; // profiles and memory over time
+pub mod generate; // sampling
 /// All of them: [`Settings`].
 pub mod sections;
 

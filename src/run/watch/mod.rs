@@ -1,6 +1,6 @@
 //! Observability: what a run shows and writes while it trains. Never changes what it does.
 
-/// RunLog levels, stderr and log files.
+/// Log levels, stderr and log files.
 pub mod log;
 /// The metrics file, its events, and the interface of a sink.
 pub mod metrics;
