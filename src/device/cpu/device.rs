@@ -207,7 +207,8 @@ impl Device for CpuDevice {
         floats!(self, op.x.dtype(), T => activation::gelu_backward::<T>(op))
     }
     fn dropout(&self, op: Dropout) -> Result<()> {
-        floats!(self, op.x.dtype(), T => dropout::dropout::<T>(op))
+        let key = dropout::key(&op)?;
+        floats!(self, op.x.dtype(), T => dropout::dropout::<T>(op, key))
     }
 
     fn embed(&self, op: Embed) -> Result<()> {

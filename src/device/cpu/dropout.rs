@@ -4,12 +4,11 @@ use crate::base::{Result, dtype::Float, rng::philox};
 use crate::device::ops::Dropout;
 
 /// Element i takes word i % 4 of philox(key, i / 4) and is kept where that word is at least p * 2^32.
+/// `key` is that of [`key`], read before: loads next to the loops keep the compiler from vectorizing them.
 #[inline(always)]
-pub fn dropout<T: Float>(op: Dropout) -> Result<()> {
-    op.check()?;
+pub fn dropout<T: Float>(op: Dropout, key: u64) -> Result<()> {
     let (threshold, scale) = (op.threshold(), op.scale());
-    let (key, x) = (op.key.host::<u32>(Dropout::OP)?, op.x.host::<T>(Dropout::OP)?);
-    let key = u64::from(key[0]) | u64::from(key[1]) << 32;
+    let x = op.x.host::<T>(Dropout::OP)?;
     for (block, x) in x.chunks_mut(4 * COUNTERS).enumerate() {
         let mut words = [[0; 4]; COUNTERS];
         for (c, words) in words.iter_mut().enumerate() {
@@ -22,5 +21,12 @@ pub fn dropout<T: Float>(op: Dropout) -> Result<()> {
     }
     Ok(())
 }
+/// The key in memory, of an operation that fits.
+pub fn key(op: &Dropout) -> Result<u64> {
+    op.check()?;
+    let key = op.key.host::<u32>(Dropout::OP)?;
+    Ok(u64::from(key[0]) | u64::from(key[1]) << 32)
+}
+
 /// Counters drawn together: one vector of AVX-512.
 const COUNTERS: usize = 16;
