@@ -4,7 +4,7 @@
 //!
 //! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. Beside
 //! it, one thread writing and reading as many bytes in 1 MiB pieces, synced as well.
-use flatshard::base::{DType, Error, Meter, Result};
+use flatshard::base::{Error, Meter, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
@@ -12,7 +12,7 @@ use flatshard::device::{Device, cpu::CpuDevice};
 use flatshard::engine::Strategy;
 use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::{Optimizer, Rule};
-use flatshard::store::{BackwardPrefetch, Offload, ShardedOptions, Wrap, initialize};
+use flatshard::store::{ShardedOptions, initialize};
 use serde_json::Map;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -63,18 +63,7 @@ fn state(step: u64) -> TrainerState {
 fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));
     let decoder = Decoder::new(spec())?;
-    let options = ShardedOptions {
-        dtype: DType::F32,
-        reduce_dtype: DType::F32,
-        wrap: Wrap::Transformer,
-        reshard: true,
-        forward_prefetch: true,
-        backward_prefetch: BackwardPrefetch::Pre,
-        grad_accum: 1,
-        sync_each_batch: false,
-        limit_all_gathers: true,
-        offload: Offload::Nothing,
-    };
+    let options = ShardedOptions::default();
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut store = options.store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;

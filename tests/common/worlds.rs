@@ -10,7 +10,7 @@ use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
-use flatshard::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Wrap};
+use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -100,18 +100,7 @@ pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 pub fn sharded() -> ShardedOptions {
-    ShardedOptions {
-        dtype: DType::F32,
-        reduce_dtype: DType::F32,
-        wrap: Wrap::Transformer,
-        reshard: true,
-        forward_prefetch: true,
-        backward_prefetch: BackwardPrefetch::Pre,
-        grad_accum: 1,
-        sync_each_batch: false,
-        limit_all_gathers: true,
-        offload: Offload::Nothing,
-    }
+    ShardedOptions::default()
 }
 pub fn fsdp(options: ShardedOptions) -> Arc<dyn Strategy> {
     Arc::new(options)
