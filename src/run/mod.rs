@@ -24,9 +24,9 @@ use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use launch::{RankJob, restart};
 use plan::{Plan, check, fit};
-use settings::LogLevel;
 use settings::args::{self, Parsed};
 use settings::config;
+use settings::{LogLevel, Settings};
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
@@ -60,7 +60,11 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     };
     let mut runs = config::runs(&cli, strategy)?;
     if let Some(prompt) = &cli.files.generate {
-        return runs.pop().map_or(Ok(()), |settings| generate::main(settings, launched, prompt));
+        let Some(settings) = runs.pop() else { return Ok(()) };
+        if launched.is_none_or(|env| env.rank == 0) {
+            notes(&settings, &RunLog::open(&settings.watch, launched)?);
+        }
+        return generate::main(settings, launched, prompt);
     }
     if runs.len() > 1 {
         runs.iter().try_for_each(check::outputs)?;
@@ -69,6 +73,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     for (i, settings) in runs.into_iter().enumerate() {
         let plan = Plan::new(settings, launched)?;
         if cli.files.print_config {
+            notes(&plan.settings, &RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?);
             return print(&plan.print()?); // a later stage starts from what this one will leave
         }
         if i == last || !plan.is_done() {
@@ -87,6 +92,11 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
+/// One line for each setting that was read in another tool's words or has no effect.
+fn notes(settings: &Settings, log: &RunLog) {
+    settings.notes.iter().for_each(|note| log.info(note));
+}
+
 /// One run, or this process's rank of it.
 fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     // Started by us: the parent has made room and seen that the run fits.
@@ -94,6 +104,9 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     let first = launched.is_none_or(|env| env.rank == 0);
     let _lock = if prepares { fit::prepare(plan, first)? } else { None };
     let log = RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
+    if prepares && first {
+        notes(&plan.settings, &log);
+    }
     let result = match launched {
         Some(env) => r#loop::run(plan, env, &log),
         None => restart::run(plan, &log),

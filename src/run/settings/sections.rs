@@ -44,6 +44,10 @@ pub struct Settings {
     pub trace: TraceSettings,
     #[command(flatten)]
     pub generate: GenerateSettings,
+    /// What was read in another tool's words, and what has no effect here: said once, before the run starts.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub notes: Vec<String>,
 }
 
 impl Settings {
