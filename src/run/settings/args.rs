@@ -23,23 +23,23 @@ pub struct Cli {
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "Files")]
 pub struct Files {
-    /// YAML or JSON file of settings; flags win over it
+    /// Settings file, YAML or JSON; flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The model of this name in the file's model_configs
+    /// Use this named model of the file's model_configs
     #[arg(long, value_name = "NAME")]
     pub model_config: Option<String>,
-    /// The distributed block of this name in the file's distributed_examples
+    /// Use this named block of the file's distributed_examples
     #[arg(long, value_name = "NAME")]
     pub fsdp_config: Option<String>,
-    /// One of the file's training_stages
+    /// Run only this stage of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Write text after this prompt with the model of --pretrain, --resume or --ckpt-dir; with --apply-chat-template it
-    /// is a user's message, and --input-template stands around it. Nothing is trained
+    /// Generate text after this prompt with the model of --pretrain, --resume or --ckpt-dir, then exit. With
+    /// --apply-chat-template the prompt is a user message; --input-template wraps it
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
-    /// Print the resolved settings and the plan (mesh, parameters, planned bytes of a rank), start nothing
+    /// Print the resolved settings and the plan (mesh, parameters, bytes per rank), then exit
     #[arg(long)]
     pub print_config: bool,
     /// Tolerated: old torchrun versions pass it; the environment decides

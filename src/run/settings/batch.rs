@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Batch")]
 pub struct BatchSettings {
-    /// Sequences in a micro-batch of a data-parallel rank
+    /// Sequences per micro-batch on each data-parallel rank
     #[arg(long, value_name = "SEQUENCES")]
     pub batch_size: Option<usize>,
-    /// Micro-batches of a rank in an optimizer step
+    /// Micro-batches per rank in each optimizer step
     #[arg(long, value_name = "N")]
     pub grad_accum: Option<usize>,
-    /// Sequences in an optimizer step of all ranks: gives batch-size or grad-accum where one is left out [default:
-    /// none]
+    /// Global batch: sequences per optimizer step over all ranks; sets batch-size or grad-accum, whichever is not given
+    /// [default: none]
     #[arg(long, value_name = "SEQUENCES")]
     pub train_batch_size: Option<usize>,
 }

@@ -9,31 +9,31 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Checkpoint")]
 pub struct CheckpointSettings {
-    /// Where checkpoints go: DIR/step-00000100, and DIR/latest names the newest [default: none]
+    /// Checkpoint directory: DIR/step-00000100, and DIR/latest names the newest [default: none]
     #[arg(long, value_name = "DIR")]
     pub ckpt_dir: Option<PathBuf>,
-    /// Steps between checkpoints; 0: at the end only
+    /// Steps between checkpoints; 0: only at the end
     #[arg(long, value_name = "STEPS")]
     pub save_every: Option<u64>,
-    /// Newest checkpoints to keep; 0: all
+    /// Number of newest checkpoints to keep; 0: all
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
-    /// Go on from the newest checkpoint of ckpt-dir where there is one, or from this one [default: none]
+    /// Resume from the newest checkpoint in ckpt-dir if there is one (auto), or from this directory [default: none]
     #[arg(long, value_name = "auto|DIR")]
     pub resume: Option<String>,
-    /// Write the final model alone, as a Hugging Face directory [default: none]
+    /// Export the final model to this Hugging Face directory [default: none]
     #[arg(long, value_name = "DIR")]
     pub save_hf: Option<PathBuf>,
-    /// Let save-hf replace a model that this run did not write; never the one that it starts from
+    /// Let save-hf replace a model from another run; the model the run starts from is never replaced
     #[arg(long)]
     pub overwrite: Option<bool>,
-    /// Write the checkpoints between steps while training goes on, from a copy in memory
+    /// Write checkpoints in the background, from a copy in memory, while training continues
     #[arg(long)]
     pub async_save: Option<bool>,
-    /// Largest file of a model or an optimizer, as 5GB or 200MB (one tensor at least)
+    /// Largest file of a model or optimizer, such as 5GB or 200MB (a tensor is never split)
     #[arg(long, value_name = "SIZE")]
     pub max_shard_size: Option<String>,
-    /// What save-hf writes; checkpoints are always fp32
+    /// Dtype of the save-hf export; checkpoints are always fp32
     #[arg(long)]
     pub save_dtype: Option<PrecisionName>,
 }

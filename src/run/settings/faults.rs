@@ -11,35 +11,34 @@ use std::time::Duration;
 #[serde(default)]
 #[command(next_help_heading = "Faults")]
 pub struct FaultSettings {
-    /// Failures after which ranks are started again, from the last complete checkpoint of ckpt-dir
+    /// Restart the ranks after up to N failures, from the last complete checkpoint in ckpt-dir
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<u32>,
-    /// Time between looks at the ranks that this process started
+    /// Interval at which the launcher polls its ranks, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub monitor_interval: Option<f64>,
-    /// A restart that follows a failure without a checkpoint in between takes fewer ranks, down to MIN; the batch of a
-    /// step stays as it is [default: as many as before]
+    /// Allow restarts on fewer ranks, down to MIN, when a restart failed before its first checkpoint; the global batch
+    /// stays the same [default: same number of ranks]
     #[arg(long, value_name = "MIN:MAX")]
     pub elastic: Option<String>,
-    /// Ends the run as SIGTERM does: saved, after the step at hand, with status 143 [default: none]
+    /// Stop after this time: finish the step, save, and exit with status 143, as on SIGTERM [default: none]
     #[arg(long, value_name = "SECONDS|H:M:S")]
     pub time_limit: Option<String>,
-    /// Longest wait of a rank for its peers until the first step is done; comm-timeout is that of the steps after it
+    /// Fail the run after waiting this long for other ranks before the first step is done, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub init_timeout: Option<f64>,
-    /// Where ranks of a failed run leave their last collectives, and where they are compared [default: comm_traces in
-    /// ckpt-dir; without ckpt-dir: none]
+    /// Directory where the ranks of a failed run write their flight recorders, and where these are compared [default:
+    /// comm_traces in ckpt-dir, else none]
     #[arg(long, value_name = "DIR")]
     pub save_traces_folder: Option<PathBuf>,
-    /// Signals that end the run after the step at hand, saved, with status 128 + n
+    /// Signals that stop the run: finish the step, save, and exit with status 128 + n
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub signals: Option<Vec<String>>,
-    /// Most steps in a row that are left out since their loss or gradient is not finite; one more ends the run. A loss
-    /// scale that can still fall is given the time to
+    /// Abort after more than N consecutive skipped (non-finite) steps; steps in which the loss scale can still fall do
+    /// not count
     #[arg(long, value_name = "N")]
     pub max_bad_steps: Option<u32>,
-    /// Steps between comparisons, bit by bit, of what several ranks hold alike: parameters and optimizer states of
-    /// replicas, and what ranks of tp have whole; 0: never
+    /// Steps between bitwise checks that ranks agree on replicated parameters and optimizer states; 0: never
     #[arg(long, value_name = "STEPS")]
     pub verify_every: Option<u64>,
 }

@@ -8,51 +8,54 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "FSDP")]
 pub struct FsdpSettings {
-    /// Family of sharding engines; with zero-stage or deepspeed it is zero
+    /// Sharding engine: fsdp (flat units) or zero (DeepSpeed's buckets); zero-stage and deepspeed imply zero
     #[arg(long)]
     pub backend: Option<BackendName>,
-    /// Flat units, gathered ahead; or tensor by tensor, each waited for: what manual is checked against
+    /// FSDP implementation. manual: flat units, prefetched; reference: one tensor at a time, no overlap, the oracle for
+    /// manual
     #[arg(long)]
     pub fsdp_impl: Option<FsdpImpl>,
-    /// FULL_SHARD reshards after forward, HYBRID_SHARD too, on each host by itself; SHARD_GRAD_OP after backward;
-    /// NO_SHARD keeps all
+    /// When parameters are resharded. FULL_SHARD: after forward; SHARD_GRAD_OP: after backward; HYBRID_SHARD:
+    /// FULL_SHARD within each host, replicated across hosts; NO_SHARD: never
     #[arg(long)]
     pub sharding: Option<ShardingName>,
-    /// What one unit is: a decoder block, blocks up to wrap-min-params, or the whole model
+    /// What a unit is. transformer: one decoder block; size: blocks up to wrap-min-params; none: the whole model
     #[arg(long)]
     pub auto_wrap: Option<WrapName>,
-    /// auto-wrap size: smallest unit
+    /// With auto-wrap size: parameters in the smallest unit
     #[arg(long, value_name = "PARAMETERS")]
     pub wrap_min_params: Option<usize>,
-    /// When backward asks for the next unit: before this one's gradient, after it, or when needed
+    /// When backward unshards the next unit: before the current gradient is computed (PRE), after it (POST), or on
+    /// demand (NONE)
     #[arg(long)]
     pub backward_prefetch: Option<PrefetchName>,
-    /// Forward asks for the next unit before it computes this one
+    /// Unshard the next unit before computing the current one in forward
     #[arg(long)]
     pub forward_prefetch: Option<bool>,
-    /// Gather one unit ahead, two at a time; off: three ahead, in twice the slots
+    /// Unshard at most one unit ahead (two slots); off: three ahead, in twice the slots
     #[arg(long)]
     pub limit_all_gathers: Option<bool>,
-    /// Each tensor has its own decay, rate and freezing; off: a unit is one tensor to the optimizer, norms decay too
+    /// Keep each tensor's own weight decay, learning rate and freezing; off: the optimizer sees one tensor per unit,
+    /// and norms decay too
     #[arg(long)]
     pub use_orig_params: Option<bool>,
-    /// Recompute blocks in backward: all but their inputs, or (selective) all but those and attention's outputs
+    /// Recompute activations in backward. full: keep only block inputs; selective: keep attention outputs too
     #[arg(long)]
     pub activation_checkpoint: Option<CheckpointName>,
-    /// Every Nth block only; the others keep all [default: 1]
+    /// Checkpoint only every Nth block [default: 1]
     #[arg(long, value_name = "N")]
     pub activation_checkpoint_every: Option<usize>,
-    /// In host memory: parameters, gradients and optimizer; or gradients and optimizer; or that alone. Updates run
-    /// there
+    /// Offload to host memory, where updates then run: `parameters` (implies gradients and optimizer), `gradients`
+    /// (implies optimizer) or `optimizer`
     #[arg(long)]
     pub cpu_offload: Option<OffloadName>,
-    /// Reduce gradients after each micro-batch (less memory) instead of once a step (less communication)
+    /// Reduce gradients after every micro-batch (less memory) instead of once per step (less communication)
     #[arg(long)]
     pub sync_each_batch: Option<bool>,
-    /// Backend zero partitions 1: optimizer states, 2: gradients too, 3: parameters too [default: 2]
+    /// ZeRO stage. 1: shard optimizer states; 2: gradients too; 3: parameters too [default: 2]
     #[arg(long, value_name = "1|2|3")]
     pub zero_stage: Option<u8>,
-    /// DeepSpeed configuration: every key is honoured or refused; "auto" leaves it to flags [default: none]
+    /// DeepSpeed configuration file; every key is honored or refused, "auto" defers to the flags [default: none]
     #[arg(long, value_name = "FILE.json")]
     pub deepspeed: Option<PathBuf>,
     /// Whether that file leaves out clipping: derived.

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Generate")]
 pub struct GenerateSettings {
-    /// Tokens to write at most; an end-of-text token ends earlier
+    /// Maximum tokens to generate; an end-of-text token stops earlier
     #[arg(long, value_name = "TOKENS")]
     pub max_new_tokens: Option<usize>,
-    /// Divides the logits; 0: always the likeliest token
+    /// Sampling temperature; 0: greedy
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Pick among so many likeliest tokens; 0: all
+    /// Sample from the N most likely tokens; 0: all
     #[arg(long, value_name = "N")]
     pub top_k: Option<usize>,
-    /// Pick among the fewest tokens whose probabilities add up to this; 1: all
+    /// Sample from the smallest set of tokens with this total probability; 1: all
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
 }

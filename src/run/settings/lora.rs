@@ -8,17 +8,17 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "LoRA")]
 pub struct LoraSettings {
-    /// Train adapters of this rank beside frozen matrices [default: none, train the model itself]
+    /// Rank of LoRA adapters; the base model is frozen [default: none, train the full model]
     #[arg(long = "lora-rank", value_name = "N")]
     pub rank: Option<usize>,
-    /// Adapters are scaled by alpha / rank [default: lora-rank]
+    /// LoRA scaling: adapters are multiplied by alpha / rank [default: lora-rank]
     #[arg(long = "lora-alpha", value_name = "ALPHA")]
     pub alpha: Option<f64>,
-    /// Modules that are adapted: last parts of their names, or all-linear [default: q_proj v_proj]
+    /// Modules to adapt: last parts of their names, or all-linear [default: q_proj v_proj]
     #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
     #[serde(deserialize_with = "one_or_many")]
     pub target_modules: Option<Vec<String>>,
-    /// Add the adapter in this directory to the model of pretrain, write it to save-hf and end [default: none]
+    /// Merge this adapter into the model of --pretrain, write the result to --save-hf, then exit [default: none]
     #[arg(long = "lora-merge", value_name = "DIR")]
     pub merge: Option<PathBuf>,
 }

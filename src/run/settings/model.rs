@@ -9,37 +9,38 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Model")]
 pub struct ModelSettings {
-    /// Hugging Face model directory to start from; shapes come from its config.json [default: none]
+    /// Hugging Face model directory to start from; its config.json sets the shapes [default: none]
     #[arg(long, value_name = "DIR")]
     pub pretrain: Option<PathBuf>,
-    /// llama: RMSNorm, RoPE, SwiGLU; gpt: LayerNorm, learned positions, GELU, biases
+    /// Architecture for training from scratch. llama: RMSNorm, RoPE, SwiGLU; gpt: LayerNorm, learned positions, GELU,
+    /// biases
     #[arg(long)]
     pub arch: Option<ArchName>,
     /// Width of the residual stream
     #[arg(long, value_name = "N")]
     pub embed_dim: Option<usize>,
-    /// Decoder blocks
+    /// Number of decoder blocks
     #[arg(long, value_name = "N")]
     pub num_layers: Option<usize>,
-    /// Query heads
+    /// Number of query heads
     #[arg(long, value_name = "N")]
     pub num_heads: Option<usize>,
-    /// Key and value heads (grouped-query attention) [default: num-heads]
+    /// Number of key/value heads (grouped-query attention) [default: num-heads]
     #[arg(long, value_name = "N")]
     pub num_kv_heads: Option<usize>,
-    /// Width inside the MLP [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4 embed-dim]
+    /// Hidden width of the MLP [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4 embed-dim]
     #[arg(long, value_name = "N")]
     pub ff_hidden_dim: Option<usize>,
-    /// Rows of the token table [default: the tokenizer's, rounded up to a multiple of 64]
+    /// Rows of the embedding table [default: the tokenizer's vocabulary, rounded up to a multiple of 64]
     #[arg(long, value_name = "TOKENS")]
     pub vocab_size: Option<usize>,
-    /// Longest sequence of the model [default: max-len]
+    /// Longest sequence the model supports, in tokens [default: max-len]
     #[arg(long, value_name = "TOKENS")]
     pub max_positions: Option<usize>,
-    /// After the embeddings and each residual branch, 0 to 1
+    /// Dropout probability after the embeddings and each residual branch, in [0, 1)
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
-    /// Head and token table are one tensor [default: llama no, gpt yes]
+    /// Share one tensor between the embedding table and the output head [default: llama no, gpt yes]
     #[arg(long)]
     pub tie_embeddings: Option<bool>,
 }

@@ -8,37 +8,37 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Optim")]
 pub struct OptimSettings {
-    /// What turns gradients into updates
+    /// Optimizer
     #[arg(long)]
     pub optimizer: Option<OptimizerName>,
-    /// Peak learning rate, after warmup
+    /// Peak learning rate, reached after warmup
     #[arg(long)]
     pub lr: Option<f64>,
-    /// AdamW: decay of the two moments, each in [0, 1)
+    /// AdamW: decay rates of the first and second moment, each in [0, 1)
     #[arg(long, num_args = 2, value_names = ["B1", "B2"])]
     pub betas: Option<Vec<f64>>,
-    /// AdamW: added to the root of the second moment
+    /// AdamW: term added to the denominator, for numerical stability
     #[arg(long)]
     pub eps: Option<f64>,
     /// SGD: momentum, in [0, 1)
     #[arg(long)]
     pub momentum: Option<f64>,
-    /// Decoupled decay of matrices (not of norms and biases)
+    /// Decoupled weight decay for matrices and embeddings; norms and biases have none
     #[arg(long)]
     pub weight_decay: Option<f64>,
-    /// Steps of warmup; with linear warmup the first step trains at lr / warmup-steps
+    /// Warmup steps; with linear warmup the first step trains at lr / warmup-steps
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
-    /// How the learning rate rises during warmup; log: as in DeepSpeed's WarmupLR, 0 in the first step
+    /// Shape of the warmup. log: as DeepSpeed's WarmupLR, 0 in the first step
     #[arg(long)]
     pub warmup_type: Option<WarmupName>,
-    /// After warmup, down to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio)
+    /// Learning-rate decay after warmup, to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio * lr)
     #[arg(long)]
     pub lr_scheduler: Option<SchedulerName>,
-    /// cosine_with_min_lr: the last learning rate as a part of lr
+    /// cosine_with_min_lr: final learning rate as a fraction of lr
     #[arg(long, value_name = "RATIO")]
     pub min_lr_ratio: Option<f64>,
-    /// Largest norm of the whole gradient; 0: no clipping
+    /// Clip the global gradient norm to this value; 0: no clipping
     #[arg(long, value_name = "NORM")]
     pub grad_clip: Option<f64>,
 }

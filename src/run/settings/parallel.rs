@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Parallel")]
 pub struct ParallelSettings {
-    /// Ranks that share each layer (tensor parallelism)
+    /// Tensor-parallel size: ranks that share each layer
     #[arg(long, value_name = "N")]
     pub tp_size: Option<usize>,
-    /// Take the tensor-parallel plan of the Hugging Face configuration
+    /// Use the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
-    /// Ranks that share each sequence (ring attention), of any length: what does not divide is padded
+    /// Sequence-parallel size: ranks that share each sequence (ring attention); any length, padded as needed
     #[arg(long, value_name = "N")]
     pub ring_attn_size: Option<usize>,
-    /// How keys and values reach those ranks: block by block, or all at once (short sequences, few key/value heads)
+    /// Ring attention: pass keys and values block by block, or all-gather them (short sequences, few key/value heads)
     #[arg(long)]
     pub ring_impl: Option<RingName>,
-    /// Norms and residuals cut over the tensor-parallel ranks
+    /// Megatron sequence parallel: shard norms and residuals along tokens within tp
     #[arg(long)]
     pub sequence_parallel: Option<bool>,
-    /// Replicas of each set of shards [default: 1; HYBRID_SHARD: one a host; ddp: all ranks]
+    /// Replicas of the sharded model (HSDP) [default: 1; HYBRID_SHARD: one per host; ddp: all ranks]
     #[arg(long, value_name = "N")]
     pub dp_replicate_size: Option<usize>,
 }

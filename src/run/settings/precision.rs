@@ -9,31 +9,32 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Precision")]
 pub struct PrecisionSettings {
-    /// What is gathered and computed in; masters, gradients and optimizer stay fp32. fp16 scales the loss
+    /// Dtype of unsharded weights and compute; master weights, gradients and optimizer stay fp32. fp16 turns on loss
+    /// scaling
     #[arg(long)]
     pub precision: Option<PrecisionName>,
-    /// fp32 products on a GPU through the tensor cores, with 10 bits of mantissa
+    /// GPU only: run fp32 matrix products on tensor cores, with a 10-bit mantissa
     #[arg(long)]
     pub tf32: Option<bool>,
-    /// What gradients travel in between ranks; they are summed in fp32 (by NCCL: in this). fp16 scales the loss
+    /// Dtype in which gradients are sent; sums are in fp32 (NCCL: in this dtype). fp16 turns on loss scaling
     #[arg(long)]
     pub reduce_dtype: Option<PrecisionName>,
-    /// Factor of the loss in fp16 [default: 0, which is dynamic]
+    /// fp16 loss scale [default: 0, dynamic]
     #[arg(long, value_name = "X")]
     pub loss_scale: Option<f32>,
-    /// The dynamic scale starts at 2^N [default: 16]
+    /// Initial dynamic loss scale, as a power of 2 [default: 16]
     #[arg(long, value_name = "N")]
     pub initial_scale_power: Option<u32>,
-    /// Steps without overflow until it doubles [default: 2000]
+    /// Steps without overflow before the loss scale doubles [default: 2000]
     #[arg(long, value_name = "STEPS")]
     pub loss_scale_window: Option<u64>,
-    /// Steps with overflow until it is halved [default: 1]
+    /// Overflows before the loss scale is halved [default: 1]
     #[arg(long, value_name = "STEPS")]
     pub hysteresis: Option<u32>,
-    /// A step without overflow forgives those with overflow before it [default: false]
+    /// Reset the overflow count after a step without overflow [default: false]
     #[arg(long)]
     pub consecutive_hysteresis: Option<bool>,
-    /// It falls no further [default: 1]
+    /// Lower bound of the dynamic loss scale [default: 1]
     #[arg(long, value_name = "X")]
     pub min_loss_scale: Option<f32>,
 }

@@ -9,63 +9,63 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Run")]
 pub struct RunSettings {
-    /// Ranks (processes) started on this host [default: 2 on the CPU]
+    /// Ranks (processes) to start on this host [default: 2 on the CPU]
     #[arg(long, value_name = "N")]
     pub nproc_per_node: Option<usize>,
-    /// Hosts of the job; more than one is started by torchrun, srun or mpirun
+    /// Hosts in the job; for more than one, start with torchrun, srun or mpirun
     #[arg(long, value_name = "N")]
     pub num_nodes: Option<usize>,
-    /// How parameters are kept: sharded, replicated, or what the binary is for
+    /// Shard the model (fsdp) or replicate it (ddp); auto: set by the binary
     #[arg(long)]
     pub strategy: Option<StrategyName>,
-    /// Where ranks compute; sim: the GPU kernels in an emulator, for tests; auto: cuda where there is a GPU, else cpu
+    /// Device of the ranks; auto: cuda if there is a GPU, else cpu; sim: the GPU kernels in an emulator, for tests
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// Seed of initial weights, data order and dropout
+    /// Random seed for initial weights, data order and dropout
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Passes over the training split; ignored where max-steps ends the run earlier [default: as max-steps needs]
+    /// Passes over the training data; max-steps can end the run earlier [default: as many as max-steps needs]
     #[arg(long, value_name = "N")]
     pub epochs: Option<u64>,
-    /// Optimizer steps of the run [default: 600, or what epochs gives]
+    /// Optimizer steps in the run [default: 600, or set by epochs]
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
-    /// Steps between progress lines where stderr is not a terminal
+    /// Steps between progress lines when stderr is not a terminal
     #[arg(long, value_name = "STEPS")]
     pub log_every: Option<u64>,
-    /// Evaluate the held-out rows, at the end at least
+    /// Evaluate on held-out rows, always once at the end
     #[arg(long)]
     pub eval: Option<bool>,
-    /// Steps between evaluations of the held-out split; 0: at the end only
+    /// Steps between evaluations; 0: only at the end
     #[arg(long, value_name = "STEPS")]
     pub eval_every: Option<u64>,
-    /// JSON lines, one an event, written by rank 0 [default: none]
+    /// Write metrics as JSON lines, one event per line, from rank 0 [default: none]
     #[arg(long, value_name = "FILE")]
     pub metrics_path: Option<PathBuf>,
-    /// Measure the peak of a matrix product at start, so that metrics can say mfu
+    /// Measure the matrix-product peak at startup, so that metrics can report MFU
     #[arg(long)]
     pub measure_peak: Option<bool>,
-    /// Let the trained model write some text at the end
+    /// Print a sample from the trained model at the end
     #[arg(long)]
     pub sample: Option<bool>,
-    /// Length of that text in tokens
+    /// Length of the sample, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
-    /// What moves data between ranks: NCCL for GPUs; for the rest shared memory, between hosts TCP, or MPI (feature
-    /// mpi) under mpirun
+    /// Collective backend; auto: NCCL for GPUs, shared memory within a host, TCP between hosts, MPI under mpirun (cargo
+    /// feature mpi)
     #[arg(long)]
     pub comm: Option<CommName>,
-    /// File with the secret by which ranks of a job over several hosts know each other: at least 16 bytes, the same for
-    /// all ranks, closed to other users [default: that of FLATSHARD_JOB_SECRET]
+    /// File with the secret that the ranks of a multi-host job share: at least 16 bytes, the same on every rank,
+    /// readable only by you [default: FLATSHARD_JOB_SECRET]
     #[arg(long, value_name = "FILE")]
     pub job_secret_file: Option<PathBuf>,
-    /// Ranks that share a GPU, for tests with fewer GPUs than ranks; slow
+    /// Ranks that share one GPU, for tests; slow
     #[arg(long, value_name = "N")]
     pub ranks_per_gpu: Option<usize>,
-    /// Longest wait of a rank for its peers in a step before the run fails
+    /// Fail the run after waiting this long for other ranks within a step, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub comm_timeout: Option<f64>,
-    /// GPUs: steps of static shapes are captured as CUDA graphs and replayed; the CPU has nothing to compile
+    /// GPU only: capture steps with static shapes as CUDA graphs and replay them
     #[arg(long)]
     pub compile: Option<bool>,
     /// Which of the file's stages this run is, and where the one before it has its checkpoints: derived.

@@ -8,15 +8,15 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Trace")]
 pub struct TraceSettings {
-    /// Write a trace of steps A to B, both of them, for ui.perfetto.dev: compute, collectives, optimizer, data and
-    /// checkpoints of each rank, and how much of communication was exposed [default: none]
+    /// Trace steps A to B (inclusive) for ui.perfetto.dev: compute, collectives, optimizer, data and checkpoints of
+    /// each rank, with exposed communication [default: none]
     #[arg(long, value_name = "A:B")]
     pub profile_steps: Option<String>,
-    /// Where traces go [default: traces in ckpt-dir, or beside the metrics file]
+    /// Directory for traces [default: traces in ckpt-dir, or next to the metrics file]
     #[arg(long, value_name = "DIR")]
     pub trace_folder: Option<PathBuf>,
-    /// Write the bytes of all ranks over time as CSV: by category as buffers come and go, and what is in use within the
-    /// profiled steps, or else the first two [default: none]
+    /// Write the memory of all ranks over time as CSV, by category; in detail for the profiled steps, or else the first
+    /// two [default: none]
     #[arg(long, value_name = "FILE.csv")]
     pub memory_timeline: Option<PathBuf>,
 }

@@ -8,15 +8,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Tune")]
 pub struct TuneSettings {
-    /// Regular expressions, searched for in tensor names: what does not learn [default: none]
+    /// Freeze tensors whose names match these regular expressions [default: none]
     #[arg(long, num_args = 1.., value_name = "PATTERN")]
     #[serde(deserialize_with = "one_or_many")]
     pub freeze: Option<Vec<String>>,
-    /// Tensors without weight decay, besides norms and biases [default: none]
+    /// No weight decay for tensors whose names match, in addition to norms and biases [default: none]
     #[arg(long, num_args = 1.., value_name = "PATTERN")]
     #[serde(deserialize_with = "one_or_many")]
     pub no_decay: Option<Vec<String>>,
-    /// Factor of the learning rate for tensors of these names [default: none]
+    /// Multiply the learning rate of tensors whose names match by FACTOR [default: none]
     #[arg(long, num_args = 1.., value_name = "PATTERN=FACTOR")]
     #[serde(deserialize_with = "pairs")]
     pub lr_scale: Option<Vec<String>>,

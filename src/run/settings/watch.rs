@@ -7,15 +7,15 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Watch")]
 pub struct WatchSettings {
-    /// The least that is said on stderr and in log-file; below info there is no progress either
+    /// Minimum log level for stderr and --log-file; warn and error also hide the progress bar
     #[arg(long)]
     pub log_level: Option<LogLevel>,
-    /// What is said, with times, added to this file; rank 3 writes to FILE.rank-3, or where {rank} stands in the name
-    /// to that [default: none]
+    /// Append log lines with timestamps to this file; rank N writes FILE.rank-N, or where the name has {rank} [default:
+    /// none]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Event files for TensorBoard, one run a directory, with torchtitan's names (loss_metrics/global_avg_loss,
-    /// throughput(tps)) and the HF Trainer's (train/loss, eval/loss) [default: none]
+    /// Write TensorBoard event files to this directory, under the tag names of torchtitan and the Hugging Face Trainer
+    /// [default: none]
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
 }

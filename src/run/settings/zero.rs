@@ -6,22 +6,22 @@ use std::str::FromStr;
 #[serde(default)]
 #[command(next_help_heading = "ZeRO")]
 pub struct ZeroSettings {
-    /// Gradients reduced together, a layer's at least; auto: embed-dim squared [default: 5e8]
+    /// Gradient elements per reduction, at least one layer; auto: embed-dim squared
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub reduce_bucket_size: Option<ElementCount>,
-    /// Reduce a bucket while the next one fills [default: on in stage 3]
+    /// Reduce one bucket while the next one fills
     #[arg(long)]
     pub overlap_comm: Option<bool>,
-    /// Stages 1 and 2: weights gathered at a time after an update [default: 5e8]
+    /// Stages 1 and 2: weight elements per all-gather after an update
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub allgather_bucket_size: Option<ElementCount>,
-    /// Stage 3: weights gathered ahead of the layer in use; auto: 0.9 of embed-dim squared [default: 5e7]
+    /// Stage 3: weight elements to prefetch beyond the layer in use; auto: 0.9 of embed-dim squared
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_prefetch_bucket_size: Option<ElementCount>,
-    /// Stage 3: full weights at a time, the root and a layer at least [default: 1e9]
+    /// Stage 3: most parameters unsharded at a time, at least the root and one layer
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_max_live_parameters: Option<ElementCount>,
-    /// Stage 3: weights stay after forward where so many or fewer are used before backward needs them [default: 1e9]
+    /// Stage 3: keep weights unsharded after forward if fewer elements than this are used before backward needs them
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_max_reuse_distance: Option<ElementCount>,
 }
