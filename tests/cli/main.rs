@@ -17,3 +17,4 @@ mod tensor_parallel_runs;
 mod tensorboard;
 mod trace;
 mod troubleshooting;
+mod warmup;

@@ -1,5 +1,6 @@
 //! How long the run is, and its learning rate. Never takes a step.
-use crate::base::Result;
+use crate::base::{Error, Result};
+use crate::ckpt::TrainerState;
 use crate::data::{Dataset, Loader, LoaderOptions};
 use crate::optim::{DecayShape, Schedule, Warmup};
 use crate::run::settings::value::set;
@@ -22,6 +23,25 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     s.run.max_steps = Some(steps);
     Ok(())
 }
+
+/// Fills in `warmup_steps` where the settings give a ratio: `ceil(ratio * steps)`, as in transformers' Trainer. A run
+/// that goes on with the ratio of its checkpoint, `resumed`, keeps that run's steps, so that a longer run does not warm
+/// up again.
+pub fn warmup(s: &mut Settings, resumed: Option<&TrainerState>) -> Result<()> {
+    let Some(ratio) = s.optim.warmup_ratio else { return Ok(()) };
+    let total = set(&s.run.max_steps, "run.max_steps")?;
+    let then = resumed.map(|state| &state.schedule).filter(|then| then.get(RATIO) == Some(&ratio.into()));
+    let kept = then.and_then(|then| then.get("warmup_steps")?.as_u64());
+    let steps = kept.unwrap_or((total as f64 * ratio).ceil() as u64);
+    match s.optim.warmup_steps.replace(steps).filter(|&given| given != steps) {
+        None => Ok(()),
+        Some(given) => Err(Error::input(format!(
+            "warmup_ratio {ratio} of {total} steps is warmup_steps {steps}, but warmup_steps is {given}: give one of them"
+        ))),
+    }
+}
+/// The key of a checkpoint's schedule.
+pub const RATIO: &str = "warmup_ratio";
 
 pub fn schedule(s: &Settings) -> Result<Schedule> {
     let o = &s.optim;

@@ -123,6 +123,7 @@ impl Plan {
         let split = EvalSplit::new(&s, &ranks.mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
         let loader = data::loader(&s, &ranks.mesh, 0, split.held_out)?;
         schedule::steps(&mut s, &dataset, loader)?;
+        schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
         let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, dataset)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
@@ -209,6 +210,15 @@ impl Plan {
     pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
         let object = |value: Value| value.as_object().cloned().unwrap_or_default();
         let (o, s) = (&self.settings.optim, &self.schedule);
+        let mut schedule = object(json!({
+            "kind": o.lr_scheduler,
+            "lr": s.peak,
+            "warmup_steps": s.warmup,
+            "warmup_type": o.warmup_type,
+            "total_steps": s.total,
+            "grad_clip": o.grad_clip,
+        }));
+        schedule.extend(o.warmup_ratio.map(|ratio| (schedule::RATIO.into(), ratio.into())));
         TrainerState {
             step,
             samples_consumed,
@@ -224,14 +234,7 @@ impl Plan {
                     json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
                 }
             }),
-            schedule: object(json!({
-                "kind": o.lr_scheduler,
-                "lr": s.peak,
-                "warmup_steps": s.warmup,
-                "warmup_type": o.warmup_type,
-                "total_steps": s.total,
-                "grad_clip": o.grad_clip,
-            })),
+            schedule,
             scaler: None, // the engine knows
             world: self.ranks.mesh.world(),
             strategy: self.engine.strategy.name().into(),

@@ -40,11 +40,11 @@ fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: S
     let mut asked = Value::Object(Tree::new());
     let mut names = Vec::new();
     if let Some(file) = file {
-        overlay(&mut asked, file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref())?);
+        layer(&mut asked, file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref())?);
         for (name, body) in file.stages()? {
             let sections = file.sections(&body)?;
             if stage == Some(name.as_str()) {
-                overlay(&mut asked, sections);
+                layer(&mut asked, sections);
             }
             names.push(name);
         }
@@ -61,7 +61,7 @@ fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: S
             }
         }
     }
-    overlay(&mut asked, to_tree(&cli.settings)?);
+    layer(&mut asked, to_tree(&cli.settings)?);
     let mut merged = defaults();
     if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
         let file = deepspeed::read(Path::new(path), &asked)?;
@@ -82,6 +82,12 @@ fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: S
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
     }
     Ok(settings)
+}
+
+/// `upper` over `lower`, which may say the same thing in another way.
+fn layer(lower: &mut Value, upper: Value) {
+    effect::supersede(lower, &upper);
+    overlay(lower, upper);
 }
 
 /// What is not null in `upper` replaces what is in `lower`.

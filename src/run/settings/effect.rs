@@ -52,8 +52,24 @@ const KEYS: [(&str, &[EngineName], Option<&str>); 11] = [
     ("deepspeed", &[Zero], None),
 ];
 
+/// Section and two keys that say the same thing in two ways.
+const EITHER: [(&str, &str, &str); 1] = [("optim", "warmup_steps", "warmup_ratio")];
+
+/// What `upper` says in one of two ways no longer stands in the other way in `lower`.
+pub fn supersede(lower: &mut Value, upper: &Value) {
+    for (section, one, other) in EITHER {
+        for (said, unsaid) in [(one, other), (other, one)] {
+            let upper = &upper[section];
+            if !upper[said].is_null() && upper[unsaid].is_null() && !lower[section][unsaid].is_null() {
+                lower[section][unsaid] = Value::Null;
+            }
+        }
+    }
+}
+
 /// Defaults that `asked` changes.
 pub fn imply(asked: &Value, defaults: &mut Value) {
+    supersede(defaults, asked);
     if ["zero_stage", "deepspeed"].iter().any(|key| !asked["fsdp"][key].is_null()) {
         defaults["fsdp"]["backend"] = "zero".into();
     }

@@ -29,6 +29,9 @@ pub struct OptimSettings {
     /// Warmup steps; with linear warmup the first step trains at lr / warmup-steps
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
+    /// Warmup as a fraction of the run's steps, in [0, 1], rounded up to whole steps [default: none, warmup-steps]
+    #[arg(long, value_name = "RATIO")]
+    pub warmup_ratio: Option<f64>,
     /// Shape of the warmup. log: as DeepSpeed's WarmupLR, 0 in the first step
     #[arg(long)]
     pub warmup_type: Option<WarmupName>,
@@ -55,6 +58,7 @@ impl OptimSettings {
         number("eps", self.eps, |x| x > 0.0, "above 0")?;
         number("momentum", self.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
         number("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
+        number("warmup_ratio", self.warmup_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
         number("min_lr_ratio", self.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
         number("grad_clip", self.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")
     }

@@ -1,0 +1,100 @@
+//! Warmup as a fraction of the run: how many steps it is, which layer of settings decides, and what a resumed run
+//! keeps.
+use crate::common::runs::{Dir, FSDP};
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+/// `optim.warmup_steps` of `--print-config`, or the exit status and the message.
+fn steps(config: &str, args: &[&str]) -> String {
+    let mut run = Command::new(FSDP);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        run.env_remove(variable);
+    }
+    let out = run.args(["--config", config, "--print-config"]).args(args).output().unwrap();
+    match out.status.code() {
+        Some(0) => serde_saphyr::from_slice::<Value>(&out.stdout).unwrap()["optim"]["warmup_steps"].to_string(),
+        code => format!("{code:?} {}", String::from_utf8_lossy(&out.stderr)),
+    }
+}
+#[track_caller]
+fn refused(said: &str, parts: &[&str]) {
+    assert!(said.starts_with("Some(2)") && parts.iter().all(|part| said.contains(part)), "{said}");
+}
+
+#[test]
+fn a_ratio_is_rounded_up_to_steps() {
+    let dir = Dir::new();
+    let config = dir.arg("run.yaml");
+    let write = |optim: &str, more: &str| {
+        let text = format!("data: {{dataset: synthetic}}\nrun: {{max_steps: 30}}\noptim: {optim}\n{more}");
+        fs::write(&config, text).unwrap();
+    };
+    write("{warmup_steps: 7}", "");
+    // A flag replaces what the file says in the other way.
+    for (args, found) in [
+        (&["--warmup-ratio", "0"][..], "0"),
+        (&["--warmup-ratio", "0.1"], "3"),
+        (&["--warmup-ratio=0.11"], "4"),
+        (&["--warmup-ratio", "1"], "30"),
+        (&["--warmup-ratio", "0.03", "--max-steps", "1000"], "30"),
+        (&["--warmup-ratio", "0.03", "--warmup-steps", "1"], "1"), // equal in effect
+        (&[], "7"),
+    ] {
+        assert_eq!(steps(&config, args), found, "{args:?}");
+    }
+    let both = ["--warmup-ratio", "0.1", "--warmup-steps", "4"];
+    refused(&steps(&config, &both), &["warmup_ratio 0.1 of 30 steps is warmup_steps 3", "warmup_steps is 4"]);
+    refused(&steps(&config, &["--warmup-ratio", "1.5"]), &["warmup_ratio is 1.5"]);
+
+    // In place of the default; and of what a file says, in a stage.
+    let ckpt = ["--ckpt-dir", &dir.arg("ck"), "--stage", "a"];
+    for (stage, found) in [("{optim: {warmup_steps: 5}}", "5"), ("{run: {max_steps: 11}}", "3")] {
+        write("{warmup_ratio: 0.2}", &format!("training_stages: {{a: {stage}}}"));
+        assert_eq!(steps(&config, &ckpt), found, "{stage}");
+    }
+    // In place of DeepSpeed's default, but not of what its file says.
+    let deepspeed = |params: &str| {
+        let scheduler = format!(r#"{{"type": "WarmupLR", "params": {params}}}"#);
+        let text = format!(r#"{{"zero_optimization": {{"stage": 1}}, "scheduler": {scheduler}}}"#);
+        fs::write(dir.path("ds.json"), text).unwrap();
+        steps(&config, &[&ckpt[..], &["--deepspeed", &dir.arg("ds.json")]].concat())
+    };
+    assert_eq!(deepspeed("{}"), "3");
+    assert_eq!(deepspeed(r#"{"warmup_num_steps": "auto"}"#), "3");
+    refused(&deepspeed(r#"{"warmup_num_steps": 6}"#), &["warmup_ratio 0.2", "warmup_steps is 6"]);
+}
+
+#[test]
+fn a_longer_run_of_the_same_ratio_does_not_warm_up_again() {
+    let dir = Dir::new();
+    let (ckpt, metrics) = (dir.arg("ck"), dir.arg("m.jsonl"));
+    let config = dir.arg("run.yaml");
+    fs::write(
+        &config,
+        "model: {embed_dim: 32, num_layers: 1, num_heads: 2}\ndata: {dataset: synthetic, max_len: 8}\n\
+         batch: {batch_size: 1}\noptim: {lr: 1.0, lr_scheduler: constant, grad_clip: 1.0e-3}\nrun: {eval: false}\n",
+    )
+    .unwrap();
+    let run = |args: &[&str]| {
+        let mut run = Command::new(FSDP);
+        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            run.env_remove(variable);
+        }
+        run.args(["--config", &config, "--ckpt-dir", &ckpt, "--metrics-path", &metrics, "--no-sample"]).args(args);
+        let out = run.output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    };
+    let rates = || -> Vec<f64> {
+        let text = fs::read_to_string(&metrics).unwrap();
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        events.filter(|e| e["event"] == "step").map(|e| e["lr"].as_f64().unwrap()).collect()
+    };
+    run(&["--warmup-ratio", "0.5", "--max-steps", "4"]);
+    assert_eq!(rates(), [0.5, 1.0, 1.0, 1.0]);
+    run(&["--warmup-ratio", "0.5", "--max-steps", "8", "--resume", "auto"]);
+    assert_eq!(rates()[4..], [1.0; 4], "{:?}", rates());
+    // Another ratio is another schedule.
+    run(&["--warmup-ratio", "1", "--max-steps", "10", "--resume", "auto"]);
+    assert_eq!(rates()[8..], [0.9, 1.0], "{:?}", rates());
+}
