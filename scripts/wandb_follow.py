@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Tells Weights & Biases of a run while it goes on, from its metrics file, through W&B's own package (pip install wandb).
+"""Logs a run to Weights & Biases from its metrics file while it goes on, through W&B's own package (pip install wandb).
 
-    run_fsdp ... --metrics-path run.jsonl &
-    scripts/wandb_follow.py run.jsonl --project my-project
+    run_fsdp ... --wandb-project my-project              # starts this script itself
+    scripts/wandb_follow.py run.jsonl --project my-project   # a run that goes on, or a finished one, with --metrics-path run.jsonl
 
 History is by training step, under the names of src/run/watch/scalars.tsv (TensorBoard's). The run's settings are its config. It
 ends when the run does, with the run's exit code as W&B shows it: 0, or 1 after an error. WANDB_MODE=offline and all else that
-the package reads works as ever. A finished file is told at once.
+the package reads works as ever. A finished file is logged at once.
 
-W&B cannot take a step back: what a restart does again is told once, as it was the first time; how many steps that were is in
-the summary as redone_steps, beside restarts. A checkpoint that was written behind training stands at the step that was the newest
+W&B cannot take a step back: what a restart does again is logged once, as it was the first time; how many steps that were is in
+the summary as redone_steps, beside restarts. A checkpoint that was written in the background stands at the step that was the newest
 when it was complete.
 """
 import argparse
 import json
+import os
+import select
 import signal
 import sys
 import time
@@ -22,9 +24,9 @@ from pathlib import Path
 TABLE = Path(__file__).resolve().parent.parent / "src/run/watch/scalars.tsv"
 
 
-def rows(path=TABLE):
+def rows(text=None):
     """(event, number, name, unit) of each row."""
-    lines = path.read_text().splitlines()
+    lines = (text or TABLE.read_text()).splitlines()
     return [tuple(line.split()) for line in lines if line and not line.startswith("#")]
 
 
@@ -41,38 +43,38 @@ def scalars(table, event, ranks):
     return found
 
 
-def events(path, poll=0.5):
-    """Each event of the file as it comes; None after each wait for more. A line is read when it is whole; one that a killed run
-    has left is no JSON and is passed over."""
-    while not path.exists():
-        time.sleep(poll)
+def events(path, wait, skip=0, earlier=None):
+    """Each event of the file as it comes, from byte `skip` on; None before each wait for more. A line is read when it is whole;
+    one that a killed run has left is no JSON and is passed over. `earlier` is the inode of a file that the run will put aside."""
+    while not path.exists() or path.stat().st_ino == earlier:
         yield None
-    with path.open() as file:
-        line = ""
+        wait()
+    with path.open("rb") as file:
+        file.seek(skip)
+        line = b""
         while True:
             line += file.readline()
-            if not line.endswith("\n"):
-                time.sleep(poll)
+            if not line.endswith(b"\n"):
                 yield None
+                wait()
                 continue
             try:
                 yield json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:
                 pass
-            line = ""
+            line = b""
 
 
-def follow(path, init, table, patience=None, after_error=0.0, poll=0.5):
-    """Returns the run's exit code: 0 after its end, 1 after an error or when `patience` is over. `init` makes W&B's run of a
-    config."""
+def follow(events, init, table, ended):
+    """Returns the run's exit code: 0 after its end, 1 after an error, or what `ended` says where no more events come: it is called
+    with whether the run has failed, and the seconds since the last event. `init` makes W&B's run of a config."""
     run, ranks, newest, failed = None, 1, 0, False
     told, restarts, redone = set(), 0, 0
     last = time.monotonic()
-    for event in events(path, poll):
+    for event in events:
         if event is None:
-            limit = after_error if failed else patience
-            if limit is not None and time.monotonic() - last > limit:
-                failed = True
+            code = ended(failed, time.monotonic() - last)
+            if code is not None:
                 break
             continue
         last = time.monotonic()
@@ -90,6 +92,7 @@ def follow(path, init, table, patience=None, after_error=0.0, poll=0.5):
             if run is not None:
                 run.summary["error"] = event["message"]
         elif kind == "end":
+            code = 0
             break
         elif (kind, step) in told:
             redone += kind == "step"
@@ -99,8 +102,62 @@ def follow(path, init, table, patience=None, after_error=0.0, poll=0.5):
             newest = max(newest, step)
             run.log(scalars(table, event, ranks), step=newest)
     if run is not None:
-        run.finish(exit_code=int(failed))
-    return int(failed)
+        run.finish(exit_code=code)
+    return code
+
+
+class Parent:
+    """The program that runs this script: the last line that it writes here is the run's exit code. Without one it was killed."""
+    code = None
+
+    def wait(self):
+        if self.code is None and select.select([sys.stdin], [], [], 0.5)[0]:
+            self.code = int(sys.stdin.readline() or 1)
+
+
+def serve(job):
+    """For run_fsdp --wandb-project: answers one line when W&B has taken the run, or why it has not."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # they are for the run; this ends after it
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is not an answer
+
+    def answer(kind, text):
+        print(json.dumps({kind: str(text)}), file=answers, flush=True)
+
+    try:
+        import wandb
+        wandb.init  # a directory named wandb is a package without anything in it
+    except (ImportError, AttributeError) as e:
+        answer("missing", e)
+        return 2
+    kept = Path(job["run_id"]) if job["run_id"] else None
+    arguments = {key: value for key, value in job["init"].items() if value is not None}
+    try:
+        if kept and job["resumed"] and kept.exists():
+            arguments.update(id=kept.read_text().strip(), resume="allow")
+        if "dir" in arguments:
+            os.makedirs(arguments["dir"], exist_ok=True)
+        run = wandb.init(**arguments)
+        if kept:
+            kept.write_text(f"{run.id}\n")
+    except Exception as e:  # whatever W&B raises
+        answer("refused", e or type(e).__name__)
+        return 2
+    answer("ready", run.id)
+
+    parent, begun = Parent(), []
+
+    def init(config):
+        run.config.update(config, allow_val_change=True)
+        begun.append(run)
+        return run
+
+    found = events(Path(job["metrics"]), parent.wait, job["skip"], job["earlier"])
+    code = follow(found, init, rows(job["table"]), lambda failed, idle: parent.code)
+    if not begun:
+        run.finish(exit_code=code)
+    return 0
 
 
 def main():
@@ -120,7 +177,15 @@ def main():
         return wandb.init(project=args.project, entity=args.entity, name=args.name, group=args.group, config=config)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # wandb ends its run when the interpreter does
-    return follow(args.metrics, init, rows(), args.patience, args.after_error)
+    return follow(events(args.metrics, lambda: time.sleep(0.5)), init, rows(), patience(args.patience, args.after_error))
+
+
+def patience(most, after_error):
+    """Ends a run that says nothing more for `most` seconds, or for `after_error` after it has failed."""
+    def ended(failed, idle):
+        limit = after_error if failed else most
+        return 1 if limit is not None and idle > limit else None
+    return ended
 
 
 if __name__ == "__main__":

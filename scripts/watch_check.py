@@ -21,7 +21,7 @@ import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-from wandb_follow import follow, rows, scalars
+from wandb_follow import events, follow, patience, rows, scalars
 
 RANKS, STEPS = 2, 60
 TINY = ("--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --warmup-steps 2 "
@@ -198,11 +198,13 @@ def check_error_then_restart(scratch):
     again = threading.Timer(0.3, add, [run, {"event": "step", "step": 1, "loss": 3.0},
                                        {"event": "step", "step": 2, "loss": 1.0}, {"event": "end"}])
     again.start()
-    assert follow(path, lambda config: Run(), rows(), after_error=60, poll=0.01) == 0
+    read = lambda: events(path, lambda: time.sleep(0.01))
+    assert follow(read(), lambda config: Run(), rows(), patience(None, 60)) == 0
     assert told == [(1, 2.0), (2, 1.0), 0] and Run.summary == {"error": "lost", "restarts": 1, "redone_steps": 1}, told
     path = scratch / "failed.jsonl"
     add(run, {"event": "error", "message": "lost"})
-    assert follow(path, lambda config: Run(), rows(), poll=0.01) == 1, "nobody starts it again"
+    read = lambda: events(path, lambda: time.sleep(0.01))
+    assert follow(read(), lambda config: Run(), rows(), patience(None, 0)) == 1, "nobody starts it again"
 
 
 def main(program, scratch):

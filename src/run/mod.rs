@@ -30,6 +30,7 @@ use settings::{LogLevel, Settings};
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
+use watch::wandb::Follower;
 
 /// The whole of a training binary. `strategy`: what it is for, where the settings do not say.
 pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) -> ExitCode {
@@ -107,10 +108,14 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     if prepares && first {
         notes(&plan.settings, &log);
     }
+    let follower = if prepares && first { Follower::start(plan, &log)? } else { None };
     let result = match launched {
         Some(env) => r#loop::run(plan, env, &log),
         None => restart::run(plan, &log),
     };
+    if let Some(follower) = follower {
+        follower.end(&result, &log);
+    }
     if let Err(e) = &result {
         log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // `failed` tells stderr
     }

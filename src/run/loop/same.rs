@@ -23,7 +23,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 20] = [
+const OWN: [(&str, &str); 21] = [
     ("run", "nproc_per_node"),
     ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
@@ -42,6 +42,7 @@ const OWN: [(&str, &str); 20] = [
     ("faults", "save_traces_folder"),
     ("watch", "log_file"),
     ("watch", "tensorboard"),
+    ("wandb", "wandb_dir"),
     ("trace", "trace_folder"),
     ("trace", "memory_timeline"),
 ];

@@ -35,6 +35,8 @@ pub mod save;
 pub mod resume;
 /// What follows a failure.
 pub mod restarts;
+/// What W&B reads.
+pub mod wandb;
 /// Which steps are traced.
 pub mod profile;
 /// Settings against each other and against the places that they name.

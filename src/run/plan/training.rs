@@ -7,7 +7,7 @@ use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
-use super::{batch, bytes, check, data, engine, knobs, model, schedule};
+use super::{batch, bytes, check, data, engine, knobs, model, schedule, wandb};
 use crate::base::{CATEGORIES, Category, Error, Result};
 use crate::ckpt::{self, TrainerState};
 use crate::comm::MeshSizes;
@@ -83,6 +83,7 @@ impl Plan {
         Ok(plan)
     }
     fn settle(mut s: Settings, launched: Option<&RankEnv>, dataset: Option<Arc<Dataset>>) -> Result<Plan> {
+        wandb::settle(&mut s)?;
         check::outputs(&s)?;
         check::merge(&s)?;
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {

@@ -22,6 +22,7 @@ pub mod parallel; // sizes of the mesh's axes
 pub mod checkpoint; // saving and resuming
 pub mod faults; // restarts, timeouts, bad steps
 pub mod watch; // logs and TensorBoard
+pub mod wandb; // Weights & Biases
 pub mod trace; // profiles and memory over time
 pub mod generate; // sampling
 /// All of them: [`Settings`].

@@ -36,6 +36,7 @@ names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
 names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16);
+names!(WandbMode, "snake_case", Online, Offline, Disabled);
 
 /// A switch with modes: its first name is also `false` and `--no-x`, its second `true` and `--x` alone.
 macro_rules! modes {

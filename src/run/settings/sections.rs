@@ -4,7 +4,7 @@ use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
     fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings, optim::OptimSettings,
     parallel::ParallelSettings, precision::PrecisionSettings, run::RunSettings, trace::TraceSettings,
-    tune::TuneSettings, watch::WatchSettings, zero::ZeroSettings,
+    tune::TuneSettings, wandb::WandbSettings, watch::WatchSettings, zero::ZeroSettings,
 };
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub struct Settings {
     #[command(flatten)]
     pub watch: WatchSettings,
     #[command(flatten)]
+    pub wandb: WandbSettings,
+    #[command(flatten)]
     pub trace: TraceSettings,
     #[command(flatten)]
     pub generate: GenerateSettings,
@@ -65,6 +67,7 @@ impl Settings {
         self.parallel.check()?;
         self.checkpoint.check()?;
         self.faults.check()?;
+        self.wandb.check()?;
         self.trace.check()?;
         self.generate.check()
     }

@@ -52,13 +52,13 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
 /// `dataset: x` is `dataset: [x]`.
 pub fn one_or_many<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a path or a list of paths")]
+    #[serde(untagged, expecting = "text or a list of texts")]
     enum OneOrMany {
         One(String),
         Many(Vec<String>),
     }
     Ok(Option::<OneOrMany>::deserialize(d)?.map(|x| match x {
-        OneOrMany::One(path) => vec![path],
-        OneOrMany::Many(paths) => paths,
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(texts) => texts,
     }))
 }

@@ -9,6 +9,8 @@ pub mod scalars;
 /// TensorBoard's file format, and a sink that writes it.
 pub mod event_file;
 pub mod tensorboard;
+/// Weights & Biases, through its own package.
+pub mod wandb;
 /// The GPU's clocks, memory and warnings.
 pub mod gpu;
 /// The device's measured peak, for MFU.

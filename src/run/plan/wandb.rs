@@ -1,0 +1,42 @@
+//! What `--wandb-project` needs of the run: a metrics file to read, and something to log. Never starts the follower.
+use crate::base::{Error, Result};
+use crate::run::settings::Settings;
+use std::path::Path;
+
+/// Settles where metrics go, where that was left open.
+pub fn settle(s: &mut Settings) -> Result<()> {
+    if s.wandb.wandb_project.is_none() {
+        return match s.wandb.beside_project() {
+            Some(flag) => {
+                Err(Error::input(format!("{flag} has no effect here: add --wandb-project NAME, or remove it")))
+            }
+            None => Ok(()),
+        };
+    }
+    if s.wandb.project().is_none() {
+        s.notes.push("--wandb-mode disabled: nothing is logged to W&B".into());
+        return Ok(());
+    }
+    if s.lora.merge.is_some() {
+        return Err(Error::input("--wandb-project has no effect here: --lora-merge trains nothing; remove it"));
+    }
+    match &s.run.metrics_path {
+        Some(path) if path.exists() && !path.is_file() => Err(Error::input(format!(
+            "--metrics-path {}: W&B reads the metrics from a regular file, which this is not; give another with \
+             --wandb-project",
+            path.display()
+        ))),
+        Some(_) => Ok(()),
+        None => {
+            // A directory of checkpoints has one run at a time; elsewhere each process has a file of its own.
+            let own = || s.wandb.wandb_dir.as_deref().unwrap_or(Path::new("")).join("wandb");
+            let path = match &s.checkpoint.ckpt_dir {
+                Some(dir) => dir.join("metrics.jsonl"),
+                None => own().join(format!("metrics-{}.jsonl", std::process::id())),
+            };
+            s.notes.push(format!("--wandb-project: metrics go to {}", path.display()));
+            s.run.metrics_path = Some(path);
+            Ok(())
+        }
+    }
+}
