@@ -26,7 +26,7 @@ use launch::{RankJob, restart};
 use plan::{Plan, check, fit};
 use settings::args::{self, Parsed};
 use settings::config;
-use settings::{LogLevel, Settings};
+use settings::{LogLevel, Settings, stages};
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
@@ -69,6 +69,9 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     }
     if runs.len() > 1 {
         runs.iter().try_for_each(check::outputs)?;
+        for later in stages::alone(&runs) {
+            Plan::new(later, launched)?;
+        }
     }
     let last = runs.len() - 1;
     for (i, settings) in runs.into_iter().enumerate() {

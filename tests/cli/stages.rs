@@ -156,6 +156,87 @@ fn what_is_wrong_with_any_stage_is_known_before_the_first() {
     assert!(text.contains("embed_token_") && text.contains("model.embed_tokens.weight"), "{text}");
 }
 
+/// A stage's `distributed` block, and what it lays it over.
+const DISTRIBUTED: &str = "
+model: {embed_dim: 32, num_layers: 2, num_heads: 2}
+data: {dataset: synthetic, max_len: 16}
+batch: {batch_size: 2}
+optim: {warmup_steps: 0}
+run: {max_steps: 2, eval: false, sample: false}
+distributed: {strategy: fsdp, devices: 2, fsdp: {sharding_strategy: SHARD_GRAD_OP}}
+distributed_examples:
+  one: {run: {seed: 7}, distributed: {strategy: fsdp, devices: 1, fsdp: {forward_prefetch: true}}}
+training_stages:
+  warm: {distributed: {strategy: ddp, devices: 3, fsdp: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}}}
+  full: {model: {dropout: 0.1}, precision: bf16, distributed: {devices: auto, fsdp: {enabled: true}}}
+";
+
+#[test]
+fn a_stage_is_distributed_as_its_own_block_says() {
+    let job = Job::new(DISTRIBUTED);
+    job.run(&[]);
+    let events = job.events();
+    let runs: Vec<&Value> = events.iter().filter(|e| e["event"] == "run").collect();
+    let is = |run: &Value, world: u64, strategy: &str, again: bool, precision: &str| {
+        let config = &run["config"];
+        assert_eq!(run["world_size"], world);
+        assert_eq!(config["run"]["strategy"], strategy);
+        assert_eq!(config["fsdp"]["activation_checkpoint"], again);
+        assert_eq!(config["precision"]["precision"], precision);
+    };
+    is(runs[0], 3, "ddp", true, "fp32");
+    assert_eq!(runs[0]["mesh"]["dp_replicate"], 3);
+    is(runs[1], 2, "fsdp", false, "bf16");
+    assert_eq!(runs[1]["config"]["fsdp"]["sharding"], "SHARD_GRAD_OP");
+
+    // Top level < the block that --fsdp-config picks < the stage < flags.
+    let printed = |args: &[&str]| -> Value {
+        let dir = tempfile::tempdir().unwrap();
+        let ckpt = dir.path().to_str().unwrap();
+        let out = job.command(&[args, &["--ckpt-dir", ckpt, "--print-config"]].concat()).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).unwrap()
+    };
+    let warm = printed(&["--stage", "warm", "--fsdp-config", "one"]);
+    assert_eq!((&warm["plan"]["world_size"], &warm["plan"]["strategy"]), (&3.into(), &"ddp".into()));
+    assert_eq!(warm["run"]["seed"], 7, "the picked block");
+    assert_eq!(printed(&["--stage", "warm", "--devices", "1", "--fsdp-config", "one"])["plan"]["world_size"], 1);
+}
+
+#[test]
+fn nothing_in_a_stage_passes_silently() {
+    let with = |stage: &str| DISTRIBUTED.replace("devices: auto, ", stage);
+    for (yaml, words) in [
+        (with("devces: 3, "), vec!["run.yaml", "training_stages.full.distributed.devces", "distributed.devices"]),
+        (with("devices: many, "), vec!["training_stages.full.distributed.devices", "many"]),
+        (with("strategy: dpp, "), vec!["training_stages.full.distributed.strategy", "dpp", "ddp"]),
+        (with("strategy: ddp, "), vec!["training_stages.full.distributed", "strategy is ddp", "fsdp.enabled is true"]),
+        (
+            with("").replace("enabled: true", "shard: 1"),
+            vec!["training_stages.full.distributed.fsdp.shard", "sharding"],
+        ),
+        (with("").replace("precision: bf16", "plan: {}"), vec!["training_stages.full.plan", "top level"]),
+        (with("").replace("precision: bf16", "model_configs: {}"), vec!["training_stages.full.model_configs"]),
+        (with("").replace("precision: bf16", "distributed_examples: {}"), vec!["full.distributed_examples"]),
+        (with("").replace("precision: bf16", "training_stages: {}"), vec!["training_stages.full.training_stages"]),
+        (with("").replace("dropout: 0.1", "num_layers: 3"), vec!["training_stages.full.model.num_layers is 3", "warm"]),
+        (with("").replace("precision: bf16", "parallel: {tp_size: 3}"), vec!["tp"]),
+        (
+            with("").replace("forward_prefetch", "forward_prefech"),
+            vec!["distributed_examples.one.distributed.fsdp.forward_prefech"],
+        ),
+        (
+            with("strategy: fsdp, ").replace("precision: bf16", "run: {strategy: ddp}"),
+            vec!["run.strategy and", "two values"],
+        ),
+    ] {
+        let job = Job::new(&yaml);
+        let text = job.refused(&[]);
+        assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
+        assert!(!job.dir.path().join("ck").exists(), "something was started: {text}");
+    }
+}
+
 /// Only the last stage exports, and a place that it may not write ends the run before the first one starts.
 #[test]
 fn an_export_that_will_be_refused_is_refused_before_the_first_stage() {

@@ -3,21 +3,17 @@
 //! the machine.
 use crate::base::{Error, Result, open, quote};
 use crate::run::settings::args::Cli;
+use crate::run::settings::blocks::{self, Block, Layer};
 use crate::run::settings::deepspeed;
 use crate::run::settings::defaults::defaults;
 use crate::run::settings::effect;
 use crate::run::settings::names::StrategyName;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::stages;
-use crate::run::settings::synonyms::{self, nearest};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::path::Path;
 
 type Tree = Map<String, Value>;
-
-/// Keys of a file beside the sections of [`Settings`].
-const OTHER: [&str; 7] =
-    ["runtime", "training", "distributed", "model_configs", "distributed_examples", "training_stages", "plan"];
 
 /// The runs that the command line asks for: those of the file's stages in their order, or one. All
 /// are read, so that a fault in the last is known before the first has run. `default` is what the binary is for.
@@ -37,17 +33,14 @@ pub fn resolve(cli: &Cli, stage: Option<&str>, default: StrategyName) -> Result<
 
 /// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags.
 fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
-    let mut asked = Value::Object(Tree::new());
-    let mut names = Vec::new();
+    let (mut asked, mut flags, mut notes) = (Value::Object(Tree::new()), to_tree(&cli.settings)?, Vec::new());
     if let Some(file) = file {
-        layer(&mut asked, file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref())?);
-        for (name, body) in file.stages()? {
-            let sections = file.sections(&body)?;
-            if stage == Some(name.as_str()) {
-                layer(&mut asked, sections);
-            }
-            names.push(name);
+        let files = &cli.files;
+        let layer = file.settings(files.model_config.as_deref(), files.fsdp_config.as_deref(), stage)?;
+        if let (true, None, Some(stage)) = (layer.follows, &files.generate, stage) {
+            stages::flags(stage, &mut flags)?;
         }
+        (asked, notes) = (layer.settings, layer.notes);
     } else {
         for (flag, name) in [
             ("--model-config", &cli.files.model_config),
@@ -61,7 +54,10 @@ fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: S
             }
         }
     }
-    layer(&mut asked, to_tree(&cli.settings)?);
+    lay(&mut asked, flags);
+    if asked["run"]["nproc_per_node"] == blocks::AUTO {
+        asked["run"]["nproc_per_node"] = Value::Null;
+    }
     let mut merged = defaults();
     if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
         let file = deepspeed::read(Path::new(path), &asked)?;
@@ -76,16 +72,18 @@ fn one_run(cli: &Cli, file: Option<&ConfigFile>, stage: Option<&str>, default: S
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
     let mut settings: Settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
+    settings.notes = notes;
     settings.check()?;
     effect::strategy(&mut settings, default)?;
     if let Some(stage) = stage {
+        let names: Vec<String> = file.map_or(Ok(Vec::new()), ConfigFile::stages)?.into_iter().map(|s| s.0).collect();
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
     }
     Ok(settings)
 }
 
 /// `upper` over `lower`, which may say the same thing in another way.
-fn layer(lower: &mut Value, upper: Value) {
+fn lay(lower: &mut Value, upper: Value) {
     effect::supersede(lower, &upper);
     overlay(lower, upper);
 }
@@ -114,12 +112,7 @@ struct ConfigFile<'a> {
 
 /// The settings of a configuration file's bytes alone, without flags or defaults: YAML, or JSON where `path` ends so.
 pub fn parse(text: &[u8], path: &Path) -> Result<Value> {
-    let file = ConfigFile::parse(text, path)?;
-    let mut settings = file.settings(None, None)?;
-    for (_, body) in file.stages()? {
-        overlay(&mut settings, file.sections(&body)?);
-    }
-    Ok(settings)
+    ConfigFile::parse(text, path)?.settings(None, None, None).map(|layer| layer.settings)
 }
 
 impl<'a> ConfigFile<'a> {
@@ -154,154 +147,67 @@ impl<'a> ConfigFile<'a> {
         Error::input(format!("{}: {what}", self.path.display()))
     }
 
-    /// The file as a tree of [`Settings`], the named blocks `model` and `fsdp` laid over the plain sections.
-    fn settings(&self, model: Option<&str>, fsdp: Option<&str>) -> Result<Value> {
-        let schema = to_tree(&Settings::default())?;
-        let mut out = self.sections(&Value::Object(self.tree.clone()))?;
-        if let Some(body) = self.tree.get("distributed") {
-            self.distributed(&mut out, &schema, "distributed", body)?;
+    /// The top level's sections; the named blocks `model` and `fsdp` laid over them; and the stage `stage` over both.
+    /// All others are read too, so that a fault is known wherever it stands.
+    fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<Layer> {
+        let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
+        let mut chosen = None;
+        let mut pick = |layer: Layer, picked: bool| {
+            if picked {
+                lay(&mut all.settings, layer.settings);
+                all.notes.extend(layer.notes);
+            }
+        };
+        for (name, body) in self.named("model_configs", model)? {
+            pick(self.block(&format!("model_configs.{name}"))?.one_section("model", body)?, model == Some(name));
         }
-        if let Some(name) = model {
-            self.section(&mut out, &schema, "model", self.named("model_configs", name)?)?;
+        for (name, body) in self.named("distributed_examples", fsdp)? {
+            pick(self.block(&format!("distributed_examples.{name}"))?.named_distributed(body)?, fsdp == Some(name));
         }
-        if let Some(name) = fsdp {
-            let body = self.named("distributed_examples", name)?;
-            let at = format!("distributed_examples.{name}");
-            self.distributed(&mut out, &schema, &at, body.get("distributed").unwrap_or(body))?;
+        let mut before: Option<(String, Value)> = None;
+        for (name, body) in self.stages()? {
+            let at = format!("training_stages.{name}");
+            let layer = self.block(&at)?.sections(&body)?;
+            let (mut whole, own) = (all.settings.clone(), !layer.settings["model"]["pretrain"].is_null());
+            lay(&mut whole, layer.settings);
+            if let Some((before, lower)) = before.as_ref().filter(|_| !own) {
+                stages::follow(&at, &mut whole, before, lower).map_err(|what| self.fault(what))?;
+            }
+            if stage == Some(&name) {
+                let follows = before.as_ref().is_some_and(|_| !own);
+                chosen = Some(Layer { settings: whole.clone(), notes: layer.notes, follows });
+            }
+            before = Some((name, whole));
         }
-        Ok(out)
+        if let Some(mut layer) = chosen {
+            layer.notes.splice(..0, all.notes);
+            all = layer;
+        }
+        Ok(all)
     }
 
-    /// The plain sections of the file, or of one of its stages.
-    fn sections(&self, tree: &Value) -> Result<Value> {
-        let schema = to_tree(&Settings::default())?;
-        let mut out = Value::Object(Tree::new());
-        for (section, body) in self.body("sections", tree)?.into_iter().flatten() {
-            match section.as_str() {
-                "model_configs" | "distributed_examples" | "plan" | "distributed" | "training_stages" => {}
-                "precision" if !body.is_object() => self.set(&mut out, &schema, "precision", "precision", body)?,
-                key if schema["tune"].get(key).is_some() => self.set(&mut out, &schema, "tune", key, body)?,
-                _ => self.section(&mut out, &schema, section, body)?,
-            }
-        }
-        Ok(out)
+    fn block(&self, at: &str) -> Result<Block<'a>> {
+        Block::new(self.path, at)
     }
 
     fn stages(&self) -> Result<Vec<(String, Value)>> {
         stages::read(self.tree.get("training_stages").unwrap_or(&Value::Null)).map_err(|what| self.fault(what))
     }
 
-    /// The block `name` of the mapping `list`.
-    fn named(&self, list: &str, name: &str) -> Result<&Value> {
-        let blocks = self.body(list, self.tree.get(list).unwrap_or(&Value::Null))?;
-        blocks.and_then(|b| b.get(name)).ok_or_else(|| {
-            let known: Vec<&str> = blocks.into_iter().flat_map(|b| b.keys().map(String::as_str)).collect();
-            self.fault(format!(
-                "{list} has no {name}; it has {}",
-                if known.is_empty() { "none".into() } else { known.join(", ") }
-            ))
-        })
-    }
-
-    /// The keys at `at`; an empty section is none.
-    fn body<'b>(&self, at: &str, value: &'b Value) -> Result<Option<&'b Tree>> {
-        match value {
-            Value::Object(tree) => Ok(Some(tree)),
-            Value::Null => Ok(None),
-            other => Err(self.fault(format!("{at}: expected keys with values, found {}", quote(other)))),
-        }
-    }
-
-    fn section(&self, out: &mut Value, schema: &Value, section: &str, body: &Value) -> Result<()> {
-        let name = synonyms::section(section);
-        if schema.get(name).is_none() && !OTHER.contains(&section) {
-            let known = schema.as_object().into_iter().flat_map(|s| s.keys().map(String::as_str)).chain(OTHER);
-            return Err(self.fault(format!(
-                "unknown section {}: the nearest known one is {}",
-                quote(section),
-                nearest(section, known)
-            )));
-        }
-        for (key, value) in self.body(section, body)?.into_iter().flatten() {
-            match synonyms::key(section, key) {
-                Some((section, key)) => self.set(out, schema, section, key, value)?,
-                None if schema[name].get(key).is_some() => self.set(out, schema, name, key, value)?,
-                None => return Err(self.unknown(schema, section, name, key)),
-            }
-        }
-        Ok(())
-    }
-
-    fn unknown(&self, schema: &Value, section: &str, name: &str, key: &str) -> Error {
-        let keys = schema[name].as_object().into_iter().flat_map(|s| s.keys().map(String::as_str));
-        // A key that exists in another section is a better hint than one that is spelt alike here.
-        let elsewhere = schema.as_object().and_then(|s| s.iter().find(|(_, body)| body.get(key).is_some()));
-        let hint = match elsewhere {
-            Some((other, _)) => format!("it belongs to the section {other}"),
-            None => {
-                format!("the nearest known one is {section}.{}", nearest(key, keys.chain(synonyms::keys_of(section))))
-            }
+    /// The blocks of the mapping `list`; `picked` must be one of them.
+    fn named(&self, list: &str, picked: Option<&str>) -> Result<Vec<(&str, &Value)>> {
+        let blocks: Vec<(&str, &Value)> = match self.tree.get(list) {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Object(blocks)) => blocks.iter().map(|(name, body)| (name.as_str(), body)).collect(),
+            Some(other) => return Err(self.fault(format!("{list}: expected blocks by name, found {}", quote(other)))),
         };
-        self.fault(format!("unknown key {section}.{}: {hint}", quote(key)))
-    }
-
-    /// `distributed: {strategy, num_nodes, devices, fsdp: {enabled, ...}}`.
-    fn distributed(&self, out: &mut Value, schema: &Value, at: &str, body: &Value) -> Result<()> {
-        for (key, value) in self.body(at, body)?.into_iter().flatten() {
-            match key.as_str() {
-                "fsdp" => {
-                    let mut fsdp = self.body(&format!("{at}.fsdp"), value)?.cloned().unwrap_or_default();
-                    match fsdp.remove("enabled") {
-                        None | Some(Value::Null) => {}
-                        Some(Value::Bool(true)) => {}
-                        Some(Value::Bool(false)) => match body.get("strategy").and_then(Value::as_str) {
-                            Some("fsdp") => {
-                                return Err(self.fault(format!("{at}: strategy is fsdp, yet fsdp.enabled is false")));
-                            }
-                            _ => self.set(out, schema, "run", "strategy", &"ddp".into())?,
-                        },
-                        Some(other) => {
-                            return Err(self
-                                .fault(format!("{at}.fsdp.enabled: expected true or false, found {}", quote(other))));
-                        }
-                    }
-                    self.section(out, schema, "fsdp", &Value::Object(fsdp))?;
-                }
-                "devices" if value == "auto" => {}
-                // Said already, and louder, by `enabled: false`.
-                "strategy" if value == "auto" => {}
-                _ => match synonyms::key("distributed", key) {
-                    Some((section, key)) => self.set(out, schema, section, key, value)?,
-                    None => {
-                        let near = nearest(key, ["strategy", "num_nodes", "devices", "fsdp"]);
-                        return Err(self
-                            .fault(format!("unknown key {at}.{}: the nearest known one is {at}.{near}", quote(key))));
-                    }
-                },
+        match picked.filter(|picked| blocks.iter().all(|(name, _)| name != picked)) {
+            None => Ok(blocks),
+            Some(picked) => {
+                let known: Vec<&str> = blocks.iter().map(|(name, _)| *name).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                Err(self.fault(format!("{list} has no {}; it has {known}", quote(picked))))
             }
         }
-        Ok(())
-    }
-
-    /// Puts one value in its place, if it is of the key's type: a tree of this key alone must read as [`Settings`].
-    fn set(&self, out: &mut Value, schema: &Value, section: &str, key: &str, value: &Value) -> Result<()> {
-        debug_assert!(schema[section].get(key).is_some(), "{section}.{key} is a setting");
-        let value = value.as_str().map_or_else(|| value.clone(), |text| synonyms::value(key, text).into());
-        let tree = json!({section: {key: value}});
-        if let Err(e) = serde_json::from_value::<Settings>(tree.clone()) {
-            let mut text = e.to_string();
-            for (rust, plain) in [
-                ("usize", "a whole number"),
-                ("u64", "a whole number"),
-                ("u8", "a whole number"),
-                ("f64", "a number"),
-                ("a boolean", "true or false"),
-            ] {
-                text = text.replace(&format!("expected {rust}"), &format!("expected {plain}"));
-            }
-            return Err(self.fault(format!("{section}.{key}: {}", quote(text))));
-        }
-        overlay(out, tree);
-        Ok(())
     }
 }

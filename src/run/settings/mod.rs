@@ -40,6 +40,8 @@ pub mod deepspeed;
 pub mod effect;
 /// The command line.
 pub mod args;
+/// One block of a file.
+mod blocks;
 /// Files and flags, laid over the defaults.
 pub mod config;
 

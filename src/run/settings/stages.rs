@@ -8,9 +8,11 @@
 //!   full: {run: {max_steps: 500}, optim: {lr: 1.0e-4}}
 //! ```
 //!
-//! A stage's sections are laid over the file's, as flags are over both. Optimizer state and schedule begin anew.
+//! A stage's sections, `distributed` too, are laid over the file's, as flags are over both. Optimizer state and schedule
+//! begin anew. Only the first stage starts from the `pretrain` of the file or of the flags.
 use crate::base::{Error, Result};
 use crate::ckpt;
+use crate::run::settings::defaults::defaults;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::synonyms::nearest;
 use serde_json::{Map, Value};
@@ -44,6 +46,58 @@ fn named((i, stage): (usize, &Value)) -> std::result::Result<(String, Value), St
         Some(Value::String(name)) => Ok((name, Value::Object(body))),
         _ => Err(format!("training_stages: stage {} of the list has no name: add name: NAME", i + 1)),
     }
+}
+
+/// The settings of a stage that starts from the weights of `before`, whose settings are `lower`: the same shapes, and
+/// no model of its own to start from.
+pub fn follow(at: &str, stage: &mut Value, before: &str, lower: &Value) -> std::result::Result<(), String> {
+    let defaults = defaults();
+    let model = |tree: &Value, key: &str| match &tree["model"][key] {
+        Value::Null => defaults["model"][key].clone(),
+        value => value.clone(),
+    };
+    for key in stage["model"].as_object().into_iter().flat_map(Map::keys) {
+        let (has, asked) = (model(lower, key), model(stage, key));
+        if !["pretrain", "dropout"].contains(&key.as_str()) && asked != has {
+            return Err(format!(
+                "{at}.model.{key} is {asked}, but the stage starts from the weights of {before}, where it is {has}: \
+                 remove it here, or set model at the top level"
+            ));
+        }
+    }
+    if !lower["lora"]["rank"].is_null() {
+        return Err(format!(
+            "{at} starts from the weights of {before}, which trains adapters alone (lora.rank): make {before} the last \
+             stage, or give {at} a model.pretrain of its own"
+        ));
+    }
+    stage["model"]["pretrain"] = Value::Null;
+    Ok(())
+}
+
+/// What flags say to such a stage: `--pretrain` is where the first one starts.
+pub fn flags(stage: &str, flags: &mut Value) -> Result<()> {
+    flags["model"]["pretrain"] = Value::Null;
+    match flags["lora"]["rank"] {
+        Value::Null => Ok(()),
+        _ => Err(Error::input(format!(
+            "--lora-rank with training_stages: stage {stage} would start from a checkpoint that holds adapters alone; set \
+             lora.rank in the last stage of the file instead"
+        ))),
+    }
+}
+
+/// The stages that come after the first, as if each had to begin: a fault in their settings is then known before the
+/// first one starts.
+pub fn alone(runs: &[Settings]) -> Vec<Settings> {
+    let mut later = runs.to_vec();
+    for i in 1..later.len() {
+        let before = later[i - 1].model.pretrain.clone();
+        if later[i].run.after.take().is_some() && later[i].model.pretrain.is_none() {
+            later[i].model.pretrain = before;
+        }
+    }
+    later.split_off(1.min(later.len()))
 }
 
 /// Where `stage` is among `names`.
@@ -114,5 +168,18 @@ mod tests {
         ] {
             assert!(read(&body).unwrap_err().contains(what), "{body}");
         }
+    }
+
+    #[test]
+    fn a_later_stage_keeps_the_shapes_and_starts_where_the_one_before_it_ended() {
+        let lower = json!({"model": {"pretrain": "gpt2"}, "optim": {"lr": 1}});
+        let mut same = json!({"model": {"pretrain": "gpt2", "num_layers": 4, "dropout": 0.1}}); // 4 is the default
+        follow("training_stages.b", &mut same, "a", &lower).unwrap();
+        assert!(same["model"]["pretrain"].is_null());
+        let mut deeper = json!({"model": {"num_layers": 8}});
+        let text = follow("training_stages.b", &mut deeper, "a", &lower).unwrap_err();
+        assert!(text.contains("training_stages.b.model.num_layers is 8") && text.contains("where it is 4"), "{text}");
+        let lower = json!({"lora": {"rank": 4}});
+        assert!(follow("training_stages.b", &mut json!({}), "a", &lower).unwrap_err().contains("adapters"));
     }
 }
