@@ -123,6 +123,10 @@ impl Dataset {
         if format.learns_responses() {
             tokenizer.end_of_text()?;
         }
+        if format.reads_text() {
+            tokenizer.check_vocab(*vocab)?;
+        }
+        let tokenizer = &tokenizer.for_model(*vocab);
         if *max_len == 0 {
             return Err(Error::input("max_len is 0: a sequence has at least 1 token"));
         }
@@ -145,8 +149,8 @@ impl Dataset {
             let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
             refuse_row_settings(&format.row_settings(), &corpus.what, what)?;
         }
-        if corpus.kind != CorpusKind::Tokens {
-            tokenizer.check_vocab(*vocab)?;
+        if corpus.kind == CorpusKind::Text {
+            tokenizer.usable()?;
         }
         // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
         let bound = if corpus.kind == CorpusKind::Text { tokenizer.vocab() } else { *vocab };

@@ -88,6 +88,10 @@ impl Format {
     pub fn learns_responses(&self) -> bool {
         !self.pretrain_mode && (self.input_key.is_some() || self.is_chat())
     }
+    /// What settings say of rows makes text of each.
+    pub(super) fn reads_text(&self) -> bool {
+        self.pretrain_mode || self.input_key.is_some() || self.is_chat()
+    }
     /// Rows are conversations.
     pub(super) fn is_chat(&self) -> bool {
         self.apply_chat_template || self.multiturn

@@ -37,6 +37,8 @@ pub enum Outcome {
     Kept,
     /// No room behind the prompt, or no prompt or response.
     Dropped,
+    /// It holds text, and there is no tokenizer for it.
+    Text,
 }
 
 impl Recipe {
@@ -55,6 +57,9 @@ impl Recipe {
         out.ids.clear();
         out.labels.clear();
         let format = &self.format;
+        if matches!(self.tokenizer, Tokenizer::None(_)) && (format.reads_text() || shapes::is_text(row)) {
+            return Ok(Outcome::Text);
+        }
         if format.pretrain_mode {
             let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
             self.encode(text, &mut out.ids)?;

@@ -185,6 +185,12 @@ impl<'a> Rows<'a> {
             match outcome {
                 Ok(Outcome::Kept) => self.out.row(&row.ids, &row.labels)?,
                 Ok(Outcome::Dropped) => self.out.counts.dropped += 1,
+                // Of no single row, so none is left out for it.
+                Ok(Outcome::Text) => {
+                    let why = self.recipe.tokenizer.usable().err().map_or(String::new(), |why| why.to_string());
+                    return Err(place(*number)
+                        .error(format!("holds text, which takes a tokenizer: {why}. Rows of `input_ids` need none")));
+                }
                 Err(fault) if self.recipe.format.skip_bad_rows => {
                     self.out.counts.bad += 1;
                     self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());

@@ -38,6 +38,12 @@ pub(super) fn is_alpaca(row: &JsonRow) -> bool {
     present(row, "instruction").is_some() && present(row, "output").is_some()
 }
 
+/// A row that says by its keys that it is text.
+pub(super) fn is_text(row: &JsonRow) -> bool {
+    let given = |key: &str| present(row, key).is_some();
+    !given("input_ids") && (["text", "messages", "conversations"].into_iter().any(given) || is_alpaca(row))
+}
+
 /// Rows of a data set to learn from, and of little else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some()) || is_alpaca(row)

@@ -32,6 +32,8 @@ pub enum Tokenizer {
     /// Ids 0..=255 are bytes, 256 is the end of a text.
     Bytes,
     File(Arc<LoadedTokenizer>),
+    /// None that this model can use, and why: enough for data that is tokens already.
+    None(Arc<str>),
 }
 
 /// A `tokenizer.json`, with `tokenizer_config.json` where there is one.
@@ -67,6 +69,25 @@ impl Tokenizer {
                 "`tokenizer` {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
                  (257 ids); rows that are already tokens (JSONL with `input_ids`, a .npy array) need none"
             ))),
+        }
+    }
+
+    /// The same for a model of `vocab` ids: none where the model has fewer than the tokenizer gives.
+    pub fn for_model(&self, vocab: usize) -> Tokenizer {
+        match self.check_vocab(vocab) {
+            Ok(()) => self.clone(),
+            Err(why) => Tokenizer::none(&why),
+        }
+    }
+    /// There is none, for this reason.
+    pub fn none(why: &Error) -> Tokenizer {
+        Tokenizer::None(why.to_string().into())
+    }
+    /// The reason as an error, where there is none.
+    pub fn usable(&self) -> Result<()> {
+        match self {
+            Tokenizer::None(why) => Err(Error::input(&**why)),
+            _ => Ok(()),
         }
     }
 
@@ -145,6 +166,7 @@ impl Tokenizer {
     /// `bytes`, or the path.
     pub fn name(&self) -> String {
         match self {
+            Tokenizer::None(_) => "none".into(),
             Tokenizer::Bytes => "bytes".into(),
             Tokenizer::File(t) => t.path.display().to_string(),
         }
@@ -153,6 +175,7 @@ impl Tokenizer {
     pub fn fingerprint(&self) -> u64 {
         match self {
             Tokenizer::Bytes => 0,
+            Tokenizer::None(_) => 1,
             Tokenizer::File(t) => t.fingerprint,
         }
     }
@@ -165,12 +188,14 @@ impl Tokenizer {
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
         match self {
+            Tokenizer::None(_) => 0,
             Tokenizer::Bytes => 257,
             Tokenizer::File(t) => t.vocab,
         }
     }
     /// An error where the model has fewer ids than the tokenizer gives.
     pub fn check_vocab(&self, model: usize) -> Result<()> {
+        self.usable()?;
         let (name, ids) = (self.name(), self.vocab());
         if ids <= model {
             return Ok(());
@@ -183,7 +208,7 @@ impl Tokenizer {
     /// The token that begins a text, where the tokenizer has one.
     pub fn bos(&self) -> Option<u32> {
         match self {
-            Tokenizer::Bytes => None,
+            Tokenizer::Bytes | Tokenizer::None(_) => None,
             Tokenizer::File(t) => t.bos.as_ref().map(|s| s.id),
         }
     }
@@ -191,13 +216,14 @@ impl Tokenizer {
     pub fn eos(&self) -> Option<u32> {
         match self {
             Tokenizer::Bytes => Some(256),
+            Tokenizer::None(_) => None,
             Tokenizer::File(t) => t.eos.as_ref().map(|s| s.id),
         }
     }
     /// How templates spell (bos, eos); the byte tokenizer's end has no spelling.
     pub fn spellings(&self) -> (&str, &str) {
         match self {
-            Tokenizer::Bytes => ("", ""),
+            Tokenizer::Bytes | Tokenizer::None(_) => ("", ""),
             Tokenizer::File(t) => {
                 (t.bos.as_ref().map_or("", |s| s.text.as_str()), t.eos.as_ref().map_or("", |s| s.text.as_str()))
             }
@@ -205,6 +231,7 @@ impl Tokenizer {
     }
     /// [`Tokenizer::eos`], for what cannot do without.
     pub fn end_of_text(&self) -> Result<u32> {
+        self.usable()?;
         self.eos().ok_or_else(|| {
             Error::input(format!(
                 "`tokenizer` {}: nothing says which token ends a text: put a tokenizer_config.json with eos_token beside it",
@@ -216,7 +243,7 @@ impl Tokenizer {
     pub fn template(&self, name: &str) -> std::result::Result<&str, Vec<&str>> {
         let all = match self {
             Tokenizer::Bytes if name == DEFAULT => return Ok(CHATML),
-            Tokenizer::Bytes => &[][..],
+            Tokenizer::Bytes | Tokenizer::None(_) => &[][..],
             Tokenizer::File(t) => &t.templates,
         };
         let found = all.iter().find(|(n, _)| n == name).map(|(_, text)| text.as_str());
@@ -226,6 +253,7 @@ impl Tokenizer {
     /// Appends the tokens of `text` as it stands; special tokens that are spelt in it are recognised.
     pub fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
         match self {
+            Tokenizer::None(_) => return self.usable(),
             Tokenizer::Bytes => out.extend(text.bytes().map(u32::from)),
             Tokenizer::File(t) => out.extend_from_slice(t.encode(text)?.get_ids()),
         }
@@ -235,7 +263,7 @@ impl Tokenizer {
     /// `add_bos_token` or `add_eos_token` of tokenizer_config.json say otherwise.
     pub fn affixes(&self) -> (&[u32], &[u32]) {
         match self {
-            Tokenizer::Bytes => (&[], &[]),
+            Tokenizer::Bytes | Tokenizer::None(_) => (&[], &[]),
             Tokenizer::File(t) => (&t.affixes.0, &t.affixes.1),
         }
     }
@@ -249,8 +277,10 @@ impl Tokenizer {
     }
 
     /// Special tokens become nothing; what is not UTF-8, and ids that are not in the vocabulary, U+FFFD or nothing.
+    /// Without a tokenizer: the ids, with spaces between them.
     pub fn decode(&self, ids: &[u32]) -> String {
         match self {
+            Tokenizer::None(_) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             Tokenizer::Bytes => {
                 let bytes = ids.iter().flat_map(|&id| match id {
                     0..256 => vec![id as u8],

@@ -70,14 +70,15 @@ impl Request {
         ranks.init_timeout = ranks.comm_timeout;
         let RankPlan { device, mesh, nproc, .. } = ranks;
         batch::solve(&mut s, &mesh)?;
-        let tokenizer = data::tokenizer(&mut s)?;
+        let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
-        tokenizer.check_vocab(spec.vocab)?;
+        let tokenizer = tokenizer.for_model(spec.vocab);
 
         let mut tokens = Vec::new();
-        match data::format(&s.data, &tokenizer)?.asked(prompt)? {
-            Some(asked) => tokenizer.encode(&asked, &mut tokens)?,
-            None => {
+        match (&tokenizer, data::format(&s.data, &tokenizer)?.asked(prompt)?) {
+            (Tokenizer::None(why), asked) => tokens = ids(&asked.unwrap_or(prompt.into()), spec.vocab, why)?,
+            (_, Some(asked)) => tokenizer.encode(&asked, &mut tokens)?,
+            (_, None) => {
                 tokens.extend(tokenizer.affixes().0);
                 tokenizer.encode(prompt, &mut tokens)?;
             }
@@ -215,6 +216,19 @@ impl Told<'_> {
         }
         self.failed.map_or(Ok(()), |e| Err(Error::io("write", "standard output", e)))
     }
+}
+
+/// The prompt of a model without a tokenizer: token ids, with spaces or commas between them.
+fn ids(prompt: &str, vocab: usize, why: &str) -> Result<Vec<u32>> {
+    let words = prompt.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+    let id = |word: &str| match word.parse() {
+        Ok(id) if (id as usize) < vocab => Ok(id),
+        Ok(id) => Err(Error::input(format!("--generate: token id {id} of the prompt, but vocab_size is {vocab}"))),
+        Err(_) => Err(Error::input(format!(
+            "--generate: there is no tokenizer for the text of the prompt: {why}. Or give token ids, as in \"3 17 5\""
+        ))),
+    };
+    words.map(id).collect()
 }
 
 /// The same settings with weights that stay where they were gathered: SHARD_GRAD_OP, or ZeRO's stage 2.

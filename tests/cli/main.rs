@@ -15,6 +15,7 @@ mod sft;
 mod stages;
 mod tensor_parallel_runs;
 mod tensorboard;
+mod token_rows;
 mod trace;
 mod troubleshooting;
 mod warmup;

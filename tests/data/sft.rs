@@ -78,6 +78,7 @@ pub fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
     Ok(match outcome {
         Outcome::Kept => (out.ids.clone(), shown(&out).1),
         Outcome::Dropped => (vec![], "dropped".into()),
+        Outcome::Text => (vec![], "text".into()),
     })
 }
 pub fn keys(input: &str, output: Option<&str>) -> Format {

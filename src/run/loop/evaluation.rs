@@ -49,6 +49,8 @@ pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
     let prompt = &tokens[..PROMPT.min(len)];
     let sampling = Sampling { temperature: 0.8, seed: plan.engine.seed, ..Sampling::default() };
     let written = engine.generate(prompt, count, &sampling)?;
-    let text = |tokens: &[u32]| plan.tokenizer.decode(tokens);
-    Ok(Some(format!("--- held-out text ---\n{}\n--- as the model goes on ---\n{}\n", text(prompt), text(&written))))
+    let what = if plan.tokenizer.usable().is_ok() { "text" } else { "tokens" };
+    let shown = |tokens: &[u32]| plan.tokenizer.decode(tokens);
+    let (prompt, written) = (shown(prompt), shown(&written));
+    Ok(Some(format!("--- held-out {what} ---\n{prompt}\n--- as the model goes on ---\n{written}\n")))
 }

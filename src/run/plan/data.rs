@@ -10,11 +10,13 @@ use crate::run::settings::value::set;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The one that was asked for, or that of the model directory, or bytes.
-pub fn tokenizer(s: &mut Settings) -> Result<Tokenizer> {
+/// The one that was asked for, or that of the model directory, or bytes. One that cannot be read is none until a text
+/// is to be tokenized.
+pub fn tokenizer(s: &mut Settings) -> Tokenizer {
     let beside = s.model.pretrain.as_ref().filter(|dir| dir.join(tokenizer::FILES[0]).is_file());
     let beside = beside.map(|dir| dir.display().to_string());
-    Tokenizer::from_name(s.data.tokenizer.get_or_insert(beside.unwrap_or_else(|| "bytes".into())))
+    let name = s.data.tokenizer.get_or_insert(beside.unwrap_or_else(|| "bytes".into()));
+    Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
 }
 
 /// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks
@@ -22,6 +24,9 @@ pub fn tokenizer(s: &mut Settings) -> Result<Tokenizer> {
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);
+    if needed {
+        tokenizer.usable()?;
+    }
     let new = |text: &str| ChatTemplate::new(text, tokenizer.spellings());
     let chat = match (&d.tokenizer_chat_template, tokenizer.template(tokenizer::DEFAULT)) {
         (Some(given), _) => {

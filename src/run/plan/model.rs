@@ -56,11 +56,18 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
             "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
         )));
     }
+    let vocab = match m.vocab_size {
+        Some(vocab) => vocab,
+        None => {
+            tokenizer.usable()?;
+            *m.vocab_size.insert(tokenizer.vocab().next_multiple_of(64))
+        }
+    };
     let gpt = arch == Arch::Gpt;
     let ff = if gpt { 4 * dim } else { (8 * dim).div_ceil(3).next_multiple_of(64) };
     Ok(Spec {
         arch,
-        vocab: *m.vocab_size.get_or_insert(tokenizer.vocab().next_multiple_of(64)),
+        vocab,
         dim,
         layers: set(&m.num_layers, "model.num_layers")?,
         heads,

@@ -29,7 +29,7 @@ impl Outline {
         knobs::check(&s)?;
         let nproc = per_node.min(world);
         let (mesh, _) = mesh::sizes(&mut s, device, Some((world, nproc)))?;
-        let tokenizer = data::tokenizer(&mut s)?;
+        let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
         let engine = engine::options(&s, device, &mesh, nproc, spec)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();

@@ -95,8 +95,9 @@ impl Plan {
         let restarts = Restarts::new(&s)?;
         check::restarts(&s, &restarts, ranks.nproc, launched)?;
         batch::solve(&mut s, &ranks.mesh)?;
-        let tokenizer = data::tokenizer(&mut s)?;
+        let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
+        let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(&s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
@@ -143,8 +144,9 @@ impl Plan {
     /// In such a rank: only what cannot be inherited is made again.
     pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
-        let tokenizer = data::tokenizer(s)?;
+        let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
+        let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
         let dataset = Arc::new(data::dataset(s, &tokenizer, &engine.spec)?);
         Plan::derive(settled, tokenizer, engine, dataset)

@@ -36,7 +36,8 @@ pub struct Files {
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
     /// Generate text after this prompt with the model of --pretrain, --resume or --ckpt-dir, then exit. With
-    /// --apply-chat-template the prompt is a user message; --input-template wraps it
+    /// --apply-chat-template the prompt is a user message; --input-template wraps it. A model without a tokenizer takes
+    /// and prints token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Print the resolved settings and the plan (mesh, parameters, bytes per rank), then exit

@@ -13,7 +13,8 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
-    /// Tokenizer: a tokenizer.json, a directory that holds one, or `bytes` [default: the one in pretrain, else bytes]
+    /// Tokenizer: a tokenizer.json, a directory that holds one, or `bytes`; token ids need none [default: the one in
+    /// pretrain, else bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// Row field with the prompt, or with the messages when using a chat template [default: messages or conversations]

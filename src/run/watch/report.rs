@@ -8,6 +8,7 @@ use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::settings::OffloadName;
 use crate::run::settings::ShardingName;
+use crate::run::settings::args;
 use crate::store::Offload;
 
 /// The run in a few lines.
@@ -97,6 +98,9 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         format!("memory   {} planned for a rank: {}", mib(plan.size.on_device() as u64), parts.join(", ")),
         format!("data     {}{}", plan.dataset.report(), packed(plan)),
     ]);
+    if let Err(why) = plan.tokenizer.usable() {
+        lines.push(format!("tokens   are given as ids: {}", args::with_flags(&why.to_string())));
+    }
     if let (Some(path), Some(true), true) = (&s.fsdp.deepspeed, s.fsdp.deepspeed_unclipped, engine.grad_clip == 0.0) {
         lines.push(format!(
             "clip     {} has no gradient_clipping: gradients are not clipped; DeepSpeed clips at 1 since 0.19.3",
