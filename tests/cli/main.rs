@@ -5,6 +5,7 @@ mod common;
 mod bad_input;
 mod command_line;
 mod deepspeed;
+mod docs;
 mod examples;
 mod gate;
 mod hybrid_shard;

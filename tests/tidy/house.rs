@@ -153,3 +153,13 @@ fn the_files_to_read_first_hold_the_collectives_and_the_copies() {
         assert!(code.contains(call), "none of {files:?} has {call}");
     }
 }
+
+/// The layer loop on README.md's first screen is the code's, line by line.
+#[test]
+fn the_readme_shows_the_layer_loop() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, shown) = readme.split_once("```rust\n").expect("README.md shows code");
+    let (shown, _) = shown.split_once("```").unwrap();
+    let code = fs::read_to_string(root().join("src/nn/decoder.rs")).unwrap();
+    assert!(shown.contains("store.acquire(") && code.contains(shown), "src/nn/decoder.rs does not contain\n{shown}");
+}

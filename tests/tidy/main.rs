@@ -187,9 +187,17 @@ fn nothing_is_unfinished() {
 
 #[test]
 fn pages_name_only_paths_that_exist() {
-    for page in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
-        let text = fs::read_to_string(root().join(page)).unwrap();
-        let mut checked = 0;
+    let docs = fs::read_dir(root().join("docs")).unwrap().map(|page| page.unwrap().path());
+    let pages = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|page| root().join(page));
+    let mut checked = 0;
+    for page in pages.into_iter().chain(docs.filter(|page| page.extension().is_some_and(|e| e == "md"))) {
+        let (text, page) = (fs::read_to_string(&page).unwrap(), page.display());
+        // Links between pages, too.
+        let dir = if text.contains("](docs/") { root() } else { root().join("docs") };
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            let here = link.is_empty() || link.contains("://") || dir.join(link).exists() || root().join(link).exists();
+            assert!(here, "{page} links to {link}, which does not exist");
+        }
         for code in text.split('`').skip(1).step_by(2) {
             let path = code.split([':', ' ']).next().unwrap();
             let ours = [
@@ -212,6 +220,6 @@ fn pages_name_only_paths_that_exist() {
             checked += 1;
             assert!(root().join(path).exists(), "{page} names {path}, which does not exist");
         }
-        assert!(checked > 3, "{page} names {checked} paths: is the check still reading it?");
     }
+    assert!(checked > 80, "{checked} paths: is the check still reading the pages?");
 }
