@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const TINY: &str = "--max-steps 12 --max-len 64 --batch-size 1 --sample-tokens 4";
+const TINY: &str = "--max-steps 12 --max-len 128 --batch-size 1 --sample-tokens 4";
 const SHAPES: &str = "--embed-dim 32 --num-layers 2 --num-heads 4";
 
 fn pages() -> Vec<PathBuf> {
