@@ -42,6 +42,8 @@ pub mod effect;
 pub mod args;
 /// One block of a file.
 mod blocks;
+/// A file: its blocks and stages, laid over one another.
+mod file;
 /// Files and flags, laid over the defaults.
 pub mod config;
 

@@ -105,7 +105,9 @@ pub fn find(names: &[String], stage: &str) -> Result<usize> {
     names.iter().position(|n| n == stage).ok_or_else(|| {
         let known = names.iter().map(String::as_str);
         match names {
-            [] => Error::input(format!("--stage {stage}: the file has no training_stages")),
+            [] => Error::input(format!(
+                "--stage {stage}: there are no training_stages; give a file that has some with --config"
+            )),
             _ => Error::input(format!(
                 "--stage {stage}: the file has no such stage; the nearest known one is {} (of {})",
                 nearest(stage, known),

@@ -1,0 +1,149 @@
+//! A file of settings: its top level, the blocks that it names, and its stages, laid over one another. Never looks at
+//! flags or defaults.
+use crate::base::{Error, Result, open, quote};
+use crate::run::settings::blocks::{Block, Layer};
+use crate::run::settings::effect;
+use crate::run::settings::stages;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+type Tree = Map<String, Value>;
+
+/// Named models and named ways to distribute them, for files that have none of the name, and for runs without a file.
+const SHIPPED: &str = include_str!("../../../configs/distributed.yaml");
+/// A mapping of named blocks, and the flag that picks one.
+const MODELS: (&str, &str) = ("model_configs", "--model-config");
+const EXAMPLES: (&str, &str) = ("distributed_examples", "--fsdp-config");
+
+/// Without a file, an empty one.
+#[derive(Default)]
+pub struct ConfigFile {
+    path: PathBuf,
+    tree: Tree,
+}
+
+impl ConfigFile {
+    pub fn read(path: &Path) -> Result<ConfigFile> {
+        let text = open::read(path)
+            .map_err(|e| Error::input(format!("{}: cannot read this configuration: {e}", path.display())))?;
+        ConfigFile::parse(&text, path)
+    }
+
+    pub fn parse(text: &[u8], path: &Path) -> Result<ConfigFile> {
+        let fault = |what: String| Error::input(format!("{}: {what}", path.display()));
+        let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
+        let json = path.extension().is_some_and(|e| e == "json");
+        let tree: Value = match json {
+            true => serde_json::from_str(text.trim_start_matches('\u{feff}'))
+                .map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
+            false => serde_saphyr::from_str(text).map_err(|e| {
+                // Its first line says what and where; a drawing of the place follows.
+                let text = e.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                fault(format!("not YAML: {}", quote(first.trim_start_matches("error: "))))
+            })?,
+        };
+        match tree {
+            Value::Object(tree) => Ok(ConfigFile { path: path.into(), tree }),
+            Value::Null => Ok(ConfigFile { path: path.into(), tree: Tree::new() }),
+            other => Err(fault(format!("sections expected (model: ..., optim: ...), found {}", quote(other)))),
+        }
+    }
+
+    fn fault(&self, what: String) -> Error {
+        Error::input(format!("{}: {what}", self.path.display()))
+    }
+
+    /// The top level's sections; the named blocks `model` and `fsdp` laid over them; and the stage `stage` over both.
+    /// All others are read too, so that a fault is known wherever it stands.
+    pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<Layer> {
+        let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
+        for ((list, flag), picked) in [(MODELS, model), (EXAMPLES, fsdp)] {
+            let mut found = None;
+            for name in self.named(list)? {
+                let layer = self.named_block(list, name)?;
+                found = if picked == Some(name) { Some(layer) } else { found };
+            }
+            if let Some(name) = picked {
+                let layer = found.map_or_else(|| self.shipped_block(list, flag, name), Ok)?;
+                lay(&mut all.settings, layer.settings);
+                all.notes.extend(layer.notes);
+            }
+        }
+        let (mut before, mut chosen): (Option<(String, Value)>, _) = (None, None);
+        for (name, body) in self.stages()? {
+            let at = format!("training_stages.{name}");
+            let layer = self.block(&at)?.sections(&body)?;
+            let (mut whole, own) = (all.settings.clone(), !layer.settings["model"]["pretrain"].is_null());
+            lay(&mut whole, layer.settings);
+            if let Some((before, lower)) = before.as_ref().filter(|_| !own) {
+                stages::follow(&at, &mut whole, before, lower).map_err(|what| self.fault(what))?;
+            }
+            if stage == Some(&name) {
+                let follows = before.as_ref().is_some_and(|_| !own);
+                chosen = Some(Layer { settings: whole.clone(), notes: layer.notes, follows });
+            }
+            before = Some((name, whole));
+        }
+        if let Some(mut layer) = chosen {
+            layer.notes.splice(..0, all.notes);
+            all = layer;
+        }
+        Ok(all)
+    }
+
+    fn block(&self, at: &str) -> Result<Block<'_>> {
+        Block::new(&self.path, at)
+    }
+
+    pub fn stages(&self) -> Result<Vec<(String, Value)>> {
+        stages::read(self.tree.get("training_stages").unwrap_or(&Value::Null)).map_err(|what| self.fault(what))
+    }
+
+    /// The names of the blocks of `list`.
+    fn named(&self, list: &str) -> Result<Vec<&str>> {
+        match self.tree.get(list) {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Object(blocks)) => Ok(blocks.keys().map(String::as_str).collect()),
+            Some(other) => Err(self.fault(format!("{list}: expected blocks by name, found {}", quote(other)))),
+        }
+    }
+
+    fn named_block(&self, list: &str, name: &str) -> Result<Layer> {
+        let (block, body) = (self.block(&format!("{list}.{}", quote(name)))?, &self.tree[list][name]);
+        if list == MODELS.0 { block.one_section("model", body) } else { block.named_distributed(body) }
+    }
+
+    /// The block `name` that ships, where this file has none of the name.
+    fn shipped_block(&self, list: &str, flag: &str, name: &str) -> Result<Layer> {
+        let shipped = ConfigFile::parse(SHIPPED.as_bytes(), Path::new("configs/distributed.yaml"))?;
+        let (own, ships) = (self.named(list)?, shipped.named(list)?);
+        if ships.contains(&name) {
+            return shipped.named_block(list, name);
+        }
+        let of_file = match own.is_empty() {
+            true => String::new(),
+            false => format!("; {list} of {} has {}", self.path.display(), own.join(", ")),
+        };
+        Err(Error::input(format!("{flag} {}: there is no such block; {} ship{of_file}", quote(name), ships.join(", "))))
+    }
+}
+
+/// `upper` over `lower`, which may say the same thing in another way.
+pub fn lay(lower: &mut Value, upper: Value) {
+    effect::supersede(lower, &upper);
+    overlay(lower, upper);
+}
+
+/// What is not null in `upper` replaces what is in `lower`.
+pub fn overlay(lower: &mut Value, upper: Value) {
+    match (lower, upper) {
+        (Value::Object(lower), Value::Object(upper)) => {
+            for (key, value) in upper {
+                overlay(lower.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (_, Value::Null) => {}
+        (lower, value) => *lower = value,
+    }
+}
