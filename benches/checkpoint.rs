@@ -55,6 +55,7 @@ fn state(step: u64) -> TrainerState {
         strategy: "fsdp".into(),
         precision: "fp32".into(),
         data: Map::new(),
+        evaluations: None,
         run: None,
     }
 }

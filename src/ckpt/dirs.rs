@@ -7,8 +7,9 @@ use rustix::io::Errno;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// The file that names the newest checkpoint.
+/// The file that names the newest checkpoint, and the one that names the checkpoint of the lowest evaluation loss.
 pub const LATEST: &str = "latest";
+pub const BEST: &str = "best";
 const STEP: &str = "step-";
 /// What an unfinished save is called, or a checkpoint that is being removed.
 const UNFINISHED: &str = ".tmp-";
@@ -18,7 +19,7 @@ const UNFINISHED: &str = ".tmp-";
 pub enum Resume {
     /// The newest complete checkpoint of the checkpoint directory; a fresh start where there is none.
     Auto,
-    /// This checkpoint, or the newest of this checkpoint directory.
+    /// This checkpoint, the one that this file (`best`, `latest`) names, or the newest of this checkpoint directory.
     Dir(PathBuf),
 }
 
@@ -62,9 +63,14 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
 /// the highest step when a run was taken up again from an earlier one.
 pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
     let complete = complete(dir)?;
-    let named = open::read(&dir.join(LATEST)).ok().and_then(|text| String::from_utf8(text).ok());
-    let named = named.and_then(|n| complete.iter().find(|(s, _)| Some(*s) == step(n.trim())).cloned());
+    let named = named(dir, LATEST).and_then(|named| complete.iter().find(|(step, _)| *step == named).cloned());
     Ok(named.or(complete.into_iter().next()).map(|(_, path)| path))
+}
+
+/// The step whose checkpoint the file `pointer` of `dir` names.
+fn named(dir: &Path, pointer: &str) -> Option<u64> {
+    let text = open::read(&dir.join(pointer)).ok().and_then(|text| String::from_utf8(text).ok())?;
+    step(text.trim())
 }
 
 /// Where to resume from; `None` is a fresh start.
@@ -75,8 +81,9 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
             Err(Error::input("`resume: auto` looks into `ckpt_dir`, which is not given: add `ckpt_dir` DIR"))
         }
         (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
-        (Resume::Dir(dir), _) if dir.is_file() => {
-            Err(Error::input(format!("`resume` {}: is a file; give a step-* directory, or auto", dir.display())))
+        (Resume::Dir(dir), _) if dir.is_file() => pointed(dir).map(Some),
+        (Resume::Dir(dir), _) if dir.file_name().is_some_and(|name| name == BEST) && !dir.exists() => {
+            Err(Error::input(format!("`resume` {}: no such file; `save_on_best` writes it", dir.display())))
         }
         (Resume::Dir(dir), _) => newest(dir)?.map(Some).ok_or_else(|| {
             Error::input(format!(
@@ -87,6 +94,20 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
             ))
         }),
     }
+}
+
+/// The checkpoint that the file `best` or `latest` names.
+fn pointed(file: &Path) -> Result<PathBuf> {
+    let bad =
+        |what: String| Error::input(format!("`resume` {}: {what}; give a step-* directory, or auto", file.display()));
+    let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if ![BEST, LATEST].contains(&name.as_str()) {
+        return Err(bad("is a file".into()));
+    }
+    let dir = parent(file);
+    let step = named(dir, &name).ok_or_else(|| bad("names no checkpoint".into()))?;
+    let path = dir.join(self::name(step));
+    if path.is_dir() { Ok(path) } else { Err(bad(format!("names {}, which is not there", self::name(step)))) }
 }
 
 /// As [`resolve`], with those to take where it is damaged: older ones, where nobody has named one. Those of later steps
@@ -126,7 +147,7 @@ pub fn prepare(dir: &Path) -> Result<Lock> {
 
 /// Removes what dead saves left in `dir`, where nobody is saving.
 pub fn clear(dir: &Path) -> Result<()> {
-    sweep(dir, |name| name.starts_with(STEP) || name == LATEST || name.starts_with("probe-"))
+    sweep(dir, |name| name.starts_with(STEP) || [LATEST, BEST].contains(&name) || name.starts_with("probe-"))
 }
 
 /// Removes what dead saves left in `dir`; `ours` tells by the name behind the mark of an unfinished one.
@@ -173,18 +194,33 @@ pub(super) fn publish(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     disk.sync_dir(parent(to))
 }
 
-/// `latest` names `name` from now on.
-pub(super) fn point_latest(disk: &Disk, dir: &Path, name: &str) -> Result<()> {
-    let unfinished = dir.join(format!("{UNFINISHED}{LATEST}"));
-    disk.write(&unfinished, format!("{name}\n").as_bytes())?;
-    disk.rename(&unfinished, &dir.join(LATEST)).map_err(|e| Error::io("rename", dir.join(LATEST), e))?;
+/// `pointer` (`latest`, `best`) names the checkpoint of `step` from now on.
+pub(super) fn point(disk: &Disk, dir: &Path, pointer: &str, step: u64) -> Result<()> {
+    let unfinished = dir.join(format!("{UNFINISHED}{pointer}"));
+    disk.write(&unfinished, format!("{}\n", name(step)).as_bytes())?;
+    disk.rename(&unfinished, &dir.join(pointer)).map_err(|e| Error::io("rename", dir.join(pointer), e))?;
     disk.sync_dir(dir)
 }
 
-/// Removes what lies behind the `keep` newest checkpoints up to `newest`. Those of later steps belong to a run that was
-/// abandoned by resuming from an earlier step: they stay until this run replaces them.
+/// `best` names the checkpoint of `step` from now on, where it is complete and not named already.
+pub(super) fn point_best(disk: &Disk, dir: &Path, step: u64) -> Result<()> {
+    match named(dir, BEST) != Some(step) && dir.join(name(step)).is_dir() {
+        true => point(disk, dir, BEST, step),
+        false => Ok(()),
+    }
+}
+
+/// The same at the start of a run: a dead one may have been ended between its best checkpoint and that name.
+pub fn mark_best(dir: &Path, step: u64) -> Result<()> {
+    point_best(&Disk::default(), dir, step)
+}
+
+/// Removes what lies behind the `keep` newest checkpoints up to `newest`, but for the best one. Those of later steps
+/// belong to a run that was abandoned by resuming from an earlier step: they stay until this run replaces them.
 pub(super) fn prune(dir: &Path, newest: u64, keep: usize) -> Result<()> {
-    for (_, path) in complete(dir)?.into_iter().filter(|(step, _)| *step <= newest).skip(keep.max(1)) {
+    let best = named(dir, BEST);
+    let old = complete(dir)?.into_iter().filter(|(step, _)| *step <= newest).skip(keep.max(1));
+    for (_, path) in old.filter(|(step, _)| Some(*step) != best) {
         // Renamed first: a checkpoint that is half removed must not look complete.
         let doomed = dir.join(format!("{UNFINISHED}{}-pruned", path.file_name().unwrap_or_default().to_string_lossy()));
         fs::rename(&path, &doomed).map_err(|e| Error::io("rename", &path, e))?;
@@ -223,13 +259,40 @@ mod tests {
     }
 
     #[test]
+    fn the_best_stays_until_another_is_best() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), &["step-00000010", "step-00000020", "step-00000030"]);
+        let disk = Disk::default();
+        point_best(&disk, dir.path(), 40).unwrap();
+        assert!(!dir.path().join(BEST).exists(), "it names what is there");
+        point_best(&disk, dir.path(), 10).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(BEST)).unwrap(), "step-00000010\n");
+        prune(dir.path(), 30, 1).unwrap();
+        assert_eq!(listed(dir.path()), ["best", "step-00000010", "step-00000030"]);
+        let best = Resume::Dir(dir.path().join(BEST));
+        assert_eq!(resolve(None, &best).unwrap(), Some(dir.path().join("step-00000010")));
+        point_best(&disk, dir.path(), 30).unwrap();
+        prune(dir.path(), 30, 1).unwrap();
+        assert_eq!(listed(dir.path()), ["best", "step-00000030"]);
+        fs::remove_dir_all(dir.path().join("step-00000030")).unwrap();
+        for (content, says) in
+            [("step-00000030", "names step-00000030, which is not there"), ("x", "names no checkpoint")]
+        {
+            fs::write(dir.path().join(BEST), content).unwrap();
+            assert!(resolve(None, &best).unwrap_err().to_string().contains(says));
+        }
+        fs::remove_file(dir.path().join(BEST)).unwrap();
+        assert!(resolve(None, &best).unwrap_err().to_string().contains("`save_on_best` writes it"));
+    }
+
+    #[test]
     fn newest_follows_latest_then_the_highest_step() {
         let dir = tempfile::tempdir().unwrap();
         let newest = || newest(dir.path()).unwrap().map(|p| p.file_name().unwrap().to_string_lossy().into_owned());
         assert_eq!(newest(), None);
         make(dir.path(), &["step-00000010", "step-00000020", ".tmp-step-00000030-00"]);
         assert_eq!(newest().as_deref(), Some("step-00000020"));
-        point_latest(&Disk::default(), dir.path(), "step-00000010").unwrap();
+        point(&Disk::default(), dir.path(), LATEST, 10).unwrap();
         assert_eq!(newest().as_deref(), Some("step-00000010"));
         for stale in ["step-00000099", "../../etc", ""] {
             fs::write(dir.path().join(LATEST), stale).unwrap();
@@ -241,7 +304,7 @@ mod tests {
     fn older_ones_follow_only_where_nobody_named_one() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", "step-00000020", "step-00000030", "step-00000040"]);
-        point_latest(&Disk::default(), dir.path(), "step-00000030").unwrap();
+        point(&Disk::default(), dir.path(), LATEST, 30).unwrap();
         let steps = |resume: Resume| -> Vec<u64> {
             let found = candidates(Some(dir.path()), &resume).unwrap();
             found.iter().map(|path| step(&path.file_name().unwrap().to_string_lossy()).unwrap()).collect()
@@ -254,7 +317,7 @@ mod tests {
     fn prepare_removes_only_what_dead_saves_left() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", ".tmp-step-00000020-0123", ".tmp-mine"]);
-        fs::write(dir.path().join(".tmp-latest"), "step-0").unwrap();
+        [".tmp-latest", ".tmp-best"].iter().for_each(|name| fs::write(dir.path().join(name), "step-0").unwrap());
         prepare(dir.path()).unwrap();
         assert_eq!(listed(dir.path()), [".tmp-mine", "step-00000010"]);
     }

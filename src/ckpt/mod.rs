@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! CKPT_DIR/latest                        "step-00000100"
+//! CKPT_DIR/best                          the same, of the checkpoint with the lowest evaluation loss
 //! CKPT_DIR/step-00000100/config.json     a Hugging Face model directory, with
 //!                        model*.safetensors      f32 masters
 //!                        optimizer*.safetensors  exp_avg.{tensor}, exp_avg_sq.{tensor}
@@ -15,6 +16,7 @@ mod elements; // elements as a file holds them
 pub mod header; // headers of safetensors files, from anybody
 pub mod layout; // which tensor is where in which file
 pub mod state; // where a run stood: trainer_state.json
+mod evaluations; // the lowest loss so far
 pub mod dirs; // names of checkpoint directories
 pub mod hf; // Hugging Face's config.json
 pub mod adapter; // PEFT's adapter_config.json
@@ -31,7 +33,8 @@ mod merge; // adapters into weights
 
 pub use checkpointer::Checkpointer;
 pub use companions::Companions;
-pub use dirs::{Lock, Resume, candidates, clear, newest, prepare, resolve};
+pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, prepare, resolve};
+pub use evaluations::Evaluations;
 pub use load::{inspect, inspect_model};
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};

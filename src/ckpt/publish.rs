@@ -2,6 +2,7 @@
 //! the new one is.
 use super::dirs;
 use super::disk::{self, Disk};
+use super::evaluations::Evaluations;
 use super::layout::FilePlan;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use crate::base::Result;
@@ -20,6 +21,8 @@ pub struct SavedCheckpoint {
     pub bytes: u64,
     /// From the call that began it until it was complete.
     pub seconds: f64,
+    /// Evaluation loss after that step, where it is counted; and whether it is the lowest so far.
+    pub evaluation: Option<(Option<f64>, bool)>,
     /// What did not go as asked, without harm to the checkpoint: an old one that could not be removed. On rank 0.
     pub note: Option<String>,
 }
@@ -40,12 +43,14 @@ pub(super) struct Publication {
 }
 
 impl Publication {
-    /// The small files, the state last; then the directory's name, and `latest`.
+    /// The small files, the state last; then the directory's name, `best` and `latest`: what `latest` names is resumed
+    /// from, so all before it is done once more where it was not reached.
     pub fn publish(self, sums: &[u64]) -> Result<SavedCheckpoint> {
         let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
-        let step = self.state.as_ref().map(|(state, _)| state.step);
+        let state = self.state.as_ref().map(|(state, _)| state);
+        let (step, evaluation) = (state.map(|state| state.step), state.and_then(evaluation));
         let note = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
-        Ok(SavedCheckpoint { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), note })
+        Ok(SavedCheckpoint { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), evaluation, note })
     }
 
     fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
@@ -66,7 +71,10 @@ impl Publication {
         disk.sync_dir(&self.dir)?;
         dirs::publish(disk, &self.dir, &self.target)?;
         let all = disk::parent(&self.target);
-        dirs::point_latest(disk, all, &dirs::name(state.step))?;
+        if let Some(best) = state.evaluations.as_ref().and_then(Evaluations::best_checkpoint) {
+            dirs::point_best(disk, all, best)?;
+        }
+        dirs::point(disk, all, dirs::LATEST, state.step)?;
         Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
     }
 
@@ -76,4 +84,10 @@ impl Publication {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// For [`SavedCheckpoint::evaluation`].
+fn evaluation(state: &TrainerState) -> Option<(Option<f64>, bool)> {
+    let newest = state.evaluations.as_ref().filter(|evaluations| evaluations.step == state.step)?;
+    Some((newest.loss, newest.newest_is_best()))
 }

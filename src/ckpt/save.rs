@@ -189,6 +189,7 @@ impl Checkpointer {
             step,
             bytes,
             seconds: started.elapsed().as_secs_f64(),
+            evaluation: None,
             note: None,
         }))
     }

@@ -1,5 +1,6 @@
 //! `trainer_state.json`: where the run stood, and the checksums of everything next to it. Never interprets the run's
 //! own settings: it keeps them so that the trainer can compare.
+use super::evaluations::Evaluations;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,9 @@ pub struct TrainerState {
     pub precision: String,
     /// What the samples come from: name, length, fingerprint, batch.
     pub data: Map<String, Value>,
+    /// Where the best checkpoint or early stopping is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluations: Option<Evaluations>,
     /// Id of the run, made at its first start; [`super::Checkpointer::save`] sets it. None in checkpoints of earlier
     /// versions of this program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,7 +57,7 @@ impl TrainerState {
             for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps", "run"] {
                 out.remove(count);
             }
-            out.retain(|key, _| key.split('.').next() != Some("scaler"));
+            out.retain(|key, _| !["scaler", "evaluations"].iter().any(|of| key.split('.').next() == Some(of)));
             out
         };
         let (then, now) = (flat(self), flat(now));
@@ -170,6 +174,7 @@ mod tests {
             strategy: "fsdp".into(),
             precision: "bf16".into(),
             data: Map::new(),
+            evaluations: None,
             run: Some("0123456789abcdef".into()),
         }
     }

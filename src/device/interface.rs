@@ -27,6 +27,10 @@ pub trait Device: Send + Sync {
     fn is_unbacked(&self) -> bool {
         false
     }
+    /// Whether an operation is done when its call returns.
+    fn is_synchronous(&self) -> bool {
+        true
+    }
     /// Waits until the device has done all that it was given.
     fn synchronize(&self) -> Result<()>;
     /// Before each step whose marks are wanted, with nothing under way.

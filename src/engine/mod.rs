@@ -10,4 +10,4 @@ mod generate; // text from a model
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
-pub use step::{Engine, EngineOptions, Step, StepReport};
+pub use step::{Engine, EngineOptions, PassTimes, Step, StepReport};

@@ -21,6 +21,7 @@ use crate::nn::{
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
 use crate::store::{ShardedOptions, Store, Strategy, initialize};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What an engine trains, and how. The same on every rank.
 #[derive(Clone)]
@@ -132,6 +133,17 @@ pub struct StepReport {
     pub stuck: bool,
 }
 
+/// Where a rank's time in a step goes, by the host's clock.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct PassTimes {
+    /// Up to the loss, whose gradient is computed with it.
+    pub forward: Duration,
+    /// From there until gradients are reduced.
+    pub backward: Duration,
+    /// The norm and the update.
+    pub optimizer: Duration,
+}
+
 /// One rank's training state: model, parameter store, optimizer. Made by every rank of a mesh with the same options.
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
@@ -149,6 +161,8 @@ pub struct Engine {
     numbers: Numbers,
     dropout: Rng,
     watchers: Watchers,
+    /// Of the last step.
+    passes: PassTimes,
 }
 
 /// What changes from step to step, written by the host once, before the step, and read by kernels where it lies: so a
@@ -212,6 +226,7 @@ impl Engine {
             sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
+            passes: PassTimes::default(),
             dev,
             mesh: mesh.clone(),
             decoder,
@@ -235,6 +250,7 @@ impl Engine {
         let loss_scale = (by as f64 / step.tokens() as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
         self.numbers.upload(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
+        let mut passes = PassTimes::default();
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
@@ -242,6 +258,7 @@ impl Engine {
                 self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, words))?;
                 self.staging.upload(dev, batch)
             })?;
+            let started = Instant::now();
             let micro = Micro { loss_scale: self.numbers.loss_scale(), dropout_keys };
             let mut watched;
             let store: &mut dyn ParamStore = match watchers.any() {
@@ -251,18 +268,24 @@ impl Engine {
                 }
                 false => &mut *self.store,
             };
-            self.decoder.train(dev, store, &batch, &mut self.workspace, &micro)?;
+            let between = self.decoder.train(dev, store, &batch, &mut self.workspace, &micro)?;
+            passes.forward += between - started;
+            passes.backward += between.elapsed();
         }
+        let trained = Instant::now();
         let store = &mut *self.store;
         if let Some(history) = watchers.history() {
             history.used("optimizer", None, InUse::default());
         }
         timed(dev, timeline, (Lane::Store, "finish gradients"), || store.finish_grads())?;
         timed(dev, timeline, (Lane::Store, "sum over tp"), || self.summed.reduce(dev, store))?;
+        let reduced = Instant::now();
         let measure = || self.norm.measure(dev, store, self.numbers.unscale());
         timed(dev, timeline, (Lane::Optimizer, "norm"), measure)?;
         let update = || self.optimizer.step(dev, store, self.numbers.constants(), self.norm.scale());
         timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
+        (passes.backward, passes.optimizer) = (passes.backward + (reduced - trained), reduced.elapsed());
+        self.passes = passes;
         self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
         self.reduce("loss", 1)
     }
@@ -289,6 +312,10 @@ impl Engine {
         Ok(StepReport { loss: loss / step.tokens() as f64, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
+    /// Where the time of the last step went; None where the device computes while the host goes on.
+    pub fn pass_times(&self) -> Option<PassTimes> {
+        self.dev.is_synchronous().then_some(self.passes)
+    }
     /// Steps are written on it from now on.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.watchers.timeline = timeline;

@@ -15,6 +15,7 @@ use super::workspace::{Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::device::{Device, View};
+use std::time::Instant;
 
 /// A model as a plan: immutable and without memory of its own.
 pub struct Decoder {
@@ -119,7 +120,7 @@ impl Decoder {
     }
 
     /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
-    /// [`Micro::loss_scale`] to the store.
+    /// [`Micro::loss_scale`] to the store. When the host came from the one to the other: after the loss.
     pub fn train(
         &self,
         dev: &dyn Device,
@@ -127,7 +128,7 @@ impl Decoder {
         batch: &Batch,
         ws: &mut Workspace,
         micro: &Micro,
-    ) -> Result<()> {
+    ) -> Result<Instant> {
         let n = batch.rows(ws.tokens(), true)?;
         if ws.dx.capacity() < self.split.rows(n) {
             return Err(Error::op("train", "the workspace was made without room for a backward pass"));
@@ -142,6 +143,7 @@ impl Decoder {
         let (w, grads) = store.grads(ROOT)?;
         let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(rows) };
         self.root.loss(&cx, w, stream[self.spec.layers].rows(rows), scratch, loss, Some(backward))?;
+        let between = Instant::now();
 
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(rows));
@@ -165,7 +167,8 @@ impl Decoder {
         let (_, dw) = store.grads(ROOT)?;
         self.root.embed_backward(&cx, dw, scratch, dx.rows_mut(rows))?;
         store.grads_ready(ROOT)?;
-        store.release(ROOT, Pass::Backward)
+        store.release(ROOT, Pass::Backward)?;
+        Ok(between)
     }
 
     /// Forward only, without dropout: adds the summed token losses to the workspace.

@@ -247,6 +247,7 @@ fn model_dir(s: &Settings) -> Result<PathBuf> {
     let c = &s.checkpoint;
     let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
         (None | Some("auto"), Some(dir), _) => dir,
+        (Some("best"), Some(dir), _) => &dir.join("best"),
         (Some(dir), ..) if dir != "auto" => &PathBuf::from(dir),
         (_, _, Some(dir)) => dir,
         _ => {
@@ -258,7 +259,8 @@ fn model_dir(s: &Settings) -> Result<PathBuf> {
     if from.join(ckpt::hf::FILE).exists() {
         return Ok(from.clone());
     }
-    match (ckpt::newest(from)?, &s.model.pretrain) {
+    let newest = if from.is_file() { None } else { ckpt::newest(from)? };
+    match (newest, &s.model.pretrain) {
         (Some(newest), _) => Ok(newest),
         (None, Some(dir)) if dir == from => Ok(from.clone()),
         (None, _) => ckpt::resolve(None, &Resume::Dir(from.clone()))?

@@ -6,7 +6,7 @@ use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::{Category, DType};
 use flatshard::ckpt::disk::{Disk, DiskOp};
-use flatshard::ckpt::{self, Checkpointer, Resume, layout, state::Checksums};
+use flatshard::ckpt::{self, Checkpointer, Evaluations, Resume, TrainerState, layout, state::Checksums};
 use flatshard::comm::MeshSizes;
 use flatshard::engine::{PlannedRank, Strategy};
 use flatshard::nn::Decoder;
@@ -219,7 +219,10 @@ impl Unsynced {
             DiskOp::Rename { from, to } => {
                 assert!(self.content.is_empty(), "{to:?} appears before its content is durable: {:?}", self.content);
                 self.names.remove(&from);
-                let inside = self.names.iter().find(|name| name.starts_with(&from) || to.ends_with("latest"));
+                let inside = self
+                    .names
+                    .iter()
+                    .find(|name| name.starts_with(&from) || to.ends_with("latest") || to.ends_with("best"));
                 assert!(inside.is_none(), "{to:?} appears before {inside:?} is durable");
                 self.renamed.push(to.file_name().unwrap().to_str().unwrap().into());
                 self.names.insert(to);
@@ -228,8 +231,8 @@ impl Unsynced {
     }
 }
 
-/// Content first, then the names in the new directory, then its own name, then the one that points to it; each is on
-/// disk before the next begins.
+/// Content first, then the names in the new directory, then its own name, then those that point to it, what runs go on
+/// from last; each is on disk before the next begins.
 #[test]
 fn a_save_is_durable_before_it_has_its_name() {
     let spec = llama();
@@ -241,16 +244,22 @@ fn a_save_is_durable_before_it_has_its_name() {
             let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
             let (seen, number) = (seen.clone(), rank.rank);
             held.ckpt.on_disk(Disk::watched(move |op| seen.lock().unwrap_or_else(|e| e.into_inner()).see(number, op)));
+            let best = |step| {
+                let mut evaluations = Evaluations::default();
+                evaluations.count(2, 1.5, true);
+                TrainerState { evaluations: Some(evaluations), ..state(step) }
+            };
             held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
             held.ckpt.save(&runs, 9, &mut *held.store, &mut held.optimizer, &state(1))?;
-            held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &state(2))?;
+            held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &best(2))?;
+            held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &best(3))?;
             held.ckpt.settle()?;
             held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store)
         });
         let seen = seen.lock().unwrap();
         assert!(seen.content.is_empty() && seen.names.is_empty(), "{:?} {:?}", seen.content, seen.names);
-        let names = ["step-00000001", "latest", "step-00000001", "latest", "step-00000002", "latest", "hf"];
-        assert_eq!(seen.renamed, names);
+        let names = "step-00000001 latest step-00000001 latest step-00000002 best latest step-00000003 latest hf";
+        assert_eq!(seen.renamed.join(" "), names, "a name that stands is not written again");
         assert!(seen.writes > 4 * 10 * world, "{} writes were seen", seen.writes);
     }
 }

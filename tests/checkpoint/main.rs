@@ -2,6 +2,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod async_save;
+mod best;
 mod damage;
 mod export;
 mod files;

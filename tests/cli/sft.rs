@@ -196,6 +196,10 @@ fn rows_are_refused_dropped_and_skipped_by_the_binary() {
         steps.iter().all(|s| s["tokens"] == 2 * 23 && s["trained_tokens"] == 2 * 5 && s["samples"] == 2),
         "{steps:?}"
     );
+    for step in &steps {
+        let [all, trained] = ["tokens_per_sec", "trained_tokens_per_sec"].map(|key| step[key].as_f64().unwrap());
+        assert!((trained / all * 23.0 / 5.0 - 1.0).abs() < 1e-9, "{step}");
+    }
 }
 
 /// 400 samples of an array are samples, of which several share a sequence.

@@ -44,6 +44,7 @@ pub fn state(step: u64) -> TrainerState {
         strategy: "any".into(),
         precision: "any".into(),
         data: object(serde_json::json!({"name": "synthetic"})),
+        evaluations: None,
         run: Some(RUN.into()),
     }
 }

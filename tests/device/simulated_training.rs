@@ -123,6 +123,11 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
     let text = std::fs::read_to_string(&metrics).unwrap();
     let events: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert!(events[0]["device"].as_str().unwrap().starts_with(device), "{}", events[0]["device"]);
+    let steps = events.iter().filter(|e| e["event"] == "step");
+    for (step, key) in steps.flat_map(|e| ["forward_time_s", "backward_time_s", "optimizer_time_s"].map(|key| (e, key)))
+    {
+        assert_eq!(step[key].is_null(), more.contains(&"--compile"), "a graph has no parts to time: {step}");
+    }
     events
         .iter()
         .filter(|e| e["event"] == "step")

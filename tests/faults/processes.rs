@@ -27,7 +27,8 @@ fn a_run_learns_and_its_metrics_are_complete() {
     assert_eq!(steps.len(), 40);
     let keys = "event step loss lr grad_norm loss_scale skipped_steps samples tokens fill trained_tokens \
     tokens_per_sec \
-                step_time_s comm_time_s exposed_comm_s comm_bytes data_time_s peak_mem_bytes mfu gpu";
+                trained_tokens_per_sec step_time_s forward_time_s backward_time_s optimizer_time_s comm_time_s \
+                exposed_comm_s comm_bytes data_time_s mem_bytes peak_mem_bytes mfu gpu";
     for (i, step) in steps.iter().enumerate() {
         assert_eq!(step.as_object().unwrap().keys().map(String::as_str).collect::<Vec<_>>().join(" "), keys);
         assert_eq!(step["step"], i + 1);
@@ -38,12 +39,17 @@ fn a_run_learns_and_its_metrics_are_complete() {
         }
         let rate = number("tokens") / number("step_time_s");
         assert!((rate / number("tokens_per_sec") - 1.0).abs() < 1e-9);
+        let trained = number("trained_tokens") / number("step_time_s");
+        assert!((trained / number("trained_tokens_per_sec") - 1.0).abs() < 1e-9);
+        let passes = ["forward_time_s", "backward_time_s", "optimizer_time_s"].map(number);
+        assert!(passes.iter().all(|&s| s > 0.0) && passes.iter().sum::<f64>() <= number("step_time_s"), "{step}");
+        assert!(number("mem_bytes") <= number("peak_mem_bytes"), "{step}");
         assert!(number("exposed_comm_s") <= number("step_time_s") && number("comm_time_s") <= number("step_time_s"));
         assert!(number("data_time_s") < number("step_time_s"));
         assert!(number("comm_bytes") > 0.0 && number("mfu") > 0.0);
     }
     // The first sample is taken in step 1 and told from step 2 on; a megabyte and a half is planned.
-    assert!(steps[39]["peak_mem_bytes"].as_u64() > Some(1 << 20));
+    assert!(steps[39]["mem_bytes"].as_u64() > Some(1 << 20));
     let loss = |i: usize| steps[i]["loss"].as_f64().unwrap();
     assert!(loss(0) > 5.0 && loss(39) < 0.7 * loss(0), "{} then {}", loss(0), loss(39));
 

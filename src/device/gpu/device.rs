@@ -28,6 +28,9 @@ impl Device for GpuDevice {
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
         self.driver.alloc_host(dtype, len, self.meter.lease_of(Category::Host, dtype, len, len * dtype.size()))
     }
+    fn is_synchronous(&self) -> bool {
+        self.driver.waits()
+    }
     fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()
     }

@@ -2,6 +2,7 @@
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::{Buf, Device, View};
+use crate::run::watch::HeldBytes;
 use std::sync::Arc;
 
 /// One rank's part, or the result over all ranks.
@@ -11,8 +12,8 @@ pub struct Vote {
     pub tokens: u64,
     /// A signal that asks the run to end: that of the first rank that got one.
     pub stop: Option<i32>,
-    /// The largest of all.
-    pub held_bytes: u64,
+    /// The largest of all, each by itself.
+    pub bytes: HeldBytes,
     /// An async checkpoint is written, by all ranks.
     pub saved: bool,
     /// Of the collectives that were started so far ([`crate::comm::flight`]): the same on all ranks, or the run is
@@ -21,9 +22,9 @@ pub struct Vote {
 }
 
 /// Words of a rank in the sum.
-const OF_A_RANK: usize = 3;
+const OF_A_RANK: usize = 4;
 
-/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none), its bytes and its schedule. Every
+/// f64: tokens, how many ranks have saved, then for each rank its signal (0: none), its schedule and its bytes. Every
 /// rank writes its own places and adds zeros to the others', so one sum gathers them. Exact: all numbers are far below
 /// 2^53.
 pub struct Agreement {
@@ -67,8 +68,9 @@ impl Agreement {
         self.host[1] = f64::from(mine.saved);
         let at = 2 + OF_A_RANK * self.group.rank();
         self.host[at] = mine.stop.unwrap_or(0) as f64;
-        self.host[at + 1] = mine.held_bytes as f64;
-        self.host[at + 2] = (mine.schedule >> 11) as f64; // the 53 bits that are exact
+        self.host[at + 1] = (mine.schedule >> 11) as f64; // the 53 bits that are exact
+        self.host[at + 2] = mine.bytes.now as f64;
+        self.host[at + 3] = mine.bytes.peak as f64;
         device.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())?;
         let ticket = self.group.all_reduce(Tag::new("agreement", 0), self.buf.view_mut(), Reduce::Sum)?;
         self.group.wait(ticket)
@@ -89,18 +91,19 @@ impl Agreement {
 
     fn settled(&self) -> Result<Vote> {
         let ranks = self.host[2..].chunks_exact(OF_A_RANK);
-        if let Some(other) = ranks.clone().position(|rank| rank[2] != self.host[4]) {
+        if let Some(other) = ranks.clone().position(|rank| rank[1] != self.host[3]) {
             return Err(Error::Run(format!(
                 "rank {other} has started other collectives than rank 0: the ranks run different programs, or decided \
                  differently in the step before"
             )));
         }
+        let largest = |word: usize| ranks.clone().map(|rank| rank[word] as u64).max().unwrap_or(0);
         Ok(Vote {
             tokens: self.host[0] as u64,
             saved: self.host[1] as usize == self.group.size(),
             stop: ranks.clone().map(|r| r[0] as i32).find(|&signal| signal != 0),
             schedule: self.mine.schedule,
-            held_bytes: ranks.map(|r| r[1] as u64).max().unwrap_or(0),
+            bytes: HeldBytes { now: largest(2), peak: largest(3) },
         })
     }
 }

@@ -6,7 +6,7 @@ use super::stops::Stops;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
-use crate::ckpt::{Checkpointer, TrainerState};
+use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
 use crate::comm::flight::Flight;
 use crate::comm::mesh::Mesh;
 use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions};
@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepReport};
-use crate::run::plan::Plan;
+use crate::run::plan::{Plan, evaluations};
 use crate::run::settings::LogLevel;
 use crate::run::trace::Tracer;
 use crate::run::watch::{Reporter, RunLog, StepDone};
@@ -52,6 +52,10 @@ pub struct Trainer<'a> {
     agreement: Agreement,
     stops: Stops,
     held_out: Option<HeldOut>,
+    /// Those of the run so far: this start goes on with them, and counts its own where the plan says so.
+    evaluations: Option<Evaluations>,
+    /// Step of the last evaluation of this start.
+    evaluated: Option<u64>,
     checkpointer: Checkpointer,
     verify: Option<Verify>,
     tracer: &'a mut Tracer,
@@ -80,6 +84,13 @@ impl<'a> Trainer<'a> {
             (position.step, position.samples) = (state.step, state.samples_consumed);
             position.trained_tokens = state.trained_tokens;
         }
+        let evaluations = plan.evaluations(resumed.as_ref());
+        if let (Some(best), Some(dir)) =
+            (evaluations.as_ref().and_then(Evaluations::best_checkpoint), plan.saves_best())
+            && mesh.rank() == 0
+        {
+            ckpt::mark_best(dir, best)?;
+        }
         loader.seek(position.samples);
         tracer.attach(&mut engine, &mut checkpointer)?;
 
@@ -104,6 +115,8 @@ impl<'a> Trainer<'a> {
             agreement,
             stops,
             held_out,
+            evaluations,
+            evaluated: None,
             checkpointer,
             verify,
             tracer,
@@ -118,7 +131,7 @@ impl<'a> Trainer<'a> {
     /// All steps of the run, and its end: the last checkpoint, evaluation, the exported model and a sample.
     pub fn run(&mut self) -> Result<()> {
         self.trace_up_to(self.position.step + 1)?;
-        while self.position.step < self.rank.plan.steps() {
+        while self.position.step < self.rank.plan.steps() && !self.is_stopped() {
             let next = self.position.step + 1;
             self.step().map_err(|e| at_step(next, e))?;
         }
@@ -183,8 +196,9 @@ impl<'a> Trainer<'a> {
             report,
             data: &data,
             data_time_s: waited_s,
+            passes: self.engine.pass_times(),
             trained_tokens: agreed.tokens,
-            held_bytes: agreed.held_bytes,
+            bytes: agreed.bytes,
             updates: self.engine.updates(),
         })?;
         self.check(step.number, report)?;
@@ -199,10 +213,11 @@ impl<'a> Trainer<'a> {
         self.batches.give_back(data);
         if step.number < plan.steps() {
             let due = |every: Option<u64>| every.is_some_and(|n| n > 0 && step.number.is_multiple_of(n));
-            if due(plan.settings.run.eval_every) {
-                self.evaluate()?;
+            let is_best = due(plan.settings.run.eval_every) && self.evaluate()?;
+            if self.is_stopped() {
+                return Ok(());
             }
-            if due(plan.settings.checkpoint.save_every) {
+            if due(plan.settings.checkpoint.save_every) || is_best && plan.saves_best().is_some() {
                 self.save(plan.save.behind)?;
             }
             self.trace_up_to(step.number + 1)?;
@@ -239,7 +254,10 @@ impl<'a> Trainer<'a> {
                  not saved. Lower --lr, check the data, or train longer where a loss scale is still falling"
             )));
         }
-        // First what must not be lost.
+        if evaluations::are_counted(&plan.settings) {
+            self.evaluate()?; // the last checkpoint says whether it is the best
+        }
+        // What must not be lost comes first.
         self.save(false)?;
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
@@ -250,7 +268,8 @@ impl<'a> Trainer<'a> {
         self.tracer.phase(self.position.step, "sample");
         self.sample()?;
         self.tracer.end(self.rank.mesh)?;
-        self.watch.end(self.position.step)
+        let stopped = self.is_stopped() && self.position.step < plan.steps();
+        self.watch.end(self.position.step, self.evaluations.as_ref().filter(|_| stopped))
     }
 
     /// The steps before `next` are traced, where they were to be.
@@ -262,13 +281,32 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// The held-out rows, once.
-    fn evaluate(&mut self) -> Result<()> {
-        let (Some(held_out), step) = (&mut self.held_out, self.position.step) else { return Ok(()) };
+    /// The held-out rows, once after each step. Whether their loss is the lowest so far: all ranks have the same sum,
+    /// so they decide alike.
+    fn evaluate(&mut self) -> Result<bool> {
+        let (learned, plan, step) = (self.has_learned(), self.rank.plan, self.position.step);
+        let Some(held_out) = self.held_out.as_mut().filter(|_| self.evaluated != Some(step)) else { return Ok(false) };
+        self.evaluated = Some(step);
         let started = Instant::now();
         self.tracer.phase(step, "evaluate");
         let (loss, tokens) = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
-        self.watch.evaluated(step, loss, tokens, started.elapsed().as_secs_f64())
+        let counts = tokens > 0 && learned && evaluations::are_counted(&plan.settings);
+        let is_best = self.evaluations.as_mut().filter(|_| counts).map(|evaluations| {
+            let is_new = evaluations.step != step;
+            evaluations.count(step, loss / tokens as f64, plan.saves_best().is_some());
+            let is_best = evaluations.newest_is_best();
+            if is_new && is_best && plan.saves_best().is_some() {
+                self.saved = None; // a checkpoint of this step that an earlier start saved does not say so
+            }
+            is_best
+        });
+        self.watch.evaluated(step, loss, tokens, started.elapsed().as_secs_f64(), is_best)?;
+        Ok(is_best == Some(true))
+    }
+
+    /// `--patience` is over.
+    fn is_stopped(&self) -> bool {
+        evaluations::is_patience_over(&self.rank.plan.settings, self.evaluations.as_ref())
     }
 
     /// A step of this start changed weights, or there was none.
@@ -297,6 +335,7 @@ impl<'a> Trainer<'a> {
             let Position { samples, trained_tokens, .. } = self.position;
             let state = TrainerState {
                 scaler: self.engine.scaler().map(|scaler| scaler.state()),
+                evaluations: self.evaluations.clone(),
                 ..plan.trainer_state(step, samples, trained_tokens)
             };
             let (store, optimizer) = self.engine.state();
@@ -331,7 +370,7 @@ impl<'a> Trainer<'a> {
 /// What this rank says before a step of `tokens` loss tokens.
 fn vote(tokens: u64, rank: &RankContext, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Reporter) -> Vote {
     let schedule = rank.flight.schedule() ^ rank.graphs.as_deref().map_or(0, Graphs::decided);
-    Vote { tokens, stop: stops.pending(), held_bytes: watch.held_bytes(), saved: checkpointer.ended(), schedule }
+    Vote { tokens, stop: stops.pending(), bytes: watch.bytes(), saved: checkpointer.ended(), schedule }
 }
 
 /// The error with the step in front, once, so that its message says rank, step and operation.

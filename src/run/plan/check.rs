@@ -3,6 +3,7 @@
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::comm::env::RankEnv;
+use crate::run::plan::evaluations;
 use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
@@ -27,6 +28,7 @@ pub fn outputs(s: &Settings) -> Result<()> {
     if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {
         return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
     }
+    evaluations::check(s)?;
     for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf), ("--tensorboard", &s.watch.tensorboard)]
     {
         dir.as_deref().map_or(Ok(()), |dir| directory(flag, dir))?;

@@ -33,6 +33,8 @@ pub mod schedule;
 pub mod save;
 /// Which checkpoint the run resumes from.
 pub mod resume;
+/// The best checkpoint and early stopping.
+pub mod evaluations;
 /// What follows a failure.
 pub mod restarts;
 /// What W&B reads.

@@ -46,6 +46,7 @@ pub fn asked(c: &CheckpointSettings) -> Result<Option<ckpt::Resume>> {
             ))),
         },
         (Some("auto"), _) => Ok(Some(ckpt::Resume::Auto)),
+        (Some("best"), Some(dir)) => Ok(Some(ckpt::Resume::Dir(dir.join("best")))),
         (Some(dir), _) => Ok(Some(ckpt::Resume::Dir(dir.into()))),
     }
 }

@@ -7,9 +7,9 @@ use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
-use super::{batch, bytes, check, data, engine, knobs, model, schedule, wandb};
+use super::{batch, bytes, check, data, engine, evaluations, knobs, model, schedule, wandb};
 use crate::base::{CATEGORIES, Category, Error, Result};
-use crate::ckpt::{self, TrainerState};
+use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
@@ -19,6 +19,7 @@ use crate::optim::{Rule, Schedule};
 use crate::run::settings::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 pub struct Plan {
@@ -123,6 +124,7 @@ impl Plan {
             None => Arc::new(data::dataset(&s, &tokenizer, &engine.spec)?),
         };
         let split = EvalSplit::new(&s, &ranks.mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
+        evaluations::check_rows(&s, split.held_out)?;
         let loader = data::loader(&s, &ranks.mesh, 0, split.held_out)?;
         schedule::steps(&mut s, &dataset, loader)?;
         schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
@@ -176,7 +178,28 @@ impl Plan {
 
     /// The checkpoint to resume from is the last step's.
     pub fn is_done(&self) -> bool {
-        self.resume.as_ref().is_some_and(|resume| resume.state.step >= self.steps())
+        self.resume.as_ref().is_some_and(|resume| resume.state.step >= self.steps() || self.is_stopped(resume))
+    }
+    /// The run that saved this checkpoint stopped there, and would again.
+    pub fn is_stopped(&self, resume: &ResumeFrom) -> bool {
+        evaluations::is_patience_over(&self.settings, self.evaluations(Some(resume)).as_ref())
+    }
+    /// Those that a start from `resumed` goes on with, and why those before it do not count, where they do not.
+    pub fn evaluations(&self, resumed: Option<&ResumeFrom>) -> Option<Evaluations> {
+        evaluations::begin(&self.settings, self.evaluated_rows(), resumed)
+    }
+    pub fn forgotten_evaluations(&self, resumed: &ResumeFrom) -> Option<String> {
+        evaluations::forgotten(&self.settings, &self.evaluated_rows(), resumed)
+    }
+    /// Names them, for [`Evaluations::rows`].
+    fn evaluated_rows(&self) -> String {
+        let (data, held_out) = (&self.dataset, self.split.held_out);
+        format!("{held_out} of {} of {} ({} tokens)", data.rows(), data.fingerprint_text(), data.max_len())
+    }
+    /// The directory of the best checkpoint, where it is asked for.
+    pub fn saves_best(&self) -> Option<&Path> {
+        let c = &self.settings.checkpoint;
+        c.ckpt_dir.as_deref().filter(|_| c.save_on_best == Some(true))
     }
     pub fn steps(&self) -> u64 {
         self.schedule.total
@@ -253,7 +276,8 @@ impl Plan {
                 "batch_size": self.settings.batch.batch_size,
                 "grad_accum": self.settings.batch.grad_accum,
             })),
-            run: None, // the checkpointer knows
+            evaluations: None, // the loop knows
+            run: None,         // the checkpointer knows
         }
     }
 

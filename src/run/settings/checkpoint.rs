@@ -15,11 +15,15 @@ pub struct CheckpointSettings {
     /// Steps between checkpoints; 0: only at the end
     #[arg(long, value_name = "STEPS")]
     pub save_every: Option<u64>,
-    /// Number of newest checkpoints to keep; 0: all
+    /// Also save a checkpoint after each evaluation with the lowest loss so far; DIR/best names it
+    #[arg(long)]
+    pub save_on_best: Option<bool>,
+    /// Number of newest checkpoints to keep, and the best one with save-on-best; 0: all
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
-    /// Resume from the newest checkpoint in ckpt-dir if there is one (auto), or from this directory [default: none]
-    #[arg(long, value_name = "auto|DIR")]
+    /// Resume from the newest checkpoint in ckpt-dir if there is one (auto), from the one DIR/best names (best), or
+    /// from this directory [default: none]
+    #[arg(long, value_name = "auto|best|DIR")]
     pub resume: Option<String>,
     /// Export the final model to this Hugging Face directory [default: none]
     #[arg(long, value_name = "DIR")]

@@ -39,6 +39,9 @@ pub struct RunSettings {
     /// Steps between evaluations; 0: only at the end
     #[arg(long, value_name = "STEPS")]
     pub eval_every: Option<u64>,
+    /// Early stopping: end the run after N evaluations in a row without a lower loss [default: none]
+    #[arg(long, value_name = "N")]
+    pub patience: Option<u64>,
     /// Write metrics as JSON lines, one event per line, from rank 0 [default: none]
     #[arg(long, value_name = "FILE")]
     pub metrics_path: Option<PathBuf>,
@@ -81,6 +84,7 @@ impl RunSettings {
         count("num_nodes", self.num_nodes)?;
         at_least_one("max_steps", self.max_steps)?;
         at_least_one("epochs", self.epochs)?;
+        at_least_one("patience", self.patience)?;
         count("ranks_per_gpu", self.ranks_per_gpu)?;
         at_least_one("log_every", self.log_every)?;
         size("sample_tokens", self.sample_tokens)?;

@@ -34,8 +34,16 @@ pub struct StepRecord {
     pub trained_tokens: u64,
     /// `tokens / step_time_s`: of the whole job.
     pub tokens_per_sec: f64,
+    /// `trained_tokens / step_time_s`: of the whole job.
+    pub trained_tokens_per_sec: f64,
     /// From the end of the last step to the end of this one; evaluation and checkpoints are not in it.
     pub step_time_s: f64,
+    /// Of all micro-batches, communication that it waits for included: to the loss, whose gradient is computed with it;
+    /// from there to reduced gradients, recomputation included. The norm and the update. Null on GPUs, which compute
+    /// while the host goes on.
+    pub forward_time_s: Option<f64>,
+    pub backward_time_s: Option<f64>,
+    pub optimizer_time_s: Option<f64>,
     /// While at least one collective of a group was in flight, summed over groups.
     pub comm_time_s: f64,
     /// That the computing thread spent in collectives: copies, reductions, waits.
@@ -44,6 +52,8 @@ pub struct StepRecord {
     pub comm_bytes: u64,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
+    /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.
+    pub mem_bytes: u64,
     /// The largest of any rank so far: private memory plus the rank's share of shared memory (see
     /// [`crate::run::plan::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.
     pub peak_mem_bytes: u64,

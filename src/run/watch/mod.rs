@@ -23,4 +23,4 @@ pub mod report;
 pub mod reporter;
 
 pub use log::RunLog;
-pub use reporter::{Reporter, StepDone, failed};
+pub use reporter::{HeldBytes, Reporter, StepDone, failed};

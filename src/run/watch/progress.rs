@@ -61,7 +61,7 @@ impl Progress {
     }
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
-            bar.finish();
+            bar.abandon(); // where it stands: a run may stop before its last step
         }
     }
 }

@@ -111,12 +111,18 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
     lines.extend(never_warm(plan));
     lines.extend(deferred(plan)?);
     lines.extend(offloaded(plan));
-    if let Some(ResumeFrom { dir, state: then, .. }) = resumed {
+    if let Some(from @ ResumeFrom { dir, state: then, .. }) = resumed {
         lines.push(format!("resume   {} after step {}", dir.display(), then.step));
         let now = plan.trainer_state(then.step, 0, 0);
         lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
+        lines.extend(plan.forgotten_evaluations(from).map(|why| format!("         {why}")));
         if plan.is_done() {
-            lines.push("         nothing is left to train: a larger --max-steps goes on".into());
+            let larger = if plan.is_stopped(from) {
+                "--patience has stopped this run, and a larger one"
+            } else {
+                "a larger --max-steps"
+            };
+            lines.push(format!("         nothing is left to train: {larger} goes on"));
         }
     }
     Ok(lines.join("\n"))
@@ -168,7 +174,8 @@ fn deferred(plan: &Plan) -> Result<Option<String>> {
 }
 
 /// What can be done with what a run has left; of a stage, the stage behind it will do it.
-pub fn next(plan: &Plan) -> Option<String> {
+pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
+    let larger = if stopped { "--patience" } else { "--max-steps" };
     let (c, adapted) = (&plan.settings.checkpoint, plan.engine.tuning.lora.is_some());
     let what = match (&c.ckpt_dir, &c.save_hf) {
         _ if plan.settings.run.stage.is_some() => return None,
@@ -177,12 +184,11 @@ pub fn next(plan: &Plan) -> Option<String> {
                 .to_string()
         }
         (Some(dir), _) if adapted => format!(
-            "--resume auto with a larger --max-steps goes on; --lora-merge {}/step-{:08} --save-hf DIR makes one model of both",
-            dir.display(),
-            plan.steps()
+            "--resume auto with a larger {larger} goes on; --lora-merge {}/step-{steps:08} --save-hf DIR makes one model of both",
+            dir.display()
         ),
         (Some(dir), _) => format!(
-            "--resume auto with a larger --max-steps goes on; --ckpt-dir {} --generate TEXT writes on from a text",
+            "--resume auto with a larger {larger} goes on; --ckpt-dir {} --generate TEXT writes on from a text",
             dir.display()
         ),
         (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR makes one model of both", dir.display()),

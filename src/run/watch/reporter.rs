@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::tensorboard::TensorBoard;
 use super::{peak, report};
 use crate::base::{Error, Result};
-use crate::ckpt::SavedCheckpoint;
+use crate::ckpt::{Evaluations, SavedCheckpoint};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
@@ -20,7 +20,7 @@ use crate::data::StepData;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::telemetry;
-use crate::engine::StepReport;
+use crate::engine::{PassTimes, StepReport};
 use crate::run::plan::Plan;
 use crate::run::plan::memory;
 use crate::run::plan::resume::ResumeFrom;
@@ -48,11 +48,29 @@ pub struct StepDone<'r> {
     pub data: &'r StepData,
     /// Spent on waiting for them.
     pub data_time_s: f64,
-    /// Loss tokens, and the largest [`Reporter::held_bytes`] before this step: of all ranks.
+    /// Where this rank's time went, where that is known.
+    pub passes: Option<PassTimes>,
+    /// Loss tokens, and the largest [`Reporter::bytes`] before this step: of all ranks.
     pub trained_tokens: u64,
-    pub held_bytes: u64,
+    pub bytes: HeldBytes,
     /// Steps so far that changed weights.
     pub updates: u64,
+}
+
+/// What a rank holds: of its GPU where it has one, else of its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeldBytes {
+    /// When it was last looked at.
+    pub now: u64,
+    /// The most that was seen so far; of a GPU what was ever allocated at a time.
+    pub peak: u64,
+}
+
+impl HeldBytes {
+    /// The larger of each.
+    fn max(self, other: HeldBytes) -> HeldBytes {
+        HeldBytes { now: self.now.max(other.now), peak: self.peak.max(other.peak) }
+    }
 }
 
 pub struct Reporter<'a> {
@@ -65,7 +83,7 @@ pub struct Reporter<'a> {
     sinks: Vec<Box<dyn Sink>>,
     /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
     progress: Option<Progress>,
-    held_bytes: u64,
+    bytes: HeldBytes,
     /// Steps of this start.
     steps: u32,
     /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks,
@@ -108,7 +126,7 @@ impl<'a> Reporter<'a> {
             sinks,
             progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
             gpu: GpuWatch::new(gpu)?,
-            held_bytes: 0,
+            bytes: HeldBytes::default(),
             steps: 0,
             mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
             tokens_per_step: plan.tokens_per_step()?,
@@ -183,29 +201,34 @@ impl<'a> Reporter<'a> {
         self.clock = Instant::now();
     }
 
-    /// The most that this rank was seen to hold.
-    pub fn held_bytes(&self) -> u64 {
-        self.held_bytes
+    pub fn bytes(&self) -> HeldBytes {
+        self.bytes
     }
-    /// Bytes of this rank: of its GPU where it has one, what was ever allocated there at a time; else of the host.
-    fn held(&self) -> u64 {
-        match self.plan.ranks.device {
-            DeviceName::Cuda => self.device.meter().peak() as u64,
-            _ => memory::held().unwrap_or(0) as u64,
-        }
+    fn look_at_memory(&mut self) {
+        self.bytes = match self.plan.ranks.device {
+            DeviceName::Cuda => {
+                let meter = self.device.meter();
+                HeldBytes { now: meter.total() as u64, peak: meter.peak() as u64 }
+            }
+            _ => {
+                let now = memory::held().unwrap_or(0) as u64;
+                HeldBytes { now, peak: self.bytes.peak.max(now) }
+            }
+        };
     }
 
     /// One optimizer step.
     pub fn step(&mut self, done: &StepDone) -> Result<()> {
         let &StepDone { number, report, data, .. } = done;
         if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
-            self.held_bytes = self.held_bytes.max(self.held());
+            self.look_at_memory();
         }
         let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
         self.clock = Instant::now();
         let logged = number == 1 || number.is_multiple_of(self.plan.settings.run.log_every.unwrap_or(1));
         let (gpu, warnings) = if logged { self.gpu.sample() } else { Default::default() };
         let tokens_per_sec = data.tokens as f64 / step_time_s;
+        let bytes = done.bytes.max(self.bytes);
         let record = StepRecord {
             step: number,
             loss: report.loss,
@@ -218,12 +241,17 @@ impl<'a> Reporter<'a> {
             fill: data.tokens as f64 / self.tokens_per_step as f64,
             trained_tokens: done.trained_tokens,
             tokens_per_sec,
+            trained_tokens_per_sec: done.trained_tokens as f64 / step_time_s,
             step_time_s,
+            forward_time_s: done.passes.map(|passes| passes.forward.as_secs_f64()),
+            backward_time_s: done.passes.map(|passes| passes.backward.as_secs_f64()),
+            optimizer_time_s: done.passes.map(|passes| passes.optimizer.as_secs_f64()),
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
             data_time_s: done.data_time_s,
-            peak_mem_bytes: done.held_bytes.max(self.held_bytes),
+            mem_bytes: bytes.now,
+            peak_mem_bytes: bytes.peak,
             mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
             gpu,
         };
@@ -244,7 +272,7 @@ impl<'a> Reporter<'a> {
         let level = if self.steps < FIRST_STEPS { LogLevel::Info } else { LogLevel::Debug };
         self.steps += 1;
         let (step, whole, data) = (r.step, r.step_time_s, r.data_time_s);
-        let (comm, exposed, held) = (r.comm_time_s, r.exposed_comm_s, report::mib(self.held_bytes));
+        let (comm, exposed, held) = (r.comm_time_s, r.exposed_comm_s, report::mib(self.bytes.now));
         self.tell(
             level,
             format_args!(
@@ -253,17 +281,22 @@ impl<'a> Reporter<'a> {
         );
     }
 
-    /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks.
-    pub fn evaluated(&mut self, step: u64, loss: f64, tokens: u64, seconds: f64) -> Result<()> {
+    /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks. `is_best`: no loss of
+    /// the run was lower, where that is known.
+    pub fn evaluated(&mut self, step: u64, loss: f64, tokens: u64, seconds: f64, is_best: Option<bool>) -> Result<()> {
         if tokens > 0 {
             let loss = loss / tokens as f64;
             let (perplexity, count) = (loss.exp(), report::count(tokens));
+            let best = if is_best == Some(true) { ", the lowest so far" } else { "" };
             self.say(
                 LogLevel::Info,
-                format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens"),
+                format_args!(
+                    "eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens{best}"
+                ),
             );
             self.tell_sinks(&Event::Eval(&json!({
                 "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
+                "best": is_best,
             })))?;
         }
         self.restart_clock();
@@ -278,8 +311,10 @@ impl<'a> Reporter<'a> {
         if let Some(note) = &saved.note {
             self.say(LogLevel::Warn, note);
         }
+        let (eval_loss, best) = saved.evaluation.unzip();
         self.tell_sinks(&Event::Checkpoint(&json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
+            "eval_loss": eval_loss, "best": best,
         })))
     }
 
@@ -305,12 +340,26 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// The last that is told of a run that ends well.
-    pub fn end(&mut self, steps: u64) -> Result<()> {
-        let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.held_bytes));
+    /// The last that is told of a run that ends well. `stopped`: its evaluations, where `--patience` has ended it.
+    pub fn end(&mut self, steps: u64, stopped: Option<&Evaluations>) -> Result<()> {
+        if let (Some(evaluations), Some(patience)) = (stopped, self.plan.settings.run.patience) {
+            let best = evaluations
+                .best_loss
+                .map_or("any".into(), |loss| format!("the {loss:.4} of step {}", evaluations.best_step));
+            self.say(
+                LogLevel::Info,
+                format_args!(
+                    "stopped after step {steps}: --patience {patience}, and the last {} evaluations were not below {best}",
+                    evaluations.since_best
+                ),
+            );
+        }
+        let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.bytes.peak));
         self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
-        report::next(self.plan).iter().for_each(|text| self.say(LogLevel::Info, text));
-        self.tell_sinks(&Event::End(&json!({"steps": steps, "seconds": seconds})))
+        report::next(self.plan, steps, stopped.is_some()).iter().for_each(|text| self.say(LogLevel::Info, text));
+        self.tell_sinks(&Event::End(&json!({
+            "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"),
+        })))
     }
 }
 

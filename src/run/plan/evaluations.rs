@@ -1,0 +1,78 @@
+//! What a run makes of its evaluations: the best checkpoint (`--save-on-best`) and early stopping (`--patience`). Both
+//! compare each evaluation loss with those before it, over all starts of the run. Never evaluates.
+use super::resume::ResumeFrom;
+use crate::base::{Error, Result};
+use crate::ckpt::{Evaluations, same_place};
+use crate::run::settings::Settings;
+
+/// The flags of this run that compare evaluations.
+fn flags(s: &Settings) -> Vec<String> {
+    let best = (s.checkpoint.save_on_best == Some(true)).then(|| "--save-on-best".to_string());
+    best.into_iter().chain(s.run.patience.map(|n| format!("--patience {n}"))).collect()
+}
+
+/// There are evaluations to compare, as far as settings say, and a place for the best checkpoint.
+pub fn check(s: &Settings) -> Result<()> {
+    let flags = flags(s);
+    let Some((first, last)) = flags.first().zip(flags.last()) else { return Ok(()) };
+    let saves = s.checkpoint.save_on_best == Some(true);
+    let lacks = [
+        (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a place for the checkpoint: add --ckpt-dir DIR"),
+        (s.run.eval != Some(true), first, "compares evaluation losses, and --no-eval makes none: remove one of them"),
+        (
+            s.run.patience.is_some() && s.run.eval_every.unwrap_or(0) == 0,
+            last,
+            "counts evaluations between steps: add --eval-every STEPS",
+        ),
+    ];
+    match lacks.iter().find(|(lacks, ..)| *lacks) {
+        None => Ok(()),
+        Some((_, flag, why)) => Err(Error::input(format!("{flag} {why}"))),
+    }
+}
+
+/// There are rows to evaluate.
+pub fn check_rows(s: &Settings, rows: u64) -> Result<()> {
+    match flags(s).first().filter(|_| rows == 0) {
+        None => Ok(()),
+        Some(flag) => Err(Error::input(format!(
+            "{flag} compares evaluation losses, and this data set has no held-out rows: it needs at least 80 rows, and \
+             --shuffle where rows are samples; or remove {flag}"
+        ))),
+    }
+}
+
+/// The run compares its evaluations.
+pub fn are_counted(s: &Settings) -> bool {
+    !flags(s).is_empty()
+}
+
+/// The evaluations of `rows` that a run goes on with.
+pub fn begin(s: &Settings, rows: String, resumed: Option<&ResumeFrom>) -> Option<Evaluations> {
+    let before = resumed.and_then(|resumed| resumed.state.evaluations.clone());
+    let counts = resumed.is_none_or(|resumed| forgotten(s, &rows, resumed).is_none());
+    match are_counted(s) {
+        true => before.filter(|_| counts).or_else(|| Some(Evaluations::over(rows))),
+        false => before,
+    }
+}
+
+/// Why those before `resumed` do not count, where there were any.
+pub fn forgotten(s: &Settings, rows: &str, resumed: &ResumeFrom) -> Option<String> {
+    let before = resumed.state.evaluations.as_ref().filter(|_| are_counted(s))?;
+    if before.rows != rows {
+        return Some("earlier evaluations do not count: they were of other rows".into());
+    }
+    let dir = s.checkpoint.ckpt_dir.as_ref().filter(|_| s.checkpoint.save_on_best == Some(true))?;
+    let from = std::path::absolute(&resumed.dir).ok();
+    let here = from.as_ref().and_then(|from| from.parent()).is_some_and(|from| same_place(from, dir));
+    (before.best_step > 0 && !(before.best_saved && here)).then(|| {
+        let (dir, step) = (dir.display(), before.best_step);
+        format!("earlier evaluations do not count: {dir} has no checkpoint of the best one, after step {step}")
+    })
+}
+
+/// As many evaluations in a row as `--patience` says had no lower loss.
+pub fn is_patience_over(s: &Settings, evaluations: Option<&Evaluations>) -> bool {
+    s.run.patience.zip(evaluations).is_some_and(|(most, evaluations)| evaluations.since_best >= most)
+}
