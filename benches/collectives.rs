@@ -1,11 +1,16 @@
 //! Bandwidth of the collectives against a memcpy of the same bytes: two ranks, one thread each. `bytes` is that of the
 //! full buffer. A rank's own work: it copies its half into a gather; it reads both halves of the sum and writes one.
+#[path = "../tests/common/worlds.rs"]
+#[allow(dead_code)] // a part is used here
+mod worlds;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use flatshard::base::{Category, DType, Meter};
-use flatshard::comm::{Collective, CommUse, MeshSizes, Reduce, Tag, shm};
-use flatshard::device::{Buf, Device, cpu::CpuDevice};
+use flatshard::base::{Category, DType};
+use flatshard::comm::{Collective, CommUse, Reduce, Tag};
+use flatshard::device::{Buf, Device};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+use worlds::ranks;
 
 const T: Tag = Tag::new("bench", 0);
 
@@ -18,7 +23,7 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(group: &'a dyn Collective, dev: &CpuDevice, len: usize) -> Rank<'a> {
+    fn new(group: &'a dyn Collective, dev: &dyn Device, len: usize) -> Rank<'a> {
         let full = group.alloc(DType::F32, len, CommUse::Gathered, Category::Other).unwrap();
         let grads = group.alloc(DType::F32, len, CommUse::Reduced, Category::Other).unwrap();
         let shard = dev.alloc(DType::F32, len / group.size(), Category::Other).unwrap();
@@ -45,22 +50,15 @@ type Op = fn(&mut Rank);
 
 /// The time of `n` operations of two ranks at once.
 fn timed(len: usize, n: u64, op: Op) -> Duration {
-    let meshes = shm::threads(MeshSizes::sharded(2), &[Meter::default(), Meter::default()]).unwrap();
-    std::thread::scope(|s| {
-        let ranks = meshes.into_iter().map(|mesh| {
-            s.spawn(move || {
-                let dev = CpuDevice::new(Meter::default());
-                let mut rank = Rank::new(&*mesh.fsdp, &dev, len);
-                op(&mut rank); // faults the pages in
-                mesh.fsdp.barrier(T).unwrap();
-                let start = Instant::now();
-                (0..n).for_each(|_| op(&mut rank));
-                start.elapsed()
-            })
-        });
-        let threads: Vec<_> = ranks.collect();
-        threads.into_iter().map(|t| t.join().unwrap()).max().unwrap()
-    })
+    let times = ranks(2, |of| {
+        let mut rank = Rank::new(&*of.mesh.fsdp, &*of.device, len);
+        op(&mut rank); // faults the pages in
+        of.mesh.fsdp.barrier(T)?;
+        let start = Instant::now();
+        (0..n).for_each(|_| op(&mut rank));
+        Ok(start.elapsed())
+    });
+    times.into_iter().max().unwrap()
 }
 
 /// Two threads that each copy half of the bytes.

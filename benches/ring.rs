@@ -2,9 +2,13 @@
 //! and `plain`, half the time of one rank by itself: what the ring would cost if nothing had to travel and no
 //! passes had to be merged. bf16; the number in a name is the length of the one dense sequence. `gqa`: 12 heads of 64
 //! over 2 key/value heads instead of 12.
+#[path = "../tests/common/worlds.rs"]
+#[allow(dead_code)] // a part is used here
+mod worlds;
+
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
-use flatshard::comm::{Collective, MeshSizes, Tag, shm};
+use flatshard::comm::{Collective, Tag};
 use flatshard::data::MicroBatch;
 use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape};
@@ -13,6 +17,7 @@ use flatshard::nn::ring::{Ring, RingAttention};
 use flatshard::nn::{Groups, RingImpl, Slice, Split};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use worlds::ranks;
 
 const RANKS: usize = 2;
 
@@ -101,15 +106,7 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, ring: Option
 }
 
 fn timed(a: AttentionShape, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
-    let meters = [(); RANKS].map(|()| Meter::default());
-    let meshes = shm::threads(MeshSizes::sharded(RANKS), &meters).unwrap();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = meshes
-            .into_iter()
-            .map(|mesh| scope.spawn(move || rank(mesh.fsdp.clone(), &a, len, ring, rounds)))
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).max().unwrap()
-    })
+    ranks(RANKS, |of| Ok(rank(of.mesh.fsdp, &a, len, ring, rounds))).into_iter().max().unwrap()
 }
 
 fn layers(c: &mut Criterion) {

@@ -1,6 +1,8 @@
-//! A whole optimizer step of a small llama on 2 ranks, one thread each: sharded and replicated, f32 and bf16. Tokens a
-//! second of all ranks together; compare rows of one run, never runs of different machines.
-//! `cargo bench --bench step`
+//! A whole optimizer step of one small llama on 2 ranks, one thread each, by every strategy: manual FSDP (FULL_SHARD
+//! and SHARD_GRAD_OP), reference FSDP, ZeRO-1 to 3 with DeepSpeed's default buckets, DDP; in f32 and bf16. Tokens per
+//! second of all ranks together. Compare rows of one run, never runs of different machines.
+//!
+//!     cargo bench --bench step [-- strategies/bf16]
 #[path = "../tests/common/worlds.rs"]
 #[allow(dead_code)] // a part is used here
 mod worlds;
@@ -9,19 +11,33 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use flatshard::base::DType;
 use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::Spec;
-use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
+use flatshard::store::{ReferenceOptions, ReplicatedOptions, ShardedOptions, Stage, ZeroOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worlds::{ADAMW, fsdp, options, ranks, rows_of, sharded};
+use worlds::{ADAMW, options, ranks, rows_of};
 
 const WORLD: usize = 2;
 /// Tokens of a row, rows of a micro-batch.
 const SHAPE: (usize, usize) = (128, 2);
 
-/// 0.9 M parameters.
+/// 3.7 M parameters: per token, products cost what they do in a block of a large model, and 4 units travel under them.
 fn spec() -> Spec {
     let small = worlds::llama();
-    Spec { vocab: 512, dim: 128, layers: 4, heads: 4, kv_heads: 4, head_dim: 32, ff: 384, max_len: SHAPE.0, ..small }
+    Spec { vocab: 512, dim: 256, layers: 4, heads: 4, kv_heads: 4, head_dim: 64, ff: 768, max_len: SHAPE.0, ..small }
+}
+
+fn strategies(dtype: DType) -> [(&'static str, Arc<dyn Strategy>); 7] {
+    let manual = ShardedOptions { dtype, ..ShardedOptions::default() };
+    let zero = |stage| Arc::new(ZeroOptions::new(stage, dtype));
+    [
+        ("manual", Arc::new(manual.clone())),
+        ("manual_shard_grad_op", Arc::new(ShardedOptions { reshard: false, ..manual })),
+        ("reference", Arc::new(ReferenceOptions { dtype, ..ReferenceOptions::default() })),
+        ("zero_1", zero(Stage::One)),
+        ("zero_2", zero(Stage::Two)),
+        ("zero_3", zero(Stage::Three)),
+        ("ddp", Arc::new(ReplicatedOptions { dtype, ..ReplicatedOptions::default() })),
+    ]
 }
 
 /// Time of `steps` steps after a first one, on rank 0.
@@ -41,21 +57,15 @@ fn time(options: &EngineOptions, steps: u64) -> Duration {
 }
 
 fn step(c: &mut Criterion) {
-    let mut group = c.benchmark_group("step");
+    let mut group = c.benchmark_group("strategies");
     group.throughput(Throughput::Elements((WORLD * SHAPE.0 * SHAPE.1) as u64));
-    group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
+    group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_millis(300));
     for dtype in [DType::F32, DType::Bf16] {
-        let ddp: Arc<dyn Strategy> = Arc::new(ReplicatedOptions {
-            dtype,
-            reduce_dtype: DType::F32,
-            bucket_bytes: ReplicatedOptions::BUCKET,
-            offload: Offload::Nothing,
-        });
-        let full = ShardedOptions { dtype, ..sharded() };
-        let whole = ShardedOptions { reshard: false, ..full.clone() };
-        for (name, strategy) in [("ddp", ddp), ("full_shard", fsdp(full)), ("shard_grad_op", fsdp(whole))] {
+        for (name, strategy) in strategies(dtype) {
             let options = EngineOptions { tokens: SHAPE.0 * SHAPE.1, ..options(&spec(), strategy, ADAMW) };
-            group.bench_function(BenchmarkId::new(name, dtype), |b| b.iter_custom(|steps| time(&options, steps)));
+            group.bench_function(BenchmarkId::new(dtype.to_string(), name), |b| {
+                b.iter_custom(|steps| time(&options, steps))
+            });
         }
     }
     group.finish();

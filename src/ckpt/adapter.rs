@@ -1,4 +1,5 @@
 //! The config of adapters (LoRA) in the format of the PEFT library: `adapter_config.json`. Never reads weights.
+use super::hf::decimal;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
 use crate::nn::Lora;
@@ -22,7 +23,7 @@ pub fn config(lora: &Lora, base: Option<&Path>) -> String {
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": targets,
-        "lora_dropout": 0.0,
+        "lora_dropout": decimal(lora.dropout),
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,
@@ -84,7 +85,9 @@ pub fn read(dir: &Path) -> Result<Lora> {
         Some(Value::Array(list)) => list.iter().filter_map(|t| t.as_str().map(str::to_string)).collect(),
         _ => Vec::new(),
     };
-    Ok(Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, targets })
+    // Its dropout is for training only: of no meaning to who merges it, and a run's own affair.
+    let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
+    Ok(Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets })
 }
 
 /// An adapter to go on with must be of the run's rank, alpha and modules.

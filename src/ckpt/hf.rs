@@ -211,7 +211,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
 }
 
 /// The decimal number that a person wrote: 1e-5 and not 0.000009999999747378752.
-fn decimal(x: f32) -> f64 {
+pub(super) fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(x as f64)
 }
 /// 256 and not 256.0: transformers is strict about that key's type.

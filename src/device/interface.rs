@@ -3,8 +3,8 @@
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, Dropout, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, LayerNorm,
-    LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
+    CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -103,6 +103,7 @@ pub trait Device: Send + Sync {
     fn gelu(&self, op: Gelu) -> Result<()>;
     fn gelu_backward(&self, op: GeluBackward) -> Result<()>;
     fn dropout(&self, op: Dropout) -> Result<()>;
+    fn dropout_rows(&self, op: DropoutRows) -> Result<()>;
 
     fn embed(&self, op: Embed) -> Result<()>;
     fn embed_backward(&self, op: EmbedBackward) -> Result<()>;

@@ -253,9 +253,10 @@ impl Engine {
         let mut passes = PassTimes::default();
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
-            let key = dropout_key(self.dropout, step.number, index, self.mesh.loss.rank());
+            let key = |rank| dropout_key(self.dropout, step.number, index, rank);
+            let (key, shared) = (key(self.mesh.loss.rank()), key(self.mesh.dp.rank()));
             let (batch, dropout_keys) = timed(dev, timeline, (Lane::Data, "upload"), || {
-                self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, words))?;
+                self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, shared, words))?;
                 self.staging.upload(dev, batch)
             })?;
             let started = Instant::now();

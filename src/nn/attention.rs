@@ -105,7 +105,7 @@ impl AttentionBranch {
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         for projection in &self.qkv {
-            projection.forward(dev, w, h.rows, &mut scratch.low, saved.qkv.rows_mut(n))?;
+            projection.forward(cx, w, h.rows, &mut scratch.adapter, saved.qkv.rows_mut(n))?;
         }
         cx.release(h)?;
         if let Some(bias) = &self.bias {
@@ -127,13 +127,13 @@ impl AttentionBranch {
                 }
             }
         }
-        let Scratch { parts, low, stats, .. } = scratch;
+        let Scratch { parts, adapter, stats, .. } = scratch;
         if self.post.is_none() && cx.straight(self.cut) {
-            return self.out.forward_onto(dev, w, o.rows(n), low, x, y);
+            return self.out.forward_onto(cx, w, o.rows(n), adapter, x, y);
         }
         let mut out = |mut y: ViewMut| {
-            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(dev, w, o.rows(n), low, y))?;
-            self.out.add_bias(dev, w, y)
+            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, o.rows(n), adapter, y))?;
+            self.out.add_bias(cx, w, y)
         };
         match &self.post {
             None => out(y.reborrow())?,
@@ -190,8 +190,8 @@ impl AttentionBranch {
             )?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
-        let low = [&mut scratch.low, &mut scratch.dlow];
-        self.out.backward(dev, w, dw, o, d_branch.rows, low, scratch.d_o.rows_mut(n), false)?;
+        let adapter = &mut scratch.adapter;
+        self.out.backward(cx, w, dw, o, d_branch.rows, adapter, scratch.d_o.rows_mut(n), false)?;
         cx.release(d_branch)?;
 
         let qkv = self.rotated(cx, w, &saved.qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
@@ -228,12 +228,12 @@ impl AttentionBranch {
             bias.grad(dev, dw, &mut scratch.bias_grad, scratch.dqkv.rows(n))?;
         }
 
-        let Scratch { h, stats, whole, parts, dqkv, dh, low, dlow, unused, .. } = scratch;
+        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
             for (i, projection) in self.qkv.iter().enumerate() {
-                projection.backward(dev, w, dw, h.rows, dqkv.rows(n), [low, dlow], dh.reborrow(), i > 0)?;
+                projection.backward(cx, w, dw, h.rows, dqkv.rows(n), adapter, dh.reborrow(), i > 0)?;
             }
             Ok(())
         })?;

@@ -8,6 +8,7 @@
 use super::attention::AttentionBranch;
 use super::context::Cx;
 use super::layout::Layout;
+use super::linear::Linear;
 use super::lora::Lora;
 use super::mlp::MlpBranch;
 use super::saved::{Saved, Scratch};
@@ -22,11 +23,17 @@ pub struct DecoderBlock {
 }
 
 impl DecoderBlock {
-    /// Puts the adapters that `layout` has to their matrices.
-    pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
+    /// Puts the adapters that `layout` has to their matrices, and the names of those with dropout, hashed, to `masks`.
+    /// Returns the widest input that is masked.
+    pub fn adapt(&mut self, lora: &Lora, layout: &Layout, masks: &mut Vec<u64>) -> usize {
         let AttentionBranch { qkv, out, .. } = &mut self.attention;
         let MlpBranch { gate, up, down, .. } = &mut self.mlp;
-        qkv.iter_mut().chain([out]).chain(gate).chain([up, down]).for_each(|linear| lora.adapt(linear, layout));
+        let linears = qkv.iter_mut().chain([out]).chain(gate).chain([up, down]);
+        let masked = |linear: &mut Linear| {
+            lora.adapt(linear, layout, masks);
+            linear.adapter.and_then(|adapter| adapter.dropout).map_or(0, |_| linear.inputs)
+        };
+        linears.map(masked).max().unwrap_or(0)
     }
 
     /// Assigns `saved`, and `y (R, C)` from `x (R, C)`, this rank's rows of the residual stream. A recomputation for

@@ -13,7 +13,7 @@ use super::tensor::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag, Ticket};
-use crate::device::ops::Dropout;
+use crate::device::ops::{Dropout, DropoutRows};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -83,6 +83,13 @@ impl DropoutKeys {
         let at = 2 * (DropoutKeys::SITES.len() * layer + place as usize);
         at..at + 2
     }
+    /// Those of adapters, by the hash of their modules' names, in two words each.
+    pub fn fill_named(key: u64, names: &[u64], words: &mut [u32]) {
+        for (name, words) in names.iter().zip(words.chunks_exact_mut(2)) {
+            let key = Rng::new(key, *name).key();
+            words.copy_from_slice(&[key as u32, (key >> 32) as u32]);
+        }
+    }
     /// All of them, from that of the micro-batch.
     pub fn fill(key: u64, words: &mut [u32]) {
         for (layer, of_layer) in words.chunks_exact_mut(DropoutKeys::words(1)).enumerate() {
@@ -92,6 +99,17 @@ impl DropoutKeys {
             }
         }
     }
+}
+
+/// Dropout of an adapter's input: a mask by token of the micro-batch and channel of the whole input, so that ranks of
+/// tp and sp draw one mask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdapterDropout {
+    pub p: f32,
+    /// Which of the adapters' keys is its own.
+    pub key: usize,
+    /// This rank's first channel.
+    pub first: usize,
 }
 
 /// Where a batch stands in its sequence: how many tokens of it came before, and how many there may be.
@@ -125,6 +143,8 @@ pub struct Cx<'a> {
     pub tables: [View<'a>; 2],
     /// Probability and the micro-batch's keys ([`DropoutKeys`]); none when evaluating.
     pub dropout: Option<(f32, View<'a>)>,
+    /// Two words for each adapter with dropout; none when evaluating.
+    pub adapter_keys: Option<View<'a>>,
     pub layer: usize,
     /// A recomputation finds attention's outputs where the forward pass left them.
     pub attended: bool,
@@ -147,6 +167,22 @@ impl Cx<'_> {
     pub fn drop(&self, place: DropoutSite, x: ViewMut) -> Result<()> {
         let Some((p, keys)) = self.dropout else { return Ok(()) };
         self.dev.dropout(Dropout { p, key: keys.slice(DropoutKeys::at(self.layer, place)), x })
+    }
+    /// An adapter's dropout, forward and backward alike, over rows of `width` elements: assigns `y`, or adds to it with
+    /// `accumulate`. The mask is a function of (key, token of the micro-batch, channel of the whole row).
+    pub(super) fn drop_channels(
+        &self,
+        mask: &AdapterDropout,
+        width: usize,
+        x: View,
+        y: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
+        let Some(keys) = self.adapter_keys else { return Err(Error::op("adapter", "dropout without its keys")) };
+        let key = keys.slice(2 * mask.key..2 * mask.key + 2);
+        let own = self.split.sp.index * self.n;
+        let rows = self.batch.rows.map(|rows| rows.slice(own..own + self.n));
+        self.dev.dropout_rows(DropoutRows { p: mask.p, key, rows, width, first: mask.first, x, y, accumulate })
     }
     /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
     pub fn branch_grad<'b>(&self, place: DropoutSite, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
@@ -232,8 +268,19 @@ mod tests {
             DropoutKeys::fill(key, keys.view_mut().host::<u32>("test").unwrap());
             let dropout = Some((0.5, keys.view()));
             let (dev, groups, split) = (&*dev, &groups, Split::NONE);
-            let cx =
-                Cx { dev, groups, split, batch, n: 0, tables: [view; 2], dropout, layer, attended: false, past: None };
+            let cx = Cx {
+                dev,
+                groups,
+                split,
+                batch,
+                n: 0,
+                tables: [view; 2],
+                dropout,
+                adapter_keys: None,
+                layer,
+                attended: false,
+                past: None,
+            };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()
         };

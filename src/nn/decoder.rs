@@ -11,7 +11,7 @@ use super::split::{Groups, Split};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tensor::Tensor;
 use super::tuning::Tuning;
-use super::workspace::{Fixed, Workspace, WorkspaceOptions};
+use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::device::{Device, View};
@@ -27,8 +27,9 @@ pub struct Decoder {
     blocks: Vec<DecoderBlock>,
     /// The lowest layer that learns: backward ends there.
     lowest: usize,
-    /// Of the adapters; 0 without.
-    rank: usize,
+    adapters: AdapterWidths,
+    /// Names of the adapters with dropout, hashed, in the order of their keys.
+    masks: Vec<u64>,
 }
 
 /// What changes with the step and the micro-batch beside the data, where the device reads it.
@@ -60,18 +61,21 @@ impl Decoder {
             blocks.push(block);
         }
         tuning.apply(&mut layouts)?;
+        let (mut adapters, mut masks) = (AdapterWidths::default(), Vec::new());
         if let Some(lora) = &tuning.lora {
             if spec.arch == Arch::Gpt {
                 return Err(Error::input(
                     "lora: the matrices of arch gpt are stored the other way round; use another arch",
                 ));
             }
-            blocks.iter_mut().zip(&layouts[1..]).for_each(|(block, layout)| block.adapt(lora, layout));
+            adapters.rank = lora.rank;
+            for (block, layout) in blocks.iter_mut().zip(&layouts[1..]) {
+                adapters.dropped = adapters.dropped.max(block.adapt(lora, layout, &mut masks));
+            }
         }
-        let rank = tuning.lora.as_ref().map_or(0, |lora| lora.rank);
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
         let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
-        Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, rank })
+        Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, adapters, masks })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
@@ -83,7 +87,7 @@ impl Decoder {
 
     /// `groups`: those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
-        let mut ws = Workspace::plan(&self.spec, &self.split, self.rank, options).allocate(dev, groups)?;
+        let mut ws = Workspace::plan(&self.spec, &self.split, self.adapters, options).allocate(dev, groups)?;
         self.fill_tables(dev, &mut ws.fixed)?;
         Ok(ws)
     }
@@ -110,13 +114,20 @@ impl Decoder {
 
     /// Words of the keys of a micro-batch's masks; 0 without dropout.
     pub fn dropout_words(&self) -> usize {
+        self.row_words() + 2 * self.masks.len()
+    }
+    /// Those of masks of the residual stream; those of adapters follow.
+    fn row_words(&self) -> usize {
         if self.spec.dropout > 0.0 { DropoutKeys::words(self.layouts.len()) } else { 0 }
     }
-    /// The keys of all masks of a micro-batch, from `key`, which names run, step, micro-batch and rank.
-    pub fn dropout_keys(&self, key: u64, words: &mut [u32]) {
+    /// The keys of all masks of a micro-batch, from `key`, which names run, step, micro-batch and rank, and `shared`,
+    /// in which the ranks of sp are one: their adapters draw one mask.
+    pub fn dropout_keys(&self, key: u64, shared: u64, words: &mut [u32]) {
         // Ranks of tp that have the same rows draw the same masks.
         let own = if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
-        DropoutKeys::fill(own, words);
+        let (rows, adapters) = words.split_at_mut(self.row_words());
+        DropoutKeys::fill(own, rows);
+        DropoutKeys::fill_named(shared, &self.masks, adapters);
     }
 
     /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
@@ -258,7 +269,9 @@ impl Decoder {
         keys: Option<View<'a>>,
     ) -> Cx<'a> {
         let p = self.spec.dropout;
-        let dropout = keys.filter(|_| p > 0.0).map(|keys| (p, keys));
+        let rows = self.row_words();
+        let dropout = keys.filter(|_| p > 0.0).map(|keys| (p, keys.slice(0..rows)));
+        let adapter_keys = keys.filter(|_| !self.masks.is_empty()).map(|keys| keys.slice(rows..keys.len()));
         let tables = tables.map(|table| table.rows(table.capacity()));
         Cx {
             dev,
@@ -268,6 +281,7 @@ impl Decoder {
             n: batch.tokens.len(),
             tables,
             dropout,
+            adapter_keys,
             layer: ROOT,
             attended: false,
             past: None,

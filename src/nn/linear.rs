@@ -1,4 +1,6 @@
 //! A matrix product with one of the layer's weights. Never decides where its output is summed or kept.
+use super::context::{AdapterDropout, Cx};
+use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
@@ -65,15 +67,15 @@ impl Linear {
         Linear { first, ..self }
     }
 
-    /// Assigns `y`. `low` (N, rank) is scratch of the adapter.
-    pub fn forward(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
+    /// Assigns `y`. `work` is the adapter's.
+    pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         match (self.bias, self.adapter) {
             (Some(bias), None) => {
-                self.product_then(dev, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None })
+                self.product_then(cx, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None })
             }
             _ => {
-                self.product(dev, w, x, low, y.reborrow())?;
-                self.add_bias(dev, w, y)
+                self.product(cx, w, x, work, y.reborrow())?;
+                self.add_bias(cx, w, y)
             }
         }
     }
@@ -81,41 +83,41 @@ impl Linear {
     /// stands between.
     pub fn forward_onto(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         x: View,
-        low: &mut Tensor,
+        work: &mut AdapterScratch,
         residual: View,
         mut y: ViewMut,
     ) -> Result<()> {
         if self.adapter.is_none() {
             let bias = self.bias.map(|bias| w.get(bias));
-            return self.product_then(dev, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
+            return self.product_then(cx, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
         }
-        self.forward(dev, w, x, low, y.reborrow())?;
-        dev.add(residual, y)
+        self.forward(cx, w, x, work, y.reborrow())?;
+        cx.dev.add(residual, y)
     }
     /// `z = x W + b`, kept for backward, and `y = gelu(z)`. Assigns both.
     pub fn forward_gelu(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         x: View,
-        low: &mut Tensor,
+        work: &mut AdapterScratch,
         mut z: ViewMut,
         y: ViewMut,
     ) -> Result<()> {
         if self.adapter.is_none() {
             let bias = self.bias.map(|bias| w.get(bias));
-            return self.product_then(dev, w, x, y, Epilogue::Gelu { bias, z });
+            return self.product_then(cx, w, x, y, Epilogue::Gelu { bias, z });
         }
-        self.forward(dev, w, x, low, z.reborrow())?;
-        dev.gelu(Gelu { x: z.as_view(), y })
+        self.forward(cx, w, x, work, z.reborrow())?;
+        cx.dev.gelu(Gelu { x: z.as_view(), y })
     }
     /// The product of whole rows and what follows it.
-    fn product_then(&self, dev: &dyn Device, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
+    fn product_then(&self, cx: &Cx, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
         let (shape, b) = (self.shape(x.len() / self.inputs), w.get(self.weight).slice(self.held()));
-        dev.gemm_then(GemmThen { shape, a: x, b, c: y, then })
+        cx.dev.gemm_then(GemmThen { shape, a: x, b, c: y, then })
     }
     fn shape(&self, n: usize) -> GemmShape {
         match self.form {
@@ -124,19 +126,19 @@ impl Linear {
         }
     }
     /// `y += b`. Adds.
-    pub fn add_bias(&self, dev: &dyn Device, w: Weights, y: ViewMut) -> Result<()> {
+    pub fn add_bias(&self, cx: &Cx, w: Weights, y: ViewMut) -> Result<()> {
         match self.bias {
-            Some(bias) => dev.bias(Bias { bias: w.get(bias), y }),
+            Some(bias) => cx.dev.bias(Bias { bias: w.get(bias), y }),
             None => Ok(()),
         }
     }
     /// `forward` without the bias, which is added once where ranks sum their products. Assigns.
-    pub fn product(&self, dev: &dyn Device, w: Weights, x: View, low: &mut Tensor, mut y: ViewMut) -> Result<()> {
+    pub fn product(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         let (shape, b) = (self.shape(x.len() / self.inputs).ldc(self.row), w.get(self.weight).slice(self.held()));
         let band = self.column..y.len();
-        dev.gemm(Gemm { shape, a: x, b, c: y.reborrow().slice(band) })?;
+        cx.dev.gemm(Gemm { shape, a: x, b, c: y.reborrow().slice(band) })?;
         match &self.adapter {
-            Some(adapter) => adapter.forward(dev, w, self, x, low, y),
+            Some(adapter) => adapter.forward(cx, w, self, x, work, y),
             None => Ok(()),
         }
     }
@@ -146,23 +148,23 @@ impl Linear {
     }
 
     /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to
-    /// it with `accumulate`. `low`, two of (N, rank), is scratch of the adapter.
+    /// it with `accumulate`. `work` is the adapter's.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         dw: &mut Grads,
         x: View,
         dy: View,
-        low: [&mut Tensor; 2],
+        work: &mut AdapterScratch,
         mut dx: ViewMut,
         accumulate: bool,
     ) -> Result<()> {
-        self.weight_grad(dev, dw, x, dy)?;
-        self.input_grad(dev, w, dy, dx.reborrow(), accumulate)?;
+        self.weight_grad(cx, dw, x, dy)?;
+        self.input_grad(cx, w, dy, dx.reborrow(), accumulate)?;
         match &self.adapter {
-            Some(adapter) => adapter.backward(dev, w, dw, self, x, dy, low, dx),
+            Some(adapter) => adapter.backward(cx, w, dw, self, x, dy, work, dx),
             None => Ok(()),
         }
     }
@@ -172,31 +174,31 @@ impl Linear {
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward_gelu(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         dw: &mut Grads,
         x: View,
         dy: View,
-        low: [&mut Tensor; 2],
+        work: &mut AdapterScratch,
         z: View,
         mut product: ViewMut,
         dx: ViewMut,
     ) -> Result<()> {
         if self.adapter.is_some() {
-            self.backward(dev, w, dw, x, dy, low, product.reborrow(), false)?;
-            return dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
+            self.backward(cx, w, dw, x, dy, work, product.reborrow(), false)?;
+            return cx.dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
         }
-        self.weight_grad(dev, dw, x, dy)?;
+        self.weight_grad(cx, dw, x, dy)?;
         let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
         let b = w.get(self.weight).slice(self.held());
-        dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
+        cx.dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
-    fn input_grad(&self, dev: &dyn Device, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+    fn input_grad(&self, cx: &Cx, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
         let (a, b) = (dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()));
-        dev.gemm(Gemm { shape, a, b, c: dx })
+        cx.dev.gemm(Gemm { shape, a, b, c: dx })
     }
     fn input_shape(&self, n: usize) -> GemmShape {
         let shape = match self.form {
@@ -207,7 +209,7 @@ impl Linear {
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.
-    fn weight_grad(&self, dev: &dyn Device, dw: &mut Grads, x: View, dy: View) -> Result<()> {
+    fn weight_grad(&self, cx: &Cx, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
         if let Some(dw) = dw.get(self.weight).map(|dw| dw.slice(self.held())) {
@@ -215,10 +217,10 @@ impl Linear {
                 Form::OutIn => (GemmShape::tn(self.outputs, self.inputs, n).lda(self.row), band, x),
                 Form::InOut => (GemmShape::tn(self.inputs, self.outputs, n).ldb(self.row), x, band),
             };
-            dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dw })?;
+            cx.dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dw })?;
         }
         match self.bias.and_then(|bias| dw.get(bias)) {
-            Some(db) => dev.bias_backward(BiasBackward { dy, db }),
+            Some(db) => cx.dev.bias_backward(BiasBackward { dy, db }),
             None => Ok(()),
         }
     }
@@ -231,12 +233,21 @@ pub(super) struct Adapter {
     pub b: usize,
     pub rank: usize,
     pub scale: f32,
+    /// Of its input, while training.
+    pub dropout: Option<AdapterDropout>,
 }
 
 impl Adapter {
     /// B's elements for the outputs of `of`.
     fn held(&self, of: &Linear) -> Range<usize> {
         of.first * self.rank..(of.first + of.outputs) * self.rank
+    }
+    /// What A reads: `x`, or in training with dropout a masked copy of it in `dropped`.
+    fn input<'a>(&self, cx: &Cx, of: &Linear, x: View<'a>, dropped: &'a mut Tensor) -> Result<View<'a>> {
+        let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else { return Ok(x) };
+        let n = x.len() / of.inputs;
+        cx.drop_channels(mask, of.inputs, x, dropped.rows_mut(n).slice(0..x.len()), false)?;
+        Ok(dropped.rows(n).slice(0..x.len()))
     }
     /// Assigns `low (N, rank) = scale x Aᵀ`.
     fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
@@ -245,40 +256,40 @@ impl Adapter {
         dev.gemm(Gemm { shape, a: x, b: w.get(self.a), c: low.rows_mut(n) })?;
         dev.scale(self.scale, low.rows_mut(n))
     }
-    /// `y += scale x Aᵀ Bᵀ`, in the columns of `of`. Adds. `low` (N, rank) is scratch.
+    /// `y += scale dropout(x) Aᵀ Bᵀ`, in the columns of `of`. Adds.
     pub fn forward(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         of: &Linear,
         x: View,
-        low: &mut Tensor,
+        work: &mut AdapterScratch,
         y: ViewMut,
     ) -> Result<()> {
-        let n = x.len() / of.inputs;
-        self.project(dev, w, of, x, low)?;
+        let (dev, n, AdapterScratch { low, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
+        self.project(dev, w, of, self.input(cx, of, x, dropped)?, low)?;
         let band = of.column..y.len();
         let shape = GemmShape::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
         dev.gemm(Gemm { shape, a: low.rows(n), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
     }
-    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part. `low`: x and dy in the few
-    /// dimensions, scratch.
+    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         w: Weights,
         dw: &mut Grads,
         of: &Linear,
         x: View,
         dy: View,
-        low: [&mut Tensor; 2],
+        work: &mut AdapterScratch,
         dx: ViewMut,
     ) -> Result<()> {
-        let (n, [low, dlow]) = (x.len() / of.inputs, low);
+        let (dev, n, AdapterScratch { low, dlow, dropped }) = (cx.dev, x.len() / of.inputs, work);
         let dy = dy.slice(of.column..dy.len());
+        let read = self.input(cx, of, x, dropped)?;
         if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
-            self.project(dev, w, of, x, low)?;
+            self.project(dev, w, of, read, low)?;
             let shape = GemmShape::tn(of.outputs, self.rank, n).lda(of.row).accumulate();
             dev.gemm(Gemm { shape, a: dy, b: low.rows(n), c: db })?;
         }
@@ -288,9 +299,14 @@ impl Adapter {
         dev.scale(self.scale, dlow.rows_mut(n))?;
         if let Some(da) = dw.get(self.a) {
             let shape = GemmShape::tn(self.rank, of.inputs, n).accumulate();
-            dev.gemm(Gemm { shape, a: dlow.rows(n), b: x, c: da })?;
+            dev.gemm(Gemm { shape, a: dlow.rows(n), b: read, c: da })?;
         }
-        let shape = GemmShape::nn(n, of.inputs, self.rank).accumulate();
-        dev.gemm(Gemm { shape, a: dlow.rows(n), b: w.get(self.a), c: dx })
+        let (shape, a, b) = (GemmShape::nn(n, of.inputs, self.rank), dlow.rows(n), w.get(self.a));
+        let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else {
+            return dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dx });
+        };
+        let all = 0..x.len();
+        dev.gemm(Gemm { shape, a, b, c: dropped.rows_mut(n).slice(all.clone()) })?;
+        cx.drop_channels(mask, of.inputs, dropped.rows(n).slice(all), dx, true)
     }
 }

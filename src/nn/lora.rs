@@ -3,10 +3,12 @@
 //!
 //! Names, shapes and starting values are those of the PEFT library: beside `...q_proj.weight` (out, in) stand
 //! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out,
-//! rank), zero. So the model starts as it was.
+//! rank), zero. So the model starts as it was. With dropout, a module's adapter reads a masked copy of its input.
+use super::context::AdapterDropout;
 use super::layout::{Init, Layout, Segment, Tp};
 use super::linear::{Adapter, Linear};
 use crate::base::{Error, Result};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What is adapted, and how.
 #[derive(Clone, PartialEq, Debug)]
@@ -14,6 +16,8 @@ pub struct Lora {
     pub rank: usize,
     /// The adapters' product is multiplied by alpha / rank.
     pub alpha: f32,
+    /// Probability with which an element of an adapter's input is dropped in training, in [0, 1).
+    pub dropout: f32,
     /// Last parts of module names (`q_proj`), or `all-linear`.
     pub targets: Vec<String>,
 }
@@ -62,6 +66,9 @@ impl Lora {
                 self.rank, self.alpha
             )));
         }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::input(format!("lora: dropout {} is not in [0, 1)", self.dropout)));
+        }
         let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "a model without layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = false);
         let mut known = Vec::new();
@@ -92,12 +99,21 @@ impl Lora {
             ))),
         }
     }
-    /// Gives `linear` the adapter of its weight in `layout`, where there is one.
-    pub(super) fn adapt(&self, linear: &mut Linear, layout: &Layout) {
+    /// Gives `linear` the adapter of its weight in `layout`, where there is one. `masks`: names, hashed, of the modules
+    /// with dropout so far.
+    pub(super) fn adapt(&self, linear: &mut Linear, layout: &Layout, masks: &mut Vec<u64>) {
         let Some(module) = self.module(&layout.segments[linear.weight]) else { return };
         let find = |suffix: &str| layout.segments.iter().position(|s| s.name.strip_suffix(suffix) == Some(module));
         if let (Some(a), Some(b)) = (find(A), find(B)) {
-            linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale() });
+            let dropout = (self.dropout > 0.0).then(|| {
+                masks.push(xxh3_64(module.as_bytes()));
+                let first = match layout.segments[linear.weight].tp {
+                    Tp::Cut { dim: 1, over, whole } => over.share(whole).start,
+                    _ => 0,
+                };
+                AdapterDropout { p: self.dropout, key: masks.len() - 1, first }
+            });
+            linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale(), dropout });
         }
     }
 }

@@ -40,16 +40,16 @@ impl MlpBranch {
         self.norm.forward(dev, w, saved.x.rows(rows), scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         if let Some(gate) = &self.gate {
-            gate.forward(dev, w, h.rows, &mut scratch.low, saved.gate.rows_mut(n))?;
+            gate.forward(cx, w, h.rows, &mut scratch.adapter, saved.gate.rows_mut(n))?;
         }
         let further = y.is_some() || self.post.is_some();
         let fused = further && self.activation == Activation::Gelu;
         match fused {
             true => {
                 let act = scratch.act.rows_mut(n);
-                self.up.forward_gelu(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n), act)?
+                self.up.forward_gelu(cx, w, h.rows, &mut scratch.adapter, saved.up.rows_mut(n), act)?
             }
-            false => self.up.forward(dev, w, h.rows, &mut scratch.low, saved.up.rows_mut(n))?,
+            false => self.up.forward(cx, w, h.rows, &mut scratch.adapter, saved.up.rows_mut(n))?,
         }
         cx.release(h)?;
         if !further {
@@ -58,13 +58,13 @@ impl MlpBranch {
         if !fused {
             self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         }
-        let Scratch { act, parts, low, stats, .. } = scratch;
+        let Scratch { act, parts, adapter, stats, .. } = scratch;
         if let (None, Some(y), true) = (&self.post, &mut y, cx.straight(self.cut)) {
-            return self.down.forward_onto(dev, w, act.rows(n), low, saved.x.rows(rows), y.reborrow());
+            return self.down.forward_onto(cx, w, act.rows(n), adapter, saved.x.rows(rows), y.reborrow());
         }
         let mut down = |mut y: ViewMut| {
-            cx.sum(self.cut, parts, y.reborrow(), |y| self.down.product(dev, w, act.rows(n), low, y))?;
-            self.down.add_bias(dev, w, y)
+            cx.sum(self.cut, parts, y.reborrow(), |y| self.down.product(cx, w, act.rows(n), adapter, y))?;
+            self.down.add_bias(cx, w, y)
         };
         if self.post.is_some() {
             down(saved.branch.rows_mut(rows))?;
@@ -114,13 +114,13 @@ impl MlpBranch {
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
-        let low = [&mut scratch.low, &mut scratch.dlow];
+        let adapter = &mut scratch.adapter;
         let (act, dact) = (scratch.act.rows(n), scratch.dact.rows_mut(n));
         match self.activation {
             Activation::Gelu => {
-                self.down.backward_gelu(dev, w, dw, act, d_branch.rows, low, up, dact, scratch.dup.rows_mut(n))?
+                self.down.backward_gelu(cx, w, dw, act, d_branch.rows, adapter, up, dact, scratch.dup.rows_mut(n))?
             }
-            _ => self.down.backward(dev, w, dw, act, d_branch.rows, low, dact, false)?,
+            _ => self.down.backward(cx, w, dw, act, d_branch.rows, adapter, dact, false)?,
         }
         cx.release(d_branch)?;
 
@@ -132,13 +132,13 @@ impl MlpBranch {
             Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::Gelu => {}
         }
-        let Scratch { h, stats, whole, parts, act, dup, dh, low, dlow, unused, .. } = scratch;
+        let Scratch { h, stats, whole, parts, act, dup, dh, adapter, unused, .. } = scratch;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
             if let Some(gate) = &self.gate {
-                gate.backward(dev, w, dw, h.rows, act.rows(n), [low, dlow], dh.reborrow(), false)?;
+                gate.backward(cx, w, dw, h.rows, act.rows(n), adapter, dh.reborrow(), false)?;
             }
-            self.up.backward(dev, w, dw, h.rows, dup.rows(n), [low, dlow], dh, self.gate.is_some())
+            self.up.backward(cx, w, dw, h.rows, dup.rows(n), adapter, dh, self.gate.is_some())
         })?;
         cx.release(h)?;
         self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))

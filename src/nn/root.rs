@@ -132,7 +132,7 @@ impl Root {
         let scale = backward.as_ref().map(|b| b.scale);
         let columns = self.words.range(self.vocab).len();
         let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
-        let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, low, dlow, unused, .. } = scratch;
+        let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, adapter, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let (width, chunk) = (h.width(), logits.capacity());
         let h = cx.whole(h.rows(rows), whole)?;
@@ -141,11 +141,11 @@ impl Root {
             for start in (0..n).step_by(chunk) {
                 let band = start..n.min(start + chunk);
                 let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
-                self.head.forward(dev, w, h, low, logits.rows_mut(rows))?;
+                self.head.forward(cx, w, h, adapter, logits.rows_mut(rows))?;
                 self.token_losses(cx, shape, targets, scale, logits, [part_stats, all_stats], loss.rows_mut(1))?;
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
-                    self.head.backward(dev, w, grads, h, logits.rows(rows), [low, dlow], dh, false)?;
+                    self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
                 }
             }
             Ok(())
@@ -210,7 +210,7 @@ impl Root {
         let own = self.words.range(self.vocab).len();
         let (mine, rest) = next.rows_mut(1).split_at(own);
         cx.dev.zero(rest)?;
-        self.head.forward(cx.dev, w, at, &mut scratch.low, mine)?;
+        self.head.forward(cx, w, at, &mut scratch.adapter, mine)?;
         cx.release(h)?;
         if cx.batch.rows.is_some() {
             let sp = &cx.groups.sp;

@@ -42,6 +42,18 @@ impl<T> Saved<T> {
     }
 }
 table! {
+    /// What an adapter works in; empty without adapters.
+    AdapterScratch {
+        /// (N, rank): what it makes of its input.
+        low,
+        /// (N, rank): the gradient of `low`.
+        dlow,
+        /// (N, the widest input of an adapter): its input under a dropout mask, then the gradient that goes through the
+        /// mask; empty without dropout.
+        dropped,
+    }
+}
+table! {
     /// Used within a block or the head, by one after the other. From `masked` on: backward only.
     Scratch {
         /// (R, C): the normalised input of a branch, or of the head.
@@ -60,8 +72,6 @@ table! {
         head_stats,
         /// (N, F): the activation, then the gate's gradient.
         act,
-        /// (N, rank): what adapters make of their input; empty without.
-        low,
         /// (R, vocab): a chunk of logits, then their gradient.
         logits,
         /// (R, 3) f32: the statistics of a chunk of logits that are this rank's words only; empty where they are all.
@@ -86,11 +96,11 @@ table! {
         dact,
         /// (N, F)
         dup,
-        /// (N, rank): the gradient of `low`.
-        dlow,
         /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
         unused,
         ;
+        /// Of the adapter at hand.
+        adapter: AdapterScratch,
         /// Of the ring of sp.
         ring: Ring,
         /// Of a sequence that goes on: see [`Workspace::remember`].

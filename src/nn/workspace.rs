@@ -4,7 +4,7 @@
 use super::cache::Cache;
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::ring::Ring;
-use super::saved::{AttentionSaved, MlpSaved, Saved, Scratch};
+use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Saved, Scratch};
 use super::spec::{Arch, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
@@ -23,6 +23,14 @@ pub struct WorkspaceOptions {
     pub checkpoint: Checkpointing,
     /// Without, there is no room for a backward pass.
     pub train: bool,
+}
+
+/// Elements in a row of what adapters work in; 0 without.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AdapterWidths {
+    pub rank: usize,
+    /// The widest input that dropout masks.
+    pub dropped: usize,
 }
 
 table! {
@@ -68,11 +76,10 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
 
 impl Workspace<TensorShape, ()> {
     /// The table: what a rank's part of a model needs for `options`.
-    /// `rank`: of the adapters, 0 without.
     pub(super) fn plan(
         whole: &Spec,
         split: &Split,
-        rank: usize,
+        adapters: AdapterWidths,
         options: &WorkspaceOptions,
     ) -> Workspace<TensorShape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
@@ -155,12 +162,15 @@ impl Workspace<TensorShape, ()> {
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(spec.ff),
                 dup: back(spec.ff),
-                low: scratch(rank),
-                dlow: back(rank),
                 unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
                     ..back(spec.dim.max(spec.head_dim))
+                },
+                adapter: AdapterScratch {
+                    low: scratch(adapters.rank),
+                    dlow: back(adapters.rank),
+                    dropped: back(adapters.dropped),
                 },
                 ring: Ring::plan(&heads, [true, false].map(seen), split, ring_tokens, dtype, train),
                 cache: Cache::plan(spec, dtype, 0),

@@ -42,8 +42,18 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-const TRAIN: [&str; 8] =
-    ["--lora-rank", "4", "--lora-target-modules", "q_proj", "down_proj", "--lora-alpha", "8", "--lr=0.01"];
+const TRAIN: [&str; 10] = [
+    "--lora-rank",
+    "4",
+    "--lora-target-modules",
+    "q_proj",
+    "down_proj",
+    "--lora-alpha",
+    "8",
+    "--lora-dropout",
+    "0.1",
+    "--lr=0.01",
+];
 
 #[test]
 fn adapters_are_saved_alone_resumed_and_merged() {
@@ -68,6 +78,8 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     let exported = [&files[..3], &["flatshard.json"]].concat();
     assert_eq!(names(&dir.join("adapter")), exported);
     assert!(fs::metadata(last.join("adapter_model.safetensors")).unwrap().len() < 16 << 10);
+    let config: Value = serde_json::from_slice(&fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(config["lora_dropout"], 0.1);
 
     // Interrupted after step 3: the same bits.
     let whole = fs::read(last.join("adapter_model.safetensors")).unwrap();
@@ -141,6 +153,8 @@ fn what_cannot_be_meant_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, words) in [
         (&["--lora-alpha", "8"][..], "--lora-rank"),
+        (&["--lora-dropout", "0.1"], "--lora-rank"),
+        (&["--lora-rank", "2", "--lora-dropout", "1"], "lora_dropout is 1: it must be in [0, 1)"),
         (&["--lora-rank", "2", "--lora-target-modules", "c_attn"], "q_proj"),
         (&["--lora-merge", "nowhere"], "--save-hf"),
         (&["--lora-merge", "nowhere", "--save-hf", "out"], "nowhere"),

@@ -198,7 +198,7 @@ impl Told {
     pub fn dropping(dev: &dyn Device, decoder: &Decoder, loss_scale: f32, key: u64) -> Told {
         let mut words = vec![0u32; decoder.dropout_words()];
         if !words.is_empty() {
-            decoder.dropout_keys(key, &mut words);
+            decoder.dropout_keys(key, key, &mut words);
         }
         let mut keys = dev.alloc(DType::U32, words.len(), Category::Other).unwrap();
         dev.upload(bytemuck::cast_slice(&words), keys.view_mut()).unwrap();

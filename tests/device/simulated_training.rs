@@ -7,6 +7,7 @@ use flatshard::device::Device;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::{Sim, Tally};
 use flatshard::engine::{Engine, EngineOptions, StepReport};
+use flatshard::nn::{Lora, Tuning};
 use flatshard::optim::ScalerOptions;
 use flatshard::store::ShardedOptions;
 use serde_json::Value;
@@ -37,10 +38,12 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
 fn losses_and_weights_are_those_of_the_cpu() {
     let bounds = [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3), (DType::F16, 5e-4, 2.5e-3, 1.25e-4)];
     for (dtype, loss, norm, weight) in bounds {
-        for spec in [llama(), gpt()] {
+        let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.2, targets: vec!["all-linear".into()] };
+        let adapters = Tuning { lora: Some(lora), ..Tuning::default() };
+        for (spec, tuning) in [(llama(), Tuning::default()), (gpt(), Tuning::default()), (llama(), adapters)] {
             let scaler = (dtype == DType::F16).then(ScalerOptions::default);
             let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
-            let options = EngineOptions { scaler, ..options(&spec, strategy, SGD) };
+            let options = EngineOptions { scaler, tuning, ..options(&spec, strategy, SGD) };
             let (cpu, sim) = (reports(&options, false, 3), reports(&options, true, 3));
             for (step, ((a, x), (b, y))) in cpu.iter().zip(&sim).enumerate() {
                 let label = format!("{:?} in {dtype}, step {}", spec.arch, step + 1);

@@ -9,6 +9,7 @@ mod golden;
 mod gradients;
 #[path = "../common/heap.rs"]
 mod heap;
+mod lora_dropout;
 mod memory;
 mod meshes;
 mod parity;

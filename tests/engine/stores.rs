@@ -97,7 +97,7 @@ fn checkpointing_changes_no_bit() {
 #[test]
 fn frozen_tensors_and_adapters_leave_the_same_bits() {
     let texts = |patterns: &[&str]| patterns.iter().map(|p| p.to_string()).collect::<Vec<_>>();
-    let adapters = Lora { rank: 4, alpha: 6.0, targets: texts(&["q_proj", "down_proj"]) };
+    let adapters = Lora { rank: 4, alpha: 6.0, dropout: 0.2, targets: texts(&["q_proj", "down_proj"]) };
     let tunings = [
         Tuning { freeze: texts(&["embed_tokens", r"layers\.[01]\.", "k_proj"]), ..Tuning::default() },
         Tuning { freeze: texts(&[r"layers\.2\.", "norm"]), ..Tuning::default() },

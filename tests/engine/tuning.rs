@@ -161,7 +161,7 @@ fn frozen_weights_that_stay_are_gathered_once() {
 
 fn lora(targets: &[&str]) -> Tuning {
     let targets = targets.iter().map(|t| t.to_string()).collect();
-    Tuning { lora: Some(Lora { rank: 4, alpha: 6.0, targets }), ..Tuning::default() }
+    Tuning { lora: Some(Lora { rank: 4, alpha: 6.0, dropout: 0.1, targets }), ..Tuning::default() }
 }
 
 /// Every rank's weights, by name, of an engine with adapters.

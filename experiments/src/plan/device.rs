@@ -145,6 +145,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         gelu(Gelu) x over [x, y];
         gelu_backward(GeluBackward) x over [x, dy, dx];
         dropout(Dropout) x over [x, x];
+        dropout_rows(DropoutRows) x over [x, y];
         cross_entropy(CrossEntropy) logits over [targets, logits, logits];
         cross_entropy_part(CrossEntropyPart) logits over [targets, logits, stats];
         cross_entropy_finish(CrossEntropyFinish) logits over [targets, stats, logits, logits];

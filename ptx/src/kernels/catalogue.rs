@@ -50,6 +50,7 @@ pub const VARIANTS: &[&[Variant]] = &[
     floats!("cross_entropy_part", "cross_entropy_part.ptx"),
     floats!("cross_entropy_part_cap", "cross_entropy_part.ptx", "CAP" = 1),
     floats!("dropout", "dropout.ptx"),
+    floats!("dropout_rows", "dropout_rows.ptx"),
     floats!("embed", "embed.ptx"),
     floats!("embed_backward", "embed_backward.ptx"),
     floats!("geglu", "glu.ptx", "GELU" = 1),

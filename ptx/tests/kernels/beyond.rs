@@ -171,6 +171,10 @@ fn rows_beyond_4_gib() {
             operands.extend((layer == 0).then(|| fraction(0.0)));
             rows(&of(&format!("{kernel}_backward")), operands).check();
         }
+        let mut operands = vec![x(), holds(U32, 0..2, 7.0), holds(U32, last(1), 5.0), x()];
+        operands.extend(shape());
+        operands.extend([plain(0), plain(1 << 30), fraction(2.0), plain(1), plain(1)]);
+        Far { threads: 256, ..rows(&of("dropout_rows"), operands) }.check();
         // The row of the table lies as far beyond.
         let token = (ROWS - 1) as f64;
         let mut operands = vec![holds(U32, last(1), token), x(), fills(dtype, last(COLUMNS)), faultless()];

@@ -116,6 +116,13 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
             cases.push(case(label, floor, job(of(&format!("{kernel}_backward")), 2, 64, slots)));
         }
     }
+    for (label, columns, first) in [("7x1024", COLUMNS, 0), ("7x257", 257, 3)] {
+        let words = |n: usize| In(U32, vec![1.0; n]);
+        let mut slots = vec![x(columns), words(2), words(ROWS), both(2, dtype, ROWS * columns)];
+        slots.extend([int(ROWS), int(columns), int(first), int(1 << 30), real(4.0 / 3.0), int(1), int(1)]);
+        let floor = 3 * ROWS * columns * size + 4 * (2 + ROWS);
+        cases.push(case(label, floor, job(of("dropout_rows"), 3, 256, slots)));
+    }
     let strips = COLUMNS.div_ceil(512 / size) as u32;
     let strip = |name: String, slots| Job { grid: [strips, 2], ..job(name, 1, 256, slots) };
     let tall = 256 * COLUMNS;

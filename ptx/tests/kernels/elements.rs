@@ -161,6 +161,39 @@ fn dropout_has_the_bits_of_the_definition() {
     }
 }
 
+#[test]
+fn dropout_of_rows_has_the_bits_of_the_definition() {
+    let (p, key, rows) = (0.3f32, 0x0123_4567_89ab_cdef_u64, 5);
+    let (threshold, scale) = ((p as f64 * 4294967296.0) as u32, 1.0 / (1.0 - p));
+    let map = [3u32, 1 << 31, 0, 3, 7];
+    for (dtype, name) in DTYPES {
+        // Whole counters; whole ones of rows that are not aligned; rows that begin or end within one.
+        for (width, first, skew) in [(64, 8, 0), (64, 8, 1), (1028, 0, 0), (61, 4, 0), (64, 6, 0), (3, 3, 1), (1, 2, 0)]
+        {
+            for (mapped, adds) in [(0, 0), (1, 0), (1, 1)] {
+                let (x, y) = (rounded(&normal(5, rows * width), dtype), rounded(&normal(6, rows * width), dtype));
+                let made = |i: usize| {
+                    let (row, channel) = (i / width, first + i % width);
+                    let token = if mapped == 1 { map[row] } else { row as u32 };
+                    let word = philox(key, [(channel / 4) as u32, 0, token, 0])[channel % 4];
+                    let kept = if word >= threshold { x[i] as f32 * scale } else { 0.0 };
+                    if adds == 1 { (y[i] as f32 + kept) as f64 } else { kept as f64 }
+                };
+                let want: Vec<f64> = (0..rows * width).map(made).collect();
+                let words = In(U32, [key as u32, (key >> 32) as u32].map(f64::from).to_vec());
+                let map = In(U32, map.map(f64::from).to_vec());
+                let out = if adds == 1 { InOut(dtype, y.clone()) } else { Out(dtype, rows * width) };
+                let mut slots = vec![In(dtype, x.clone()), words, map, out, int(rows), int(width), int(first)];
+                slots.extend([Value(Argument::U32(threshold)), real(scale), int(mapped), int(adds)]);
+                let columns = (first % 4 + width).div_ceil(4).div_ceil(256) as u32;
+                let job = Job { grid: [3, columns], ..job(format!("dropout_rows_{name}"), 1, 256, slots) };
+                let got = job.skewed(skew).outputs();
+                assert_eq!(got[0], rounded(&want, dtype), "{name} {width} from {first}, {mapped} {adds}");
+            }
+        }
+    }
+}
+
 /// lr, beta1, beta2, eps, decay.
 const HYPER: [f32; 5] = [1e-2, 0.9, 0.95, 1e-8, 0.1];
 const SCALE: f64 = 0.75;

@@ -7,8 +7,8 @@ use crate::device::buf::Place;
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, Dropout, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, LayerNorm,
-    LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
+    CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
 use half::{bf16, f16};
@@ -209,6 +209,10 @@ impl Device for CpuDevice {
     fn dropout(&self, op: Dropout) -> Result<()> {
         let key = dropout::key(&op)?;
         floats!(self, op.x.dtype(), T => dropout::dropout::<T>(op, key))
+    }
+    fn dropout_rows(&self, op: DropoutRows) -> Result<()> {
+        let key = dropout::rows_key(&op)?;
+        floats!(self, op.x.dtype(), T => dropout::dropout_rows::<T>(op, key))
     }
 
     fn embed(&self, op: Embed) -> Result<()> {

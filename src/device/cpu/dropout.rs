@@ -1,7 +1,8 @@
-//! Dropout from a counter: the mask is a pure function of (key, index), so recomputation and the backward pass see the
-//! same one. Never holds state.
+//! Dropout from a counter: the mask is a pure function of (key, row, index), so recomputation, the backward pass and
+//! ranks with parts of a row see the same one. Never holds state.
 use crate::base::{Result, dtype::Float, rng::philox};
-use crate::device::ops::Dropout;
+use crate::device::View;
+use crate::device::ops::{Dropout, DropoutRows};
 
 /// Element i takes word i % 4 of philox(key, i / 4) and is kept where that word is at least p * 2^32.
 /// `key` is that of [`key`], read before: loads next to the loops keep the compiler from vectorizing them.
@@ -10,21 +11,59 @@ pub fn dropout<T: Float>(op: Dropout, key: u64) -> Result<()> {
     let (threshold, scale) = (op.threshold(), op.scale());
     let x = op.x.host::<T>(Dropout::OP)?;
     for (block, x) in x.chunks_mut(4 * COUNTERS).enumerate() {
-        let mut words = [[0; 4]; COUNTERS];
-        for (c, words) in words.iter_mut().enumerate() {
-            let counter = (block * COUNTERS + c) as u64;
-            *words = philox(key, [counter as u32, (counter >> 32) as u32, 0, 0]);
-        }
+        let words = draw(key, (block * COUNTERS) as u64, 0);
         for (x, &word) in x.iter_mut().zip(words.as_flattened()) {
             *x = T::from_f32(if word >= threshold { x.to_f32() * scale } else { 0.0 });
         }
     }
     Ok(())
 }
+/// As [`DropoutRows`] says; `key` is that of [`rows_key`].
+#[inline(always)]
+pub fn dropout_rows<T: Float>(op: DropoutRows, key: u64) -> Result<()> {
+    const OP: &str = DropoutRows::OP;
+    let (threshold, scale, accumulate) = (op.threshold(), op.scale(), op.accumulate);
+    let tokens = op.rows.map(|rows| rows.host::<u32>(OP)).transpose()?;
+    let (x, y) = (op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
+    for (i, (x, y)) in x.chunks_exact(op.width).zip(y.chunks_exact_mut(op.width)).enumerate() {
+        let token = tokens.map_or(i as u32, |tokens| tokens[i]);
+        // The words of the first counter before `skip` are another rank's.
+        let (mut at, mut counter, mut skip) = (0, (op.first / 4) as u64, op.first % 4);
+        while at < op.width {
+            let words = draw(key, counter, token);
+            let words = &words.as_flattened()[skip..];
+            let n = words.len().min(op.width - at);
+            let (x, y) = (&x[at..at + n], &mut y[at..at + n]);
+            for ((y, x), &word) in y.iter_mut().zip(x).zip(words) {
+                let kept = if word >= threshold { x.to_f32() * scale } else { 0.0 };
+                *y = T::from_f32(if accumulate { y.to_f32() + kept } else { kept });
+            }
+            (at, counter, skip) = (at + n, counter + COUNTERS as u64, 0);
+        }
+    }
+    Ok(())
+}
+/// Words of [`COUNTERS`] counters from `first` on, of a row.
+#[inline(always)]
+fn draw(key: u64, first: u64, row: u32) -> [[u32; 4]; COUNTERS] {
+    let mut words = [[0; 4]; COUNTERS];
+    for (c, words) in words.iter_mut().enumerate() {
+        let counter = first + c as u64;
+        *words = philox(key, [counter as u32, (counter >> 32) as u32, row, 0]);
+    }
+    words
+}
 /// The key in memory, of an operation that fits.
 pub fn key(op: &Dropout) -> Result<u64> {
     op.check()?;
-    let key = op.key.host::<u32>(Dropout::OP)?;
+    of_words(Dropout::OP, op.key)
+}
+pub fn rows_key(op: &DropoutRows) -> Result<u64> {
+    op.check()?;
+    of_words(DropoutRows::OP, op.key)
+}
+fn of_words(op: &'static str, key: View) -> Result<u64> {
+    let key = key.host::<u32>(op)?;
     Ok(u64::from(key[0]) | u64::from(key[1]) << 32)
 }
 

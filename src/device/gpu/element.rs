@@ -3,7 +3,7 @@ use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::{CTAS, words};
 use crate::base::{DType, Error, Result};
-use crate::device::ops::{Bias, BiasBackward, Dropout};
+use crate::device::ops::{Bias, BiasBackward, Dropout, DropoutRows};
 use crate::device::{View, ViewMut};
 
 /// The kernel of `y = x` between two dtypes.
@@ -96,4 +96,34 @@ pub fn dropout(gpu: &GpuDevice, op: Dropout) -> Result<()> {
     let variant = by_dtype!(OP, dtype, "dropout")?;
     let args = &mut [Arg::InOut(op.x), Arg::In(op.key), Arg::U64(n as u64), threshold, scale];
     gpu.each(variant, OP, n, dtype, args)
+}
+
+/// A thread takes the channels of one counter, in a row after the other.
+pub fn dropout_rows(gpu: &GpuDevice, op: DropoutRows) -> Result<()> {
+    const OP: &str = DropoutRows::OP;
+    let (n, variant) = (op.check()?, by_dtype!(OP, op.x.dtype(), "dropout_rows")?);
+    if n == 0 {
+        return Ok(());
+    }
+    let counters = (op.first % 4 + op.width).div_ceil(4);
+    let columns = counters.div_ceil(BLOCK as usize) as u32;
+    let rows = (CTAS * gpu.driver.multiprocessors()).div_ceil(columns).clamp(1, n as u32);
+    let shape = LaunchShape { grid: [rows, columns, 1], block: [BLOCK, 1, 1], shared: 0 };
+    let (threshold, scale) = (Arg::U32(op.threshold()), Arg::F32(op.scale()));
+    let mapped = Arg::U32(op.rows.is_some().into());
+    let y = if op.accumulate { Arg::InOut(op.y) } else { Arg::Out(op.y) };
+    let args = &mut [
+        Arg::In(op.x),
+        Arg::In(op.key),
+        op.rows.map_or(Arg::Null, Arg::In),
+        y,
+        Arg::U32(n as u32),
+        Arg::U32(op.width as u32),
+        Arg::U32(op.first as u32),
+        threshold,
+        scale,
+        mapped,
+        Arg::U32(op.accumulate.into()),
+    ];
+    gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)
 }

@@ -1,5 +1,5 @@
 //! Operands of what works element by element: activations and dropout. All are alike in dtype and length.
-use super::check::{float, read, written};
+use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
@@ -87,10 +87,60 @@ impl Dropout<'_> {
     }
     /// A word of the counter below this drops its element.
     pub fn threshold(&self) -> u32 {
-        (self.p as f64 * 4_294_967_296.0) as u32
+        threshold(self.p)
     }
     /// Multiplies what is kept.
     pub fn scale(&self) -> f32 {
-        1.0 / (1.0 - self.p)
+        scale(self.p)
+    }
+}
+fn threshold(p: f32) -> u32 {
+    (p as f64 * 4_294_967_296.0) as u32
+}
+fn scale(p: f32) -> f32 {
+    1.0 / (1.0 - p)
+}
+
+/// Dropout of rows that ranks have parts of, with the mask of the whole: element j of row i is channel `c = first + j`
+/// of token `t = rows[i]` (without `rows`, `t = i`), and is kept where word `c % 4` of the counter `[c / 4, t]` is at
+/// least `p * 2^32`. Kept elements are multiplied by `1 / (1 - p)`. Assigns `y`, or adds to it with `accumulate`. The
+/// same on the gradient is the backward pass.
+pub struct DropoutRows<'a> {
+    /// In [0, 1).
+    pub p: f32,
+    /// (2) u32, the low word first, as of [`Dropout`].
+    pub key: View<'a>,
+    /// (N) u32.
+    pub rows: Option<View<'a>>,
+    /// Elements in a row of `x` and `y`.
+    pub width: usize,
+    pub first: usize,
+    pub x: View<'a>,
+    pub y: ViewMut<'a>,
+    pub accumulate: bool,
+}
+
+impl DropoutRows<'_> {
+    pub const OP: &'static str = "dropout_rows";
+    /// N.
+    pub fn check(&self) -> Result<usize> {
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(Error::op(Self::OP, format!("p = {} is not in [0, 1)", self.p)));
+        }
+        let (dtype, n) = (float(Self::OP, self.x.dtype())?, rows(Self::OP, "x", self.x.len(), self.width)?);
+        read(Self::OP, &[("key", &self.key, DType::U32, 2)])?;
+        if let Some(rows) = &self.rows {
+            read(Self::OP, &[("rows", rows, DType::U32, n)])?;
+        }
+        written(Self::OP, &[("y", &self.y, dtype, self.x.len())])?;
+        Ok(n)
+    }
+    /// As of [`Dropout`].
+    pub fn threshold(&self) -> u32 {
+        threshold(self.p)
+    }
+    /// As of [`Dropout`].
+    pub fn scale(&self) -> f32 {
+        scale(self.p)
     }
 }

@@ -102,7 +102,12 @@ fn tuning(s: &Settings) -> Result<Tuning> {
         freeze: t.freeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scales()?,
-        lora: l.rank.map(|rank| Lora { rank, alpha: l.alpha.unwrap_or(rank as f64) as f32, targets: targets() }),
+        lora: l.rank.map(|rank| Lora {
+            rank,
+            alpha: l.alpha.unwrap_or(rank as f64) as f32,
+            dropout: l.dropout.unwrap_or(0.0) as f32,
+            targets: targets(),
+        }),
         uniform: s.fsdp.use_orig_params == Some(false),
     })
 }

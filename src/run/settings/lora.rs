@@ -1,5 +1,5 @@
 //! Adapters, and a merge of them. Never trains or merges any.
-use super::value::{one_or_many, size};
+use super::value::{number, one_or_many, size};
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -14,6 +14,9 @@ pub struct LoraSettings {
     /// LoRA scaling: adapters are multiplied by alpha / rank [default: lora-rank]
     #[arg(long = "lora-alpha", value_name = "ALPHA")]
     pub alpha: Option<f64>,
+    /// Probability with which an element of an adapter's input is dropped in training, in [0, 1) [default: 0]
+    #[arg(long = "lora-dropout", id = "lora_dropout", value_name = "P")] // the model has a dropout, too
+    pub dropout: Option<f64>,
     /// Modules to adapt: last parts of their names, or all-linear [default: q_proj v_proj]
     #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
     #[serde(deserialize_with = "one_or_many")]
@@ -26,9 +29,10 @@ pub struct LoraSettings {
 impl LoraSettings {
     pub fn check(&self) -> Result<()> {
         size("lora_rank", self.rank)?;
+        number("lora_dropout", self.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
         match self.rank {
-            None if self.alpha.is_some() || self.target_modules.is_some() => {
-                Err(Error::input("lora: alpha or target_modules is given, but no rank: add --lora-rank N"))
+            None if self.alpha.is_some() || self.dropout.is_some() || self.target_modules.is_some() => {
+                Err(Error::input("lora: alpha, dropout or target_modules is given, but no rank: add --lora-rank N"))
             }
             Some(_) if self.merge.is_some() => {
                 Err(Error::input("lora: --lora-merge trains nothing: leave out --lora-rank"))

@@ -2,11 +2,11 @@
 use super::harness::*;
 use crate::common::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
-use flatshard::device::Device;
 use flatshard::device::ops::{
-    Bias, BiasBackward, Dropout, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape, Glu,
-    GluBackward,
+    Bias, BiasBackward, Dropout, DropoutRows, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape,
+    Glu, GluBackward,
 };
+use flatshard::device::{Buf, Device};
 
 /// Rows and columns.
 pub const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
@@ -278,6 +278,63 @@ fn dropout() {
                 dev.dropout(Dropout { p, key: half, x: b.view_mut() }).unwrap_err().to_string().contains("key holds 1")
             );
         }
+    }
+}
+
+/// Rows that begin with a counter and within one, as they come and as ranks of a ring have them, assigned and added.
+#[test]
+fn dropout_rows() {
+    let (p, key) = (0.3f32, 0x1234_5678_9abc_def0u64);
+    let map = [5u32, 0, 70_000, 2, 2, 1 << 31, 9];
+    let first = [0, 6, 4096, 1023];
+    for ((&(rows, width), first), [mapped, accumulate]) in SHAPES
+        .iter()
+        .zip(first.into_iter().cycle())
+        .flat_map(|shape| [[false, false], [true, false], [true, true]].map(|flags| (shape, flags)))
+    {
+        let (n, token) = (rows * width, |i: usize| if mapped { map[i] } else { i as u32 });
+        let (a, old) = (normal(1, n), before(n));
+        let kept = |i: usize| {
+            let (row, channel) = (i / width, first + i % width);
+            let word = philox(key, [channel as u32 / 4, 0, token(row), 0])[channel % 4];
+            word as f64 >= p as f64 * 4_294_967_296.0
+        };
+        let of = |scale: fn(f64) -> f64, add: fn(f64, f64) -> f64| -> Outputs {
+            let made = |i: usize| if kept(i) { scale(a[i]) } else { 0.0 };
+            vec![(0..n).map(|i| if accumulate { add(old[i], made(i)) } else { made(i) }).collect()]
+        };
+        let words = u32_in("key", &[key as u32, (key >> 32) as u32]);
+        let mut operands = vec![x("x", &a), words, y("y", &old)];
+        operands.extend(mapped.then(|| u32_in("rows", &map[..rows])));
+        conform(
+            &format!("dropout_rows {rows} x {width} from {first}, mapped {mapped}, accumulate {accumulate}"),
+            FORWARD,
+            &operands,
+            of(|x| x / (1.0 - 0.3f32 as f64), |a, b| a + b),
+            of(|x| (x as f32 / (1.0 - 0.3f32)) as f64, |a, b| (a as f32 + b as f32) as f64),
+            &|dev, bufs| {
+                let [x, key, y, map @ ..] = bufs else { unreachable!() };
+                let (x, key, y, rows) = (x.view(), key.view(), y.view_mut(), map.first().map(Buf::view));
+                dev.dropout_rows(DropoutRows { p, key, rows, width, first, x, y, accumulate })
+            },
+        );
+    }
+    // What is kept of many, and its sum.
+    for dev in devices() {
+        let (width, n) = (64, 64 * 100);
+        let key = buf(&*dev, DType::U32, &[3.0, 4.0]);
+        let (x, mut y) = (buf(&*dev, DType::F32, &vec![1.0; n]), buf(&*dev, DType::F32, &vec![7.0; n]));
+        let mut drop = |p: f32, rows: Option<&Buf>| {
+            let (key, rows, x, y) = (key.view(), rows.map(Buf::view), x.view(), y.view_mut());
+            dev.dropout_rows(DropoutRows { p, key, rows, width, first: 0, x, y, accumulate: false })
+        };
+        assert!(drop(1.0, None).unwrap_err().to_string().contains("p = 1"));
+        assert!(drop(p, Some(&key)).unwrap_err().to_string().contains("rows holds 2"));
+        drop(p, None).unwrap();
+        let values = read(&*dev, &y);
+        let kept = values.iter().filter(|&&x| x != 0.0).count() as f64 / n as f64;
+        assert!((kept - 0.7).abs() < 0.03, "{kept} kept with p = 0.3");
+        assert!(values.iter().all(|&x| x == 0.0 || (x - 1.0 / 0.7).abs() < 1e-6));
     }
 }
 

@@ -97,7 +97,7 @@ fn fresh_weights_have_their_means_and_deviations() {
 /// PEFT's: A as `nn.Linear` starts, uniform within 1 / sqrt(inputs); B zero.
 #[test]
 fn fresh_adapters_have_pefts_distribution() {
-    let lora = Lora { rank: 16, alpha: 32.0, targets: vec!["all-linear".into()] };
+    let lora = Lora { rank: 16, alpha: 32.0, dropout: 0.0, targets: vec!["all-linear".into()] };
     let spec = spec(Arch::Llama);
     let weights = fresh(&spec, Tuning { lora: Some(lora), ..Tuning::default() });
     let mut adapters = 0;
@@ -125,7 +125,7 @@ fn a_seed_means_the_same_bits_for_ever() {
         }
         format!("{:016x}", hash.digest())
     };
-    let lora = Lora { rank: 4, alpha: 8.0, targets: vec!["q_proj".into()] };
+    let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.0, targets: vec!["q_proj".into()] };
     assert_eq!(
         [
             hash(fresh(&spec(Arch::Llama), Tuning::default())),

@@ -64,12 +64,12 @@ fn check_gradients_of(mut model: Model) {
 fn llama_gradients() {
     check_gradients(llama());
 }
-/// The adapters' gradients, and through them those of what lies below.
+/// The adapters' gradients, and through them those of what lies below; with the masks drawn again in recomputation.
 #[test]
 fn lora_gradients() {
     let targets = |names: &[&str]| names.iter().map(|n| n.to_string()).collect();
-    for targets in [targets(&["all-linear"]), targets(&["q_proj", "v_proj", "down_proj"])] {
-        let lora = Some(Lora { rank: 3, alpha: 5.0, targets });
+    for (targets, dropout) in [(targets(&["all-linear"]), 0.3), (targets(&["q_proj", "v_proj", "down_proj"]), 0.0)] {
+        let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets });
         let tuning = Tuning { lora, ..Tuning::default() };
         check_gradients_of(Model::tuned(llama(), &tuning, options(Checkpointing::Full)));
     }
