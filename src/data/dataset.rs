@@ -1,16 +1,20 @@
 //! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are
 //! asked for.
+use super::blend::Blend;
 use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind};
 use super::format::Format;
 use super::reader;
 use super::recipe::Recipe;
+use super::report::Report;
+use super::source::RowSource;
 use super::synthetic::Synthetic;
 use super::token_file::{self, TokenCounts, TokenFile};
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result};
-use crate::device::IGNORE;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 #[derive(Clone, Debug)]
@@ -33,83 +37,21 @@ pub struct DataOptions {
     pub cargo_home: Option<PathBuf>,
 }
 
-/// What was found, for people and for the metrics.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// "Rust sources of 85 crates"
-    pub what: String,
-    pub files: u64,
-    /// Files of a directory that were left out because they are no text.
-    pub skipped: u64,
-    /// Size of the files.
-    pub bytes: u64,
-    pub tokens: u64,
-    pub rows: u64,
-    /// Rows are samples that were given one by one, of up to `max_len` tokens, not cut out of a stream.
-    pub samples: bool,
-    pub max_len: usize,
-    /// Rows of more than `max_len` tokens: their ends are not trained on.
-    pub cut: u64,
-    /// Rows whose prompt leaves no room for a response, or that have none: left out.
-    pub dropped: u64,
-    /// Rows that were no rows: left out.
-    pub bad: u64,
-    /// What is wrong with the first of them, where the token file was made just now.
-    pub first_bad: Option<String>,
-    /// The token file was made just now, not found.
-    pub built: bool,
-    /// The cache that could not be written, and why: each process has made the tokens for itself.
-    pub unkept: Option<String>,
-}
-
-impl std::fmt::Display for Report {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, first_bad, .. } = self;
-        let plural = |n: u64| if n == 1 { "" } else { "s" };
-        write!(f, "{what}: ")?;
-        if *files > 0 {
-            write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
-        }
-        match self.samples {
-            true => write!(f, "{tokens} tokens in {rows} sample{} of up to {max_len}", plural(*rows))?,
-            false => write!(f, "{tokens} tokens in {rows} row{} of {max_len}", plural(*rows))?,
-        }
-        if *skipped > 0 {
-            write!(f, "; {skipped} skipped, no text")?;
-        }
-        if *cut > 0 {
-            let (are, were) = if *cut == 1 { ("is", "was") } else { ("are", "were") };
-            write!(f, "; {cut} row{} {are} longer and {were} cut", plural(*cut))?;
-        }
-        if *dropped > 0 {
-            write!(
-                f,
-                "; {dropped} row{} dropped: the prompt leaves no room for a response, or there is none",
-                plural(*dropped)
-            )?;
-        }
-        if *bad > 0 {
-            write!(f, "; {bad} bad row{} skipped", plural(*bad))?;
-        }
-        if let Some(first) = first_bad {
-            write!(f, " (the first: {first})")?;
-        }
-        Ok(())
-    }
-}
-
-enum RowSource {
-    /// Row r is tokens `r * max_len..=(r + 1) * max_len`: neighbours share one token, an input here and a target there.
-    Stream(TokenFile),
-    Rows(TokenFile),
-    Synthetic(Synthetic),
-}
-
+/// Rows of one data set, or of several that are mixed by weight.
 pub struct Dataset {
-    source: RowSource,
+    sources: Vec<DataSource>,
+    /// Of several.
+    blend: Option<Arc<Blend>>,
     max_len: usize,
     report: Report,
     fingerprint: u64,
+}
+
+struct DataSource {
+    rows: RowSource,
+    /// Of its rows in the data set: those of the source before it come before them.
+    numbers: Range<u64>,
+    report: Report,
 }
 
 impl Dataset {
@@ -185,7 +127,7 @@ impl Dataset {
         };
         let fingerprint = file.content();
         let source = if is_rows { RowSource::Rows(file) } else { RowSource::Stream(file) };
-        Ok(Dataset { source, max_len: *max_len, report, fingerprint })
+        Ok(Dataset::of(source, *max_len, report, fingerprint))
     }
 
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
@@ -207,7 +149,48 @@ impl Dataset {
             unkept: None,
         };
         let fingerprint = task.fingerprint();
-        Ok(Dataset { source: RowSource::Synthetic(task), max_len, report, fingerprint })
+        Ok(Dataset::of(RowSource::Synthetic(task), max_len, report, fingerprint))
+    }
+
+    fn of(rows: RowSource, max_len: usize, report: Report, fingerprint: u64) -> Dataset {
+        let source = DataSource { rows, numbers: 0..report.rows, report: report.clone() };
+        Dataset { sources: vec![source], blend: None, max_len, report, fingerprint }
+    }
+
+    /// Several, each opened with the same `max_len` and none of them a mixture, that give samples by weight; see
+    /// [Note: blends] and [Note: epochs]. Of a single one the weight says nothing.
+    pub fn mix(parts: Vec<(Dataset, f64)>) -> Result<Dataset> {
+        let (mut parts, weights): (Vec<Dataset>, Vec<f64>) = parts.into_iter().unzip();
+        let blend = Blend::new(&weights)?;
+        match (parts.pop(), parts.is_empty()) {
+            (Some(alone), true) => return Ok(alone),
+            (last, _) => parts.extend(last),
+        }
+        let named = parts.iter().enumerate().map(|(i, part)| {
+            let percent = (blend.share(i) * 1e4).round() / 1e2;
+            format!("{percent} % {}", part.report.what)
+        });
+        let what = format!("mixture of {}", named.collect::<Vec<_>>().join(", "));
+        if parts.iter().any(|part| part.blend.is_some()) {
+            return Err(Error::op("mix", "a mixture of mixtures"));
+        }
+        let nothing = || Error::input("a mixture of no data sets");
+        let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
+        let (mut hash, mut sources, mut first) = (Xxh3::new(), Vec::new(), 0);
+        let max_len = parts[0].max_len;
+        for part in parts {
+            hash.update(format!("{:016x} {}\n", part.fingerprint, part.report.rows).as_bytes());
+            for source in part.sources {
+                let numbers = first..first + source.report.rows;
+                first = numbers.end;
+                sources.push(DataSource { numbers, ..source });
+            }
+        }
+        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, report, fingerprint: hash.digest() })
+    }
+    /// Whether the files at `paths` hold rows.
+    pub fn holds_rows(paths: &[PathBuf]) -> bool {
+        Corpus::find(paths).is_ok_and(|corpus| corpus.kind.is_rows())
     }
 
     pub fn rows(&self) -> u64 {
@@ -227,59 +210,58 @@ impl Dataset {
     pub fn fingerprint_text(&self) -> String {
         format!("{:016x}", self.fingerprint)
     }
+    /// What was found in each source of a mixture, and the source's share of the samples; none where there is only one.
+    pub fn sources(&self) -> impl Iterator<Item = (&Report, f64)> {
+        let blend = self.blend.iter();
+        blend.flat_map(|blend| self.sources.iter().enumerate().map(move |(i, s)| (&s.report, blend.share(i))))
+    }
+    /// Which source each sample of a mixture comes from.
+    pub(super) fn blend(&self) -> Option<&Arc<Blend>> {
+        self.blend.as_ref()
+    }
+    /// The samples of each source in a period of the mixture.
+    pub fn shares(&self) -> Option<&[u64]> {
+        self.blend.as_ref().map(|blend| blend.shares())
+    }
+    /// The numbers of the rows of each source, one after the other; and whether the user gave them one by one.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
+        self.sources.iter().map(|source| (source.numbers.clone(), matches!(source.rows, RowSource::Rows(_))))
+    }
+    pub(super) fn source_of(&self, row: u64) -> usize {
+        self.sources.partition_point(|source| source.numbers.end <= row)
+    }
     /// The loss that no model can beat, in nats a token, where it is known.
     pub fn loss_floor(&self) -> Option<f64> {
-        matches!(self.source, RowSource::Synthetic(_)).then_some(Synthetic::FLOOR)
+        self.sources.iter().all(|s| matches!(s.rows, RowSource::Synthetic(_))).then_some(Synthetic::FLOOR)
     }
     /// An input error where one of `settings`, which have an effect on rows alone, is given and there are none.
     pub fn check_row_settings(&self, settings: &[(&str, bool)]) -> Result<()> {
-        match self.source {
-            RowSource::Rows(_) => Ok(()),
-            _ => refuse_row_settings(settings, &self.report.what, "has no rows"),
+        match self.has_rows_of_its_own() {
+            true => Ok(()),
+            false => refuse_row_settings(settings, &self.report.what, "has no rows"),
         }
     }
-    /// Rows were given by the user one by one, not cut out of a stream.
+    /// Some rows were given by the user one by one, not cut out of a stream.
     pub fn has_rows_of_its_own(&self) -> bool {
-        matches!(self.source, RowSource::Rows(_))
+        self.sources.iter().any(|source| matches!(source.rows, RowSource::Rows(_)))
+    }
+    /// Some were cut out of a stream, the last of which this is.
+    pub fn last_of_a_stream(&self) -> Option<u64> {
+        let streams = self.sources.iter().filter(|source| matches!(source.rows, RowSource::Stream(_)));
+        streams.map(|source| source.numbers.end - 1).next_back()
     }
 
     /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
     pub fn row_len(&self, row: u64) -> usize {
-        match &self.source {
-            RowSource::Rows(file) => file.row_len(row).min(self.max_len),
-            RowSource::Stream(_) | RowSource::Synthetic(_) => self.max_len,
-        }
+        let source = &self.sources[self.source_of(row)];
+        source.rows.row_len(row - source.numbers.start, self.max_len)
     }
     /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t
     /// predicts.
     pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
-        let max = self.max_len;
-        match &self.source {
-            RowSource::Stream(file) => {
-                let start = row * max as u64;
-                file.range(start, max).ids(tokens);
-                file.range(start + 1, max).targets(targets);
-            }
-            RowSource::Synthetic(task) => {
-                let after = task.fill(row, tokens);
-                shift(tokens, after, targets);
-            }
-            RowSource::Rows(file) => {
-                let len = tokens.len();
-                let (ids, labels) = file.row(row);
-                ids.first(len).ids(tokens);
-                let labels = labels.after_first(len);
-                labels.targets(&mut targets[..labels.len()]);
-                targets[labels.len()..].fill(IGNORE);
-            }
-        }
+        let source = &self.sources[self.source_of(row)];
+        source.rows.fill(row - source.numbers.start, self.max_len, tokens, targets);
     }
-}
-
-/// `targets[t] = tokens[t + 1]`, and `after` for the last.
-fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
-    let next = tokens[1..].iter().copied().chain([after]);
-    targets.iter_mut().zip(next).for_each(|(target, next)| *target = next as i32);
 }
 
 /// What a token file is made of: the same key, the same file.

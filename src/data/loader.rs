@@ -2,11 +2,12 @@
 //! ranks together have consumed.
 use super::batch::MicroBatch;
 use super::dataset::Dataset;
+use super::order::RowOrder;
 use super::packing::{self, WINDOW, Window};
-use super::permutation::Permutation;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -25,8 +26,9 @@ pub struct LoaderOptions {
     pub packing: bool,
     /// Without packing, and where there is an order to choose: samples of a step are dealt by length.
     pub by_length: bool,
-    /// Rows at the end that are not trained on, as an earlier start of the run fixed it. None: [`held_out`] says.
-    pub held_out: Option<u64>,
+    /// Rows at the end of each source that are not trained on, as an earlier start of the run fixed it. None:
+    /// [`held_out`] says.
+    pub held_out: Option<Vec<u64>>,
 }
 
 /// One rank's part of an optimizer step.
@@ -39,6 +41,8 @@ pub struct StepData {
     pub tokens: u64,
     /// Samples consumed by all ranks when this step is done.
     pub position: u64,
+    /// Of a mixture: those of each source among them.
+    pub by_source: Vec<u64>,
 }
 
 impl StepData {
@@ -50,10 +54,10 @@ impl StepData {
 
 /// Fills micro-batches with the rows of one rank.
 ///
-/// [Note: which row goes where] Sample n is row n of the endless sequence epoch 0, epoch 1, ... where an epoch has
-/// every row once, in order or permuted by (seed, epoch). An optimizer step consumes the next G = batch_size *
-/// grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a
-/// step's rows are the same set however G is split; a step that crosses the end of an epoch goes on in the next. With
+/// [Note: which row goes where] Which row sample n is, [`RowOrder`] says. An optimizer step consumes the next
+/// G = batch_size * grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's
+/// micro-batch. So a step's rows are the same set however G is split; a step that crosses the end of an epoch goes on
+/// in the next. With
 /// `by_length` (and shuffle, and rows that differ in length) the samples of a step are dealt by `packing::deal`: the
 /// same set, in other places.
 ///
@@ -65,18 +69,21 @@ impl StepData {
 ///
 /// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at
 /// least 8 and at most 256. None where that would be more than a tenth of the dataset, and none of the rows of a JSONL
-/// file without shuffle: who lists rows in order means each of them. Batch and mesh have no part in it, and checkpoints
+/// file without shuffle: who lists rows in order means each of them. Each source of a mixture holds out its own. Batch
+/// and mesh have no part in it, and checkpoints
 /// keep the number, so that a run that goes on differently neither trains on what it held out nor changes the order of
 /// an epoch.
 pub struct Loader {
     source: Arc<Dataset>,
     options: LoaderOptions,
-    /// Rows `first..first + rows` are this loader's.
-    first: u64,
-    rows: u64,
+    order: RowOrder,
+    /// The rows of each source that are not this loader's.
+    held: Vec<Range<u64>>,
+    /// It reads each row once, and rows without loss fill up its last step.
+    evaluates: bool,
     position: u64,
-    /// Of the epoch of the row that was last looked up.
-    order: (u64, Permutation),
+    /// Of a mixture: samples of each source so far.
+    by_source: Vec<u64>,
     /// With packing: the window at hand, and how many of its sequences are consumed.
     window: Window,
     taken: usize,
@@ -107,12 +114,22 @@ impl Loader {
                 source.max_len()
             )));
         }
-        let held = options.held_out.unwrap_or_else(|| held_out(&source, options.shuffle));
-        if held >= rows {
-            return Err(Error::input(format!("the dataset has {rows} rows, and all of them are held out ({held})")));
+        let held = options.held_out.clone().unwrap_or_else(|| held_out(&source, options.shuffle));
+        let (mut train, mut kept) = (Vec::new(), Vec::new());
+        for ((numbers, _), held) in source.numbers().zip(&held) {
+            let rows = numbers.end - numbers.start;
+            if *held >= rows {
+                return Err(Error::input(format!(
+                    "the dataset has {rows} rows, and all of them are held out ({held})"
+                )));
+            }
+            train.push(numbers.start..numbers.end - held);
+            kept.push(numbers.end - held..numbers.end);
         }
-        let mut loader = Loader::over(source, options, 0, rows - held);
-        if loader.options.packing && loader.rows <= WINDOW {
+        let order = RowOrder::new(train, source.blend().cloned(), options.shuffle, options.seed);
+        let mut loader = Loader::over(source, options, order);
+        loader.held = kept;
+        if loader.options.packing && loader.rows_per_epoch() <= WINDOW {
             loader.seek(0);
             let sequences = loader.window.sequences();
             if (sequences as u64) < global {
@@ -120,7 +137,7 @@ impl Loader {
                     "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
                      batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks {dp_size}. Pass more data, make \
                      a batch or `max_len` smaller, or leave out `packing_samples`",
-                    loader.rows,
+                    loader.rows_per_epoch(),
                     loader.source.max_len()
                 )));
             }
@@ -130,19 +147,28 @@ impl Loader {
     /// Over the held-out rows, in order; `None` where none are. What its last global batch lacks is filled up with rows
     /// without loss.
     pub fn held_out(&self) -> Option<Loader> {
-        let options = LoaderOptions { shuffle: false, packing: false, by_length: false, ..self.options.clone() };
-        let rows = self.source.rows() - self.rows;
-        (self.first == 0 && rows > 0).then(|| Loader::over(self.source.clone(), options, self.rows, rows))
+        let held: Vec<Range<u64>> = self.held.iter().filter(|rows| !rows.is_empty()).cloned().collect();
+        (!held.is_empty()).then(|| Loader::in_order(self.source.clone(), &self.options, held))
     }
-    fn over(source: Arc<Dataset>, options: LoaderOptions, first: u64, rows: u64) -> Loader {
-        let order = (0, order(rows, options.seed, 0));
+    /// Over all rows of a data set, in order, filled up like the held-out ones.
+    pub fn evaluating(source: Arc<Dataset>, options: &LoaderOptions) -> Loader {
+        let rows = source.numbers().map(|(numbers, _)| numbers).collect();
+        Loader::in_order(source, options, rows)
+    }
+    fn in_order(source: Arc<Dataset>, options: &LoaderOptions, rows: Vec<Range<u64>>) -> Loader {
+        let options = LoaderOptions { shuffle: false, packing: false, by_length: false, ..options.clone() };
+        let order = RowOrder::new(rows, None, false, options.seed);
+        Loader { evaluates: true, ..Loader::over(source, options, order) }
+    }
+    fn over(source: Arc<Dataset>, options: LoaderOptions, order: RowOrder) -> Loader {
         let by_length = options.by_length && options.shuffle && source.has_rows_of_its_own();
         Loader {
             source,
             options: LoaderOptions { by_length, ..options },
-            first,
-            rows,
+            held: Vec::new(),
+            evaluates: false,
             position: 0,
+            by_source: order.counts(0),
             order,
             window: Window::default(),
             taken: 0,
@@ -157,7 +183,7 @@ impl Loader {
         &self.source
     }
     pub fn rows_per_epoch(&self) -> u64 {
-        self.rows
+        self.order.rows()
     }
     /// Samples consumed by all ranks so far: the whole state.
     pub fn position(&self) -> u64 {
@@ -173,11 +199,11 @@ impl Loader {
             let window = self.window_len();
             self.pack(position / window);
             self.position -= position % window;
-            self.taken = 0;
-            while self.position < position {
-                self.position += self.window.sequence(self.taken).len() as u64;
-                self.taken += 1;
-            }
+        }
+        self.by_source = self.order.counts(self.position);
+        while self.position < position {
+            (self.dealt.clear(), self.ends.clear());
+            self.take_sequence();
         }
     }
     /// Optimizer steps from here until this many samples are consumed.
@@ -194,14 +220,7 @@ impl Loader {
     }
     /// The number in the dataset of sample `n` of all ranks.
     pub fn row(&mut self, n: u64) -> u64 {
-        let (epoch, i) = (n / self.rows, n % self.rows);
-        if !self.options.shuffle {
-            return self.first + i;
-        }
-        if self.order.0 != epoch {
-            self.order = (epoch, order(self.rows, self.options.seed, epoch));
-        }
-        self.first + self.order.1.at(i)
+        self.order.row(n)
     }
 
     /// This rank's next step into `out`, whose buffers grow to their size the first time; all ranks' positions advance
@@ -221,6 +240,7 @@ impl Loader {
         out.samples = self.count as u64;
         out.tokens = self.dealt[..self.count].iter().map(|&row| self.source.row_len(row) as u64).sum();
         out.position = self.position;
+        out.by_source.clone_from(&self.by_source);
     }
 
     /// The next G samples, a sequence each.
@@ -233,10 +253,10 @@ impl Loader {
         }
         self.ends.clear();
         self.ends.extend(1..=global as usize);
-        let evaluates = self.first > 0;
-        let left = if evaluates { self.rows.saturating_sub(self.position) } else { global };
+        let left = if self.evaluates { self.rows_per_epoch().saturating_sub(self.position) } else { global };
         self.count = left.min(global) as usize;
         self.position += global;
+        self.tally(0);
         if self.options.by_length {
             let LoaderOptions { batch_size, dp_size, .. } = self.options;
             let length = |row| self.source.row_len(row);
@@ -254,21 +274,33 @@ impl Loader {
                 let next = self.window.number.map_or(0, |n| n + 1);
                 self.pack(next);
             }
-            let first = self.window.number.unwrap_or(0) * self.window_len();
-            for i in 0..self.window.sequence(self.taken).len() {
-                let row = self.row(first + self.window.sequence(self.taken)[i] as u64);
-                self.dealt.push(row);
-            }
-            self.position += self.window.sequence(self.taken).len() as u64;
-            self.ends.push(self.dealt.len());
-            self.taken += 1;
+            self.take_sequence();
         }
         self.count = self.dealt.len();
+    }
+    /// The samples of the window's next sequence.
+    fn take_sequence(&mut self) {
+        let first = self.window.number.unwrap_or(0) * self.window_len();
+        let before = self.dealt.len();
+        for i in 0..self.window.sequence(self.taken).len() {
+            let row = self.row(first + self.window.sequence(self.taken)[i] as u64);
+            self.dealt.push(row);
+        }
+        self.tally(before);
+        self.position += (self.dealt.len() - before) as u64;
+        self.ends.push(self.dealt.len());
+        self.taken += 1;
+    }
+    /// Counts the rows dealt from number `from` on, of a mixture.
+    fn tally(&mut self, from: usize) {
+        if !self.by_source.is_empty() {
+            self.dealt[from..].iter().for_each(|&row| self.by_source[self.source.source_of(row)] += 1);
+        }
     }
 
     /// Samples of a window.
     fn window_len(&self) -> u64 {
-        WINDOW.min(self.rows)
+        WINDOW.min(self.rows_per_epoch())
     }
     fn pack(&mut self, window: u64) {
         self.taken = 0;
@@ -320,14 +352,14 @@ impl LoaderOptions {
     }
 }
 
-fn order(rows: u64, seed: u64, epoch: u64) -> Permutation {
-    Permutation::new(rows, Rng::new(Rng::named(seed, "order of rows").key(), epoch))
-}
-
-/// Rows that a run on `source` holds out; see [Note: held-out rows].
-pub fn held_out(source: &Dataset, shuffle: bool) -> u64 {
-    let held = (source.rows() / 100).clamp(8, 256);
-    if held > source.rows() / 10 || in_order(source, shuffle) { 0 } else { held }
+/// Rows of each source that a run on `source` holds out; see [Note: held-out rows].
+pub fn held_out(source: &Dataset, shuffle: bool) -> Vec<u64> {
+    let of = |(numbers, own): (Range<u64>, bool)| {
+        let rows = numbers.end - numbers.start;
+        let held = (rows / 100).clamp(8, 256);
+        if held > rows / 10 || (own && !shuffle) { 0 } else { held }
+    };
+    source.numbers().map(of).collect()
 }
 
 /// What runs held out that began with an earlier version of this program, in steps of `global` sequences: 1 % in whole
@@ -335,9 +367,5 @@ pub fn held_out(source: &Dataset, shuffle: bool) -> u64 {
 pub fn held_out_by_steps(source: &Dataset, shuffle: bool, global: u64) -> u64 {
     let batches = (source.rows() / 100).min(256) / global.max(1);
     let held = batches.max(1) * global;
-    if held > source.rows() / 10 || in_order(source, shuffle) { 0 } else { held }
-}
-
-fn in_order(source: &Dataset, shuffle: bool) -> bool {
-    source.has_rows_of_its_own() && !shuffle
+    if held > source.rows() / 10 || (source.has_rows_of_its_own() && !shuffle) { 0 } else { held }
 }

@@ -23,7 +23,11 @@ mod rows; // files of rows
 mod reader; // from a corpus to a token file
 mod permutation; // a shuffle without a table
 mod synthetic; // a task with a known lowest loss
+mod source; // rows as they are kept, or made
+mod blend; // the sources of a mixture
+mod report; // what was found
 mod dataset; // numbered rows
+mod order; // which row each sample is
 mod packing; // whole samples into sequences
 mod batch; // what a rank trains on at once
 mod loader; // each rank's rows
@@ -32,12 +36,13 @@ pub mod zigzag; // a sequence over the ranks of sp
 
 pub use batch::MicroBatch;
 pub use cache::Cache;
-pub use dataset::{DataOptions, Dataset, Report};
+pub use dataset::{DataOptions, Dataset};
 pub use format::Format;
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
 pub use recipe::{Outcome, Recipe, TokenizedRow};
+pub use report::Report;
 pub use synthetic::Synthetic;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;

@@ -11,6 +11,7 @@ mod gate;
 mod hybrid_shard;
 mod logs;
 mod lora;
+mod mixture;
 mod nonfinite_steps;
 mod sft;
 mod stages;

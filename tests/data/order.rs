@@ -162,7 +162,7 @@ fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
 #[test]
 fn what_a_run_held_out_before_it_holds_out_again() {
     let (_files, data) = numbered(1000);
-    let fixed = |held_out| LoaderOptions { held_out: Some(held_out), ..load(4, 1, 0, 2, true) };
+    let fixed = |held_out| LoaderOptions { held_out: Some(vec![held_out]), ..load(4, 1, 0, 2, true) };
     let mut train = Loader::new(data.clone(), fixed(24)).unwrap();
     assert!((0..2 * 976).all(|n| train.row(n) < 976));
     assert_eq!(train.held_out().unwrap().rows_per_epoch(), 24);

@@ -7,7 +7,7 @@ use crate::run::plan::Plan;
 /// Tokens of the held-out text that the final sample continues.
 const PROMPT: usize = 64;
 
-/// This rank's part of the held-out rows.
+/// This rank's part of the held-out rows, or of the data set to evaluate.
 pub struct HeldOut {
     loader: Loader,
     options: LoaderOptions,
@@ -15,10 +15,14 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// None where nothing is held out or evaluation is off.
-    pub fn of(plan: &Plan, loader: &Loader) -> Result<Option<HeldOut>> {
-        let loader = loader.held_out().filter(|_| plan.settings.run.eval == Some(true));
-        let options = plan.loader(0)?;
+    /// Of the data-parallel rank `dp_rank`. None where nothing is to be evaluated or evaluation is off.
+    pub fn of(plan: &Plan, loader: &Loader, dp_rank: usize) -> Result<Option<HeldOut>> {
+        let options = plan.loader(dp_rank)?;
+        let loader = match &plan.eval {
+            Some(eval) => Some(Loader::evaluating(eval.clone(), &options)),
+            None => loader.held_out(),
+        };
+        let loader = loader.filter(|_| plan.settings.run.eval == Some(true));
         Ok(loader.map(|loader| HeldOut { loader, options, data: StepData::default() }))
     }
 
@@ -40,12 +44,11 @@ impl HeldOut {
 pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
     let run = &plan.settings.run;
     let count = run.sample_tokens.unwrap_or(0);
-    if run.sample != Some(true) || count == 0 || !plan.is_text() {
-        return Ok(None);
-    }
-    let len = plan.dataset.max_len();
+    let data = plan.evaluated();
+    let Some(row) = data.last_of_a_stream().filter(|_| run.sample == Some(true) && count > 0) else { return Ok(None) };
+    let len = data.max_len();
     let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
-    plan.dataset.fill(plan.dataset.rows() - 1, &mut tokens, &mut targets);
+    data.fill(row, &mut tokens, &mut targets);
     let prompt = &tokens[..PROMPT.min(len)];
     let sampling = Sampling { temperature: 0.8, seed: plan.engine.seed, ..Sampling::default() };
     let written = engine.generate(prompt, count, &sampling)?;

@@ -11,6 +11,7 @@ use crate::base::{Error, Result, open, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
+use crate::data::Dataset;
 use crate::device::Device;
 use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
@@ -23,13 +24,14 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 21] = [
+const OWN: [(&str, &str); 22] = [
     ("run", "nproc_per_node"),
     ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
     ("run", "after"),
     ("model", "pretrain"),
     ("data", "dataset"),
+    ("data", "eval_dataset"),
     ("data", "tokenizer"),
     ("data", "tokenizer_chat_template"), // shows in the tokens
     ("data", "cache"),
@@ -56,9 +58,10 @@ const VALUE: usize = 200;
 const SAMPLE: u64 = 64 << 10;
 
 /// What is compared besides settings, and what helps where it differs.
-const REMEDIES: [(&str, &str); 5] = [
+const REMEDIES: [(&str, &str); 6] = [
     (PROGRAM, "install one and the same binary on all hosts"),
     ("data", "each host may have a copy of its own of --dataset, but the copies must be equal"),
+    ("eval_data", "each host may have a copy of its own of --eval-dataset, but the copies must be equal"),
     ("tokenizer", "each host may have a copy of its own of --tokenizer, but the copies must be equal"),
     ("model", "each host may have a copy of its own of --pretrain, but the copies must be equal"),
     ("resume", "all hosts must see one and the same --ckpt-dir, on a file system that they share"),
@@ -106,7 +109,11 @@ fn shown(Facts { host, facts }: Facts) -> Facts {
 }
 
 fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
-    let data = &plan.dataset;
+    let what = |data: &Dataset| {
+        let weights = data.shares().map_or(String::new(), |shares| format!(", weights {shares:?}"));
+        let (rows, tokens, hash) = (data.rows(), data.report().tokens, data.fingerprint());
+        format!("{rows} rows, {tokens} tokens ({hash:016x}){weights}")
+    };
     let resume = match &plan.resume {
         Some(ResumeFrom { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
@@ -114,7 +121,8 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
     let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
     let facts = vec![
         (PROGRAM, program()?),
-        ("data", format!("{} rows, {} tokens ({:016x})", data.rows(), data.report().tokens, data.fingerprint())),
+        ("data", what(&plan.dataset)),
+        ("eval_data", plan.eval.as_deref().map_or("none".into(), what)),
         ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
         ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("resume", resume),

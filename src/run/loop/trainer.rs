@@ -74,7 +74,7 @@ impl<'a> Trainer<'a> {
         let RankContext { plan, mesh, log, .. } = *rank;
         let mut engine = Engine::new(rank.device.clone(), mesh, &plan.engine)?;
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
-        let held_out = HeldOut::of(plan, &loader)?;
+        let held_out = HeldOut::of(plan, &loader, mesh.dp.rank())?;
 
         tracer.phase(0, "load");
         let LoadedRun { mut checkpointer, resumed, seconds } =

@@ -72,29 +72,100 @@ fn cache(d: &DataSettings) -> Result<Cache> {
     Ok(Cache { dir: set(&d.cache, "data.cache")?.then_some(dir), limit: d.cache_bytes()?, scratch: env::scratch_dir() })
 }
 
-pub fn dataset(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Dataset> {
-    let merges = s.lora.merge.is_some(); // reads no data
-    let dataset = Dataset::open(&DataOptions {
-        paths: s.data.dataset.iter().flatten().map(PathBuf::from).collect(),
-        tokenizer: tokenizer.clone(),
-        format: if merges { Format::default() } else { format(&s.data, tokenizer)? },
-        vocab: spec.vocab,
-        max_len: set(&s.data.max_len, "data.max_len")?,
-        max_samples: s.data.max_samples.map(|n| n as u64),
-        seed: set(&s.run.seed, "run.seed")?,
-        cache: cache(&s.data)?,
-        cargo_home: env::cargo_home(),
-    })?;
-    if !merges {
-        dataset.check_row_settings(&[
-            ("packing_samples", s.data.packing_samples == Some(true)),
-            ("tokenizer_chat_template", s.data.tokenizer_chat_template.is_some()),
-        ])?;
-    }
-    Ok(dataset)
+/// What a run trains on, and what it is evaluated on where that is another data set.
+#[derive(Clone)]
+pub struct RunData {
+    pub train: Arc<Dataset>,
+    pub eval: Option<Arc<Dataset>>,
 }
 
-pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: u64) -> Result<LoaderOptions> {
+impl RunData {
+    pub fn open(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunData> {
+        let (d, merges) = (&s.data, s.lora.merge.is_some()); // which reads no data
+        let format = if merges { Format::default() } else { format(d, tokenizer)? };
+        let sources = sources(d)?;
+        let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
+        if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
+            return Err(Error::input(
+                "`eval_dataset: synthetic`: its rows would be those of training; leave it out, and rows of `dataset: synthetic` \
+                 are held out and evaluated",
+            ));
+        }
+        // What is said of rows must serve some of the data, and may be without effect on the rest.
+        let all: Vec<&[PathBuf]> = sources.iter().map(|s| &s.0[..]).chain(eval.as_deref()).collect();
+        let rows = all.iter().any(|paths| Dataset::holds_rows(paths));
+        let open = |paths: &[PathBuf], max_samples: Option<usize>| {
+            let without_effect = all.len() > 1 && rows && !Dataset::holds_rows(paths);
+            Dataset::open(&DataOptions {
+                paths: paths.to_vec(),
+                tokenizer: tokenizer.clone(),
+                format: if without_effect { Format::default() } else { format.clone() },
+                vocab: spec.vocab,
+                max_len: set(&d.max_len, "data.max_len")?,
+                max_samples: max_samples.map(|n| n as u64),
+                seed: set(&s.run.seed, "run.seed")?,
+                cache: cache(d)?,
+                cargo_home: env::cargo_home(),
+            })
+        };
+        let parts = sources.iter().map(|(paths, weight)| Ok((open(paths, d.max_samples)?, *weight)));
+        let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
+        let eval = eval.as_deref().map(|paths| open(paths, None).map_err(of_evaluation)).transpose()?;
+        if !merges {
+            train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
+            let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
+            of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
+        }
+        Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
+    }
+}
+
+/// The library speaks of the one data set that it was given.
+fn of_evaluation(e: Error) -> Error {
+    match e {
+        Error::Input(text) => Error::Input(text.replace("`dataset`", "`eval_dataset`")),
+        other => other,
+    }
+}
+
+/// Paths and weight of each data set to mix; one of all paths where there are no weights.
+fn sources(d: &DataSettings) -> Result<Vec<(Vec<PathBuf>, f64)>> {
+    let given = d.dataset.as_deref().unwrap_or_default();
+    let split = |name: &String| match name.rsplit_once(':') {
+        // A file may be called so.
+        Some((path, weight)) if !path.is_empty() && !Path::new(name).exists() => match weight.parse::<f64>() {
+            Ok(weight) => (path.to_string(), Some(weight)),
+            Err(_) => (name.clone(), None),
+        },
+        _ => (name.clone(), None),
+    };
+    let mut named: Vec<(String, Option<f64>)> = given.iter().map(split).collect();
+    let weighted = named.iter().filter(|(_, weight)| weight.is_some()).count();
+    if let Some(weights) = &d.dataset_weights {
+        if weighted > 0 {
+            return Err(Error::input(
+                "`dataset_weights` and weights behind the paths of `dataset` (PATH:WEIGHT): leave one out",
+            ));
+        }
+        if weights.len() != named.len() {
+            return Err(Error::input(format!(
+                "`dataset_weights` has {} weights and `dataset` {} paths: give one weight for each path",
+                weights.len(),
+                named.len()
+            )));
+        }
+        named.iter_mut().zip(weights).for_each(|(named, weight)| named.1 = Some(*weight));
+    }
+    if let (true, Some((path, _))) = (weighted > 0, named.iter().find(|(_, weight)| weight.is_none())) {
+        return Err(Error::input(format!("`dataset` {path}: has no weight where others do; write {path}:WEIGHT")));
+    }
+    match named.iter().all(|(_, weight)| weight.is_some()) && !named.is_empty() {
+        true => Ok(named.into_iter().map(|(path, weight)| (vec![path.into()], weight.unwrap_or(1.0))).collect()),
+        false => Ok(vec![(given.iter().map(PathBuf::from).collect(), 1.0)]),
+    }
+}
+
+pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: &[u64]) -> Result<LoaderOptions> {
     Ok(LoaderOptions {
         batch_size: set(&s.batch.batch_size, "batch.batch_size")?,
         grad_accum: set(&s.batch.grad_accum, "batch.grad_accum")?,
@@ -104,6 +175,6 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: u64) -> 
         seed: set(&s.run.seed, "run.seed")?,
         packing: set(&s.data.packing_samples, "data.packing_samples")?,
         by_length: set(&s.data.group_by_length, "data.group_by_length")?,
-        held_out: Some(held_out),
+        held_out: Some(held_out.to_vec()),
     })
 }

@@ -15,8 +15,9 @@ pub const HELD_OUT: &str = "held_out";
 /// Rows that are evaluated and rows that are trained on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EvalSplit {
-    /// Rows at the end of the data set that are evaluated and never trained on.
-    pub held_out: u64,
+    /// Rows at the end of the data set, or of each that is mixed, that are never trained on, and evaluated unless
+    /// there is a data set for that.
+    pub held_out: Vec<u64>,
     /// Where that is not what the run began with, or may not be.
     pub warning: Option<String>,
 }
@@ -25,13 +26,16 @@ impl EvalSplit {
     /// `then`: where the run goes on from.
     pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<EvalSplit> {
         let shuffle = set(&s.data.shuffle, "data.shuffle")?;
-        let fresh = |warning| EvalSplit { held_out: held_out(dataset, shuffle), warning };
+        let eval = s.data.eval_dataset.is_some();
+        let usual = held_out(dataset, shuffle);
+        let fresh =
+            |warning| EvalSplit { held_out: usual.iter().map(|n| if eval { 0 } else { *n }).collect(), warning };
         let Some(then) = then else { return Ok(fresh(None)) };
         let number = |key: &str| then.data.get(key).and_then(Value::as_u64);
         // The rows are the same ones: those of a stream begin elsewhere where they are of another length.
         let same = number("rows") == Some(dataset.rows())
             && then.data.get("fingerprint").and_then(Value::as_str) == Some(&dataset.fingerprint_text())
-            && (dataset.has_rows_of_its_own() || number("max_len") == Some(dataset.max_len() as u64));
+            && (dataset.last_of_a_stream().is_none() || number("max_len") == Some(dataset.max_len() as u64));
         if !same {
             return Ok(fresh(Some(
                 "the rows are not those of the checkpoint: which of them are held out, the length of an epoch and the order \
@@ -39,8 +43,22 @@ impl EvalSplit {
                     .into(),
             )));
         }
-        if let Some(held_out) = number(HELD_OUT) {
-            return Ok(EvalSplit { held_out, warning: None });
+        let recorded = then.data.get(HELD_OUT).and_then(|held| match held {
+            Value::Array(each) => each.iter().map(Value::as_u64).collect(),
+            one => one.as_u64().map(|held| vec![held]),
+        });
+        if let Some(held_out) = recorded.filter(|held: &Vec<u64>| held.len() == usual.len()) {
+            let (rows, evaluates) = (held_out.iter().sum::<u64>(), s.run.eval == Some(true));
+            let warning = match (eval, rows) {
+                (true, 1..) => Some(format!(
+                    "the run began with {rows} held-out rows: it still does not train on them, and evaluates --eval-dataset"
+                )),
+                (false, 0) if evaluates && usual.iter().any(|&n| n > 0) => Some(
+                    "the run began with --eval-dataset and holds no row out: without one nothing is evaluated".into(),
+                ),
+                _ => None,
+            };
+            return Ok(EvalSplit { held_out, warning });
         }
         // Checkpoints of earlier versions: the batch decided.
         let ranks = then.world / (mesh.sp * mesh.tp).max(1);
@@ -51,6 +69,13 @@ impl EvalSplit {
             "the checkpoint does not say which rows are held out: it takes the last {held_out}, as for its steps of {global} \
              sequences"
         );
-        Ok(EvalSplit { held_out, warning: Some(warning) })
+        Ok(EvalSplit { held_out: vec![held_out], warning: Some(warning) })
+    }
+    /// As a checkpoint keeps it: a number, or one for each data set that is mixed.
+    pub fn recorded(&self) -> Value {
+        match self.held_out[..] {
+            [held_out] => held_out.into(),
+            _ => self.held_out.clone().into(),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
 //! another launcher started; the ranks that we start inherit what it has `SettledPlan`. Never starts anything and
 //! writes nothing but the cache of tokens: an error leaves every file as it was.
+use super::data::RunData;
 use super::profile::Profile;
 use super::ranks::RankPlan;
 use super::restarts::Restarts;
@@ -33,6 +34,8 @@ pub struct Plan {
     pub tokenizer: Tokenizer,
     pub engine: EngineOptions,
     pub dataset: Arc<Dataset>,
+    /// What is evaluated in place of held-out rows.
+    pub eval: Option<Arc<Dataset>>,
     pub schedule: Schedule,
     pub save: SaveOptions,
     pub restarts: Restarts,
@@ -79,11 +82,12 @@ impl Plan {
         s.checkpoint.resume = Some("auto".into());
         let global_batch = self.loader(0)?.global_batch() as usize;
         (s.batch.train_batch_size, s.batch.grad_accum) = (Some(global_batch), None);
-        let mut plan = Plan::settle(s, None, Some(self.dataset.clone())).map_err(Error::before_start)?;
+        let mut plan = Plan::settle(s, None, Some(RunData { train: self.dataset.clone(), eval: self.eval.clone() }))
+            .map_err(Error::before_start)?;
         plan.ranks.attempt = attempt;
         Ok(plan)
     }
-    fn settle(mut s: Settings, launched: Option<&RankEnv>, dataset: Option<Arc<Dataset>>) -> Result<Plan> {
+    fn settle(mut s: Settings, launched: Option<&RankEnv>, data: Option<RunData>) -> Result<Plan> {
         wandb::settle(&mut s)?;
         check::outputs(&s)?;
         check::merge(&s)?;
@@ -118,17 +122,20 @@ impl Plan {
         }
         if s.lora.merge.is_some() {
             s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
+            (s.data.dataset_weights, s.data.eval_dataset) = (None, None);
         }
-        let dataset = match dataset {
-            Some(dataset) => dataset,
-            None => Arc::new(data::dataset(&s, &tokenizer, &engine.spec)?),
-        };
-        let split = EvalSplit::new(&s, &ranks.mesh, &dataset, resume.as_ref().map(|resume| &resume.state))?;
-        evaluations::check_rows(&s, split.held_out)?;
-        let loader = data::loader(&s, &ranks.mesh, 0, split.held_out)?;
-        schedule::steps(&mut s, &dataset, loader)?;
+        let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &engine.spec), Ok)?;
+        let dataset = &data.train;
+        if s.data.dataset_weights.is_some() && dataset.shares().is_none() {
+            s.notes.push("--dataset-weights has no effect here: there is one data set".into());
+        }
+        let split = EvalSplit::new(&s, &ranks.mesh, dataset, resume.as_ref().map(|resume| &resume.state))?;
+        let evaluated = data.eval.as_ref().map_or_else(|| split.held_out.iter().sum(), |eval| eval.rows());
+        evaluations::check_rows(&s, evaluated)?;
+        let loader = data::loader(&s, &ranks.mesh, 0, &split.held_out)?;
+        schedule::steps(&mut s, dataset, loader)?;
         schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
-        let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, dataset)?;
+        let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
@@ -150,15 +157,10 @@ impl Plan {
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
-        let dataset = Arc::new(data::dataset(s, &tokenizer, &engine.spec)?);
-        Plan::derive(settled, tokenizer, engine, dataset)
+        let data = RunData::open(s, &tokenizer, &engine.spec)?;
+        Plan::derive(settled, tokenizer, engine, data)
     }
-    fn derive(
-        settled: SettledPlan,
-        tokenizer: Tokenizer,
-        engine: EngineOptions,
-        dataset: Arc<Dataset>,
-    ) -> Result<Plan> {
+    fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
         let SettledPlan { settings: s, ranks, size, resume, split } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
@@ -172,7 +174,8 @@ impl Plan {
             split,
             tokenizer,
             engine,
-            dataset,
+            dataset: data.train,
+            eval: data.eval,
         })
     }
 
@@ -193,8 +196,9 @@ impl Plan {
     }
     /// Names them, for [`Evaluations::rows`].
     fn evaluated_rows(&self) -> String {
-        let (data, held_out) = (&self.dataset, self.split.held_out);
-        format!("{held_out} of {} of {} ({} tokens)", data.rows(), data.fingerprint_text(), data.max_len())
+        let data = self.evaluated();
+        let rows = self.eval.as_ref().map_or_else(|| self.split.recorded(), |eval| eval.rows().into());
+        format!("{rows} of {} of {} ({} tokens)", data.rows(), data.fingerprint_text(), data.max_len())
     }
     /// The directory of the best checkpoint, where it is asked for.
     pub fn saves_best(&self) -> Option<&Path> {
@@ -205,7 +209,7 @@ impl Plan {
         self.schedule.total
     }
     pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
-        data::loader(&self.settings, &self.ranks.mesh, dp_rank, self.split.held_out)
+        data::loader(&self.settings, &self.ranks.mesh, dp_rank, &self.split.held_out)
     }
     /// Tokens of an optimizer step, at most: rows that are shorter than max_len are not padded.
     pub fn tokens_per_step(&self) -> Result<u64> {
@@ -228,9 +232,9 @@ impl Plan {
     pub fn is_sharded(&self) -> bool {
         self.settings.run.strategy != Some(StrategyName::Ddp)
     }
-    /// Whether the tokenizer can show what the tokens say.
-    pub fn is_text(&self) -> bool {
-        !self.dataset.has_rows_of_its_own() && self.dataset.loss_floor().is_none()
+    /// The data set that is evaluated, its held-out rows or all.
+    pub fn evaluated(&self) -> &Arc<Dataset> {
+        self.eval.as_ref().unwrap_or(&self.dataset)
     }
     /// Where the run stands, as checkpoints keep it.
     pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
@@ -245,6 +249,18 @@ impl Plan {
             "grad_clip": o.grad_clip,
         }));
         schedule.extend(o.warmup_ratio.map(|ratio| (schedule::RATIO.into(), ratio.into())));
+        let mut data = object(json!({
+            "dataset": self.dataset.report().what,
+            "rows": self.dataset.rows(),
+            "max_len": self.dataset.max_len(),
+            "fingerprint": self.dataset.fingerprint_text(),
+            (split::HELD_OUT): self.split.recorded(),
+            "shuffle": self.settings.data.shuffle,
+            "packing_samples": self.settings.data.packing_samples,
+            "batch_size": self.settings.batch.batch_size,
+            "grad_accum": self.settings.batch.grad_accum,
+        }));
+        data.extend(self.dataset.shares().map(|shares| ("weights".into(), shares.into())));
         TrainerState {
             step,
             samples_consumed,
@@ -265,17 +281,7 @@ impl Plan {
             world: self.ranks.mesh.world(),
             strategy: self.engine.strategy.name().into(),
             precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
-            data: object(json!({
-                "dataset": self.dataset.report().what,
-                "rows": self.dataset.rows(),
-                "max_len": self.dataset.max_len(),
-                "fingerprint": self.dataset.fingerprint_text(),
-                (split::HELD_OUT): self.split.held_out,
-                "shuffle": self.settings.data.shuffle,
-                "packing_samples": self.settings.data.packing_samples,
-                "batch_size": self.settings.batch.batch_size,
-                "grad_accum": self.settings.batch.grad_accum,
-            })),
+            data,
             evaluations: None, // the loop knows
             run: None,         // the checkpointer knows
         }
@@ -332,6 +338,7 @@ impl Plan {
             "steps": self.steps(),
             "tokens_per_step": self.tokens_per_step()?,
             "dataset": self.dataset.report().to_string(),
+            "eval_dataset": self.eval.as_ref().map(|eval| eval.report().to_string()),
             "resume": self.resume.as_ref().map(|r| &r.dir),
             "planned_bytes": self.planned_json(),
         });

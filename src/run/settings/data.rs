@@ -1,5 +1,5 @@
 //! Which samples a run reads, and how it makes sequences of them. Never opens a data set.
-use super::value::{bytes, count, one_or_many, set};
+use super::value::{bytes, count, number, numbers, one_or_many, set};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -13,6 +13,15 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
+    /// Mix the paths of --dataset by these weights, one each; or write them there as PATH:WEIGHT [default: one data set
+    /// of all paths]
+    #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "W")]
+    #[serde(deserialize_with = "numbers")]
+    pub dataset_weights: Option<Vec<f64>>,
+    /// Evaluate on these files and directories, all rows of them, and hold out no row of --dataset [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub eval_dataset: Option<Vec<String>>,
     /// Tokenizer: a tokenizer.json, a directory that holds one, or `bytes`; token ids need none [default: the one in
     /// pretrain, else bytes]
     #[arg(long, value_name = "PATH|bytes")]
@@ -71,6 +80,8 @@ pub struct DataSettings {
 impl DataSettings {
     pub fn check(&self) -> Result<()> {
         self.cache_bytes()?;
+        let weights = self.dataset_weights.iter().flatten();
+        weights.copied().try_for_each(|w| number("dataset_weights", Some(w), |w| w > 0.0, "above 0"))?;
         count("max_len", self.max_len)
     }
     pub fn cache_bytes(&self) -> Result<u64> {

@@ -98,12 +98,13 @@ pub fn check(asked: &Value, merged: &mut Value) -> Result<()> {
 }
 
 /// Section and key of what others can make idle; the key of that other, and a value of it with which it is not.
-const IDLE: [(&str, &str, &str, &str, &str); 7] = [
+const IDLE: [(&str, &str, &str, &str, &str); 8] = [
     ("optim", "momentum", "optim", "optimizer", "sgd"),
     ("optim", "min_lr_ratio", "optim", "lr_scheduler", "cosine_with_min_lr"),
     ("fsdp", "wrap_min_params", "fsdp", "auto_wrap", "size"),
     ("run", "sample_tokens", "run", "sample", "true"),
     ("run", "eval_every", "run", "eval", "true"),
+    ("data", "eval_dataset", "run", "eval", "true"),
     ("data", "cache_dir", "data", "cache", "true"),
     ("data", "cache_limit", "data", "cache", "true"),
 ];

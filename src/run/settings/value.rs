@@ -1,7 +1,7 @@
 //! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms
 //! that a file may write. Never knows a setting.
 use crate::base::{Error, Result, limits};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// The value of a setting that has a default.
 pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
@@ -61,4 +61,24 @@ pub fn one_or_many<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Optio
         OneOrMany::One(text) => vec![text],
         OneOrMany::Many(texts) => texts,
     }))
+}
+
+/// `weights: 0.7` is `weights: [0.7]`, and so is `weights: "0.7"`; of several, a text has commas between them.
+pub fn numbers<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<f64>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a number or a list of numbers")]
+    enum OneOrMore {
+        One(f64),
+        More(Vec<f64>),
+        Text(String),
+    }
+    Ok(match Option::<OneOrMore>::deserialize(d)? {
+        None => None,
+        Some(OneOrMore::One(number)) => Some(vec![number]),
+        Some(OneOrMore::More(numbers)) => Some(numbers),
+        Some(OneOrMore::Text(text)) => {
+            let number = |word: &str| word.trim().parse().map_err(|_| D::Error::custom(format!("{word}: no number")));
+            Some(text.split(',').map(number).collect::<std::result::Result<_, _>>()?)
+        }
+    })
 }

@@ -26,6 +26,9 @@ pub struct StepRecord {
     pub skipped_steps: u64,
     /// Rows that all ranks trained on in this step.
     pub samples: u64,
+    /// Of a mixture: rows of each data set that the run has trained on so far, this step's among them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub source_samples: Vec<u64>,
     /// Positions that all ranks processed in this step; none of them is padding.
     pub tokens: u64,
     /// `tokens` over the room of the step's sequences: batch_size * max_len * grad_accum * data-parallel ranks.

@@ -2,6 +2,7 @@
 use crate::base::CATEGORIES;
 use crate::base::{Category, Result};
 use crate::ckpt;
+use crate::data::Report;
 use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
@@ -10,6 +11,7 @@ use crate::run::settings::OffloadName;
 use crate::run::settings::ShardingName;
 use crate::run::settings::args;
 use crate::store::Offload;
+use serde_json::{Value, json};
 
 /// The run in a few lines.
 pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result<String> {
@@ -98,6 +100,8 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         format!("memory   {} planned for a rank: {}", mib(plan.size.on_device() as u64), parts.join(", ")),
         format!("data     {}{}", plan.dataset.report(), packed(plan)),
     ]);
+    lines.extend(plan.dataset.sources().map(|(source, share)| format!("         {} % {source}", percent(share))));
+    lines.extend(plan.eval.iter().map(|eval| format!("eval     {}", eval.report())));
     if let Err(why) = plan.tokenizer.usable() {
         lines.push(format!("tokens   are given as ids: {}", args::with_flags(&why.to_string())));
     }
@@ -177,6 +181,10 @@ fn deferred(plan: &Plan) -> Result<Option<String>> {
 pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
     let larger = if stopped { "--patience" } else { "--max-steps" };
     let (c, adapted) = (&plan.settings.checkpoint, plan.engine.tuning.lora.is_some());
+    let generate = match plan.tokenizer.usable() {
+        Ok(()) => "--generate TEXT writes on from a text",
+        Err(_) => "--generate \"3 17 5\" writes on from token ids",
+    };
     let what = match (&c.ckpt_dir, &c.save_hf) {
         _ if plan.settings.run.stage.is_some() => return None,
         (None, None) => {
@@ -187,12 +195,11 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
             "--resume auto with a larger {larger} goes on; --lora-merge {}/step-{steps:08} --save-hf DIR makes one model of both",
             dir.display()
         ),
-        (Some(dir), _) => format!(
-            "--resume auto with a larger {larger} goes on; --ckpt-dir {} --generate TEXT writes on from a text",
-            dir.display()
-        ),
+        (Some(dir), _) => {
+            format!("--resume auto with a larger {larger} goes on; --ckpt-dir {} {generate}", dir.display())
+        }
         (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR makes one model of both", dir.display()),
-        (None, Some(dir)) => format!("--pretrain {} --generate TEXT writes on from a text", dir.display()),
+        (None, Some(dir)) => format!("--pretrain {} {generate}", dir.display()),
     };
     Some(format!("next     {what}"))
 }
@@ -223,6 +230,32 @@ fn offloaded(plan: &Plan) -> Option<String> {
     };
     let host = plan.size.planned.iter().find(|p| p.0 == Category::Host).map_or(0, |p| p.1);
     Some(format!("offload  {what} in host memory, {} a rank; updates run there", mib(host as u64)))
+}
+
+/// The data sets of a mixture, for the metrics, with the samples so far where they are known; null without a mixture.
+pub fn sources(plan: &Plan, samples: &[u64]) -> Option<Vec<Value>> {
+    plan.dataset.shares()?;
+    let held_out = plan.split.held_out.iter();
+    let source = |(i, ((report, share), held_out)): (usize, ((&Report, f64), &u64))| {
+        let samples = samples.get(i);
+        let epochs = samples.map(|&n| n as f64 / (report.rows - held_out) as f64);
+        json!({"dataset": report.what, "weight": share, "rows": report.rows, "held_out": held_out, "samples": samples, "epochs": epochs})
+    };
+    Some(plan.dataset.sources().zip(held_out).enumerate().map(source).collect())
+}
+
+/// What the run has trained on of each of them.
+pub fn consumed(sources: &[Value]) -> impl Iterator<Item = String> {
+    let samples = |source: &Value| source["samples"].as_u64().unwrap_or(0);
+    let all: u64 = sources.iter().map(samples).sum();
+    sources.iter().map(move |source| {
+        let (what, epochs) = (source["dataset"].as_str().unwrap_or_default(), source["epochs"].as_f64().unwrap_or(0.0));
+        format!("mixture  {what}: {} of {} samples, {epochs:.2} epochs", count(samples(source)), count(all))
+    })
+}
+
+fn percent(share: f64) -> f64 {
+    (share * 1e4).round() / 1e2
 }
 
 /// A name as files spell it.

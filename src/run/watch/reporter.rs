@@ -84,6 +84,8 @@ pub struct Reporter<'a> {
     /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
     progress: Option<Progress>,
     bytes: HeldBytes,
+    /// Of a mixture: samples of each data set so far, where this start took a step.
+    by_source: Vec<u64>,
     /// Steps of this start.
     steps: u32,
     /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks,
@@ -127,6 +129,7 @@ impl<'a> Reporter<'a> {
             progress: first.then(|| Progress::new(log, done, plan.steps(), run.log_every.unwrap_or(1))),
             gpu: GpuWatch::new(gpu)?,
             bytes: HeldBytes::default(),
+            by_source: Vec::new(),
             steps: 0,
             mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
             tokens_per_step: plan.tokens_per_step()?,
@@ -164,7 +167,8 @@ impl<'a> Reporter<'a> {
         self.started = Instant::now();
         let device = self.device.name();
         self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
-        if let Some(unkept) = &self.plan.dataset.report().unkept {
+        let data = [Some(&self.plan.dataset), self.plan.eval.as_ref()];
+        if let Some(unkept) = data.into_iter().flatten().find_map(|data| data.report().unkept.as_ref()) {
             let what = format!("warning: the token cache cannot be written: {unkept}");
             self.say(
                 LogLevel::Warn,
@@ -184,6 +188,8 @@ impl<'a> Reporter<'a> {
             "trainable_params": self.plan.size.trainable,
             "planned_bytes": self.plan.planned_json(),
             "data": self.plan.dataset.report().to_string(),
+            "sources": report::sources(self.plan, &[]),
+            "eval_data": self.plan.eval.as_ref().map(|eval| eval.report().to_string()),
             "gpu": gpu,
             "resumed_from_step": resumed.map(|resume| resume.state.step),
             "load_seconds": load_seconds,
@@ -237,6 +243,7 @@ impl<'a> Reporter<'a> {
             loss_scale: report.loss_scale,
             skipped_steps: number - done.updates,
             samples: data.samples,
+            source_samples: data.by_source.clone(),
             tokens: data.tokens,
             fill: data.tokens as f64 / self.tokens_per_step as f64,
             trained_tokens: done.trained_tokens,
@@ -256,6 +263,7 @@ impl<'a> Reporter<'a> {
             gpu,
         };
         self.comm = comm;
+        self.by_source.clone_from(&data.by_source);
         self.tell_sinks(&Event::Step(&record))?;
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
@@ -288,11 +296,10 @@ impl<'a> Reporter<'a> {
             let loss = loss / tokens as f64;
             let (perplexity, count) = (loss.exp(), report::count(tokens));
             let best = if is_best == Some(true) { ", the lowest so far" } else { "" };
+            let tokens_of = if self.plan.eval.is_some() { "tokens of the evaluation data" } else { "held-out tokens" };
             self.say(
                 LogLevel::Info,
-                format_args!(
-                    "eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} held-out tokens{best}"
-                ),
+                format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} {tokens_of}{best}"),
             );
             self.tell_sinks(&Event::Eval(&json!({
                 "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
@@ -356,9 +363,12 @@ impl<'a> Reporter<'a> {
         }
         let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.bytes.peak));
         self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
+        let sources = report::sources(self.plan, &self.by_source).filter(|_| !self.by_source.is_empty());
+        let consumed = report::consumed(sources.as_deref().unwrap_or_default());
+        consumed.for_each(|line| self.say(LogLevel::Info, line));
         report::next(self.plan, steps, stopped.is_some()).iter().for_each(|text| self.say(LogLevel::Info, text));
         self.tell_sinks(&Event::End(&json!({
-            "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"),
+            "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"), "sources": sources,
         })))
     }
 }

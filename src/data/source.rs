@@ -1,0 +1,49 @@
+//! Rows as a token file has them, or as they are made: numbered, of at most `max_len` tokens. Never knows files.
+use super::synthetic::Synthetic;
+use super::token_file::TokenFile;
+use crate::device::IGNORE;
+
+pub(super) enum RowSource {
+    /// Row r is tokens `r * max_len..=(r + 1) * max_len`: neighbours share one token, an input here and a target there.
+    Stream(TokenFile),
+    Rows(TokenFile),
+    Synthetic(Synthetic),
+}
+
+impl RowSource {
+    /// Tokens of `row`.
+    pub fn row_len(&self, row: u64, max_len: usize) -> usize {
+        match self {
+            RowSource::Rows(file) => file.row_len(row).min(max_len),
+            RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
+        }
+    }
+    /// `row` into `tokens` and `targets`, each as long as it is.
+    pub fn fill(&self, row: u64, max: usize, tokens: &mut [u32], targets: &mut [i32]) {
+        match self {
+            RowSource::Stream(file) => {
+                let start = row * max as u64;
+                file.range(start, max).ids(tokens);
+                file.range(start + 1, max).targets(targets);
+            }
+            RowSource::Synthetic(task) => {
+                let after = task.fill(row, tokens);
+                shift(tokens, after, targets);
+            }
+            RowSource::Rows(file) => {
+                let len = tokens.len();
+                let (ids, labels) = file.row(row);
+                ids.first(len).ids(tokens);
+                let labels = labels.after_first(len);
+                labels.targets(&mut targets[..labels.len()]);
+                targets[labels.len()..].fill(IGNORE);
+            }
+        }
+    }
+}
+
+/// `targets[t] = tokens[t + 1]`, and `after` for the last.
+fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
+    let next = tokens[1..].iter().copied().chain([after]);
+    targets.iter_mut().zip(next).for_each(|(target, next)| *target = next as i32);
+}
