@@ -1,9 +1,10 @@
 """flatshard beside PyTorch DDP, FSDP1 and FSDP2 on CPU ranks: one model, one machine, one run, medians of several rounds.
 
 Needs: pip install torch transformers numpy, and `cargo build --release`.
-Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--out results.json]
+Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--ablate] [--out results.json]
 Each round runs every contender once, in turn, so that a busy neighbour hurts all alike. Prints a table of tokens/s, the
-ratio to the best peer of the precision, and peak memory of the largest rank.
+ratio to the best peer of the precision, and peak memory of the largest rank. With --ablate the contenders are run_fsdp, FSDP1
+and FSDP2, each with every setting of ABLATIONS that it has.
 """
 import argparse
 import datetime
@@ -15,11 +16,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 MODEL = {"embed-dim": 768, "num-layers": 6, "num-heads": 12, "num-kv-heads": 12, "ff-hidden-dim": 3072, "vocab-size": 32000}
 BATCH = {"max-len": 256, "batch-size": 4}
+# Flags of run_fsdp and of torch_peer.py alike; all start from the first, since PyTorch does not prefetch in forward by default.
+PREFETCH = ["--backward-prefetch", "BACKWARD_PRE", "--forward-prefetch"]
+ABLATIONS = {
+    "": PREFETCH,
+    "checkpointing": [*PREFETCH, "--activation-checkpoint"],
+    "no prefetch": ["--backward-prefetch", "NONE", "--no-forward-prefetch"],
+    "BACKWARD_POST": ["--backward-prefetch", "BACKWARD_POST", "--forward-prefetch"],
+    "no limit_all_gathers": [*PREFETCH, "--no-limit-all-gathers"],
+}
+FSDP2_LACKS = ["BACKWARD_POST", "no limit_all_gathers"]
 PEERS = [("ddp", False), ("fsdp1", False), ("fsdp2", False), ("ddp", True), ("fsdp2", True)]
 
 
@@ -27,22 +39,25 @@ def flags(values):
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
 
-def torch_peer(impl, compiled, precision, steps):
+def torch_peer(impl, compiled, precision, steps, ablation=None):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "experiments/peers/torch_peer.py")]
     command += ["--impl", impl, "--precision", precision, *flags(MODEL | BATCH | {"max-steps": steps})]
     command += ["--compile"] if compiled else []
+    command += ABLATIONS[ablation] if ablation is not None else []
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return result | {"name": ", ".join(filter(None, [result["name"], ablation]))}
 
 
-def flatshard(binary, precision, steps):
+def flatshard(binary, precision, steps, ablation=None):
     with tempfile.TemporaryDirectory() as directory:
         metrics = pathlib.Path(directory) / "metrics.jsonl"
         command = [str(RELEASE / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
         command += [*flags(MODEL | BATCH), "--max-steps", str(steps), "--precision", precision, "--grad-clip", "1.0"]
         command += ["--lr", "3e-4", "--metrics-path", str(metrics)]
+        command += ABLATIONS[ablation] if ablation is not None else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(done.stderr[-2000:])
@@ -50,13 +65,24 @@ def flatshard(binary, precision, steps):
     run = next(row for row in rows if row["event"] == "run")
     timed = [row for row in rows if row["event"] == "step"][2:]
     return {
-        "name": f"flatshard {binary}",
+        "name": ", ".join(filter(None, [f"flatshard {binary}", ablation])),
         "precision": precision,
         "params": run["params"],
         "world": run["world_size"],
         "tokens_per_sec": round(statistics.median(row["tokens_per_sec"] for row in timed), 1),
         "peak_mem_mib": round(max(row["peak_mem_bytes"] for row in timed) / 2**20),
     }
+
+
+def contenders(a, precision):
+    """Functions that run one contender each."""
+    if a.ablate:
+        yield from (partial(flatshard, "run_fsdp", precision, a.steps, name) for name in ABLATIONS)
+        yield from (partial(torch_peer, "fsdp1", False, precision, a.steps, name) for name in ABLATIONS)
+        yield from (partial(torch_peer, "fsdp2", False, precision, a.steps, name) for name in ABLATIONS if name not in FSDP2_LACKS)
+    else:
+        yield from (partial(flatshard, binary, precision, a.steps) for binary in ("run_fsdp", "run_ddp"))
+        yield from (partial(torch_peer, impl, c, precision, a.steps) for impl, c in PEERS if not (c and a.no_compile))
 
 
 def machine():
@@ -72,18 +98,15 @@ def main():
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     p.add_argument("--no-compile", action="store_true", help="leave out the compiled peers")
+    p.add_argument("--ablate", action="store_true", help="checkpointing, prefetch and limit_all_gathers, one at a time")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
+    if a.ablate and a.no_compile:
+        p.error("--no-compile has no effect here: --ablate compiles nothing")
     runs = []
     for number in range(a.rounds):
         for precision in a.precision:
-            contenders = [lambda b=b: flatshard(b, precision, a.steps) for b in ("run_fsdp", "run_ddp")]
-            contenders += [
-                lambda i=impl, c=compiled: torch_peer(i, c, precision, a.steps)
-                for impl, compiled in PEERS
-                if not (compiled and a.no_compile)
-            ]
-            for contender in contenders:
+            for contender in contenders(a, precision):
                 try:
                     runs.append(contender() | {"round": number})
                 except RuntimeError as error:
