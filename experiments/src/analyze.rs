@@ -14,25 +14,31 @@ use std::path::PathBuf;
 /// Throughput, loss, memory and communication of each run beside a baseline: table, CSV, PNG, and one HTML page
 #[derive(clap::Args)]
 pub struct AnalyzeArgs {
-    /// The run that the others are compared with
-    #[arg(long, default_value = "ddp_fp32", value_name = "NAME")]
-    baseline: String,
+    /// The run that the others are compared with [default: ddp_fp32, or without one the first]
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
     /// Where the runs are; the files go to DIR/analysis
-    #[arg(long, default_value = "runs/experiments", value_name = "DIR")]
+    #[arg(long, visible_alias = "experiment-dir", default_value = "runs/experiments", value_name = "DIR")]
     output_dir: PathBuf,
     /// First steps of each run that are not timed
     #[arg(long, default_value_t = 2, value_name = "N")]
     warmup: usize,
 }
 
+const BASELINE: &str = "ddp_fp32";
+
 pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
     let found = summary::read(&args.output_dir, args.warmup)?;
-    let Some(baseline) = found.row(&args.baseline) else {
+    let chosen = match &args.baseline {
+        Some(name) => found.row(name),
+        None => found.row(BASELINE).or(found.rows.first()),
+    };
+    let Some(baseline) = chosen else {
         let names: Vec<&str> = found.rows.iter().map(|row| row.name.as_str()).collect();
         let there = if names.is_empty() { "none".into() } else { names.join(", ") };
         return Err(Error::input(format!(
             "--baseline {}: not among the finished runs of {} ({there})",
-            args.baseline,
+            args.baseline.as_deref().unwrap_or(BASELINE),
             args.output_dir.display()
         )));
     };

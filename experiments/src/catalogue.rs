@@ -111,6 +111,7 @@ pub fn all() -> Vec<RunEntry> {
             Fsdp,
             reference(json!({"sharding": "SHARD_GRAD_OP"})),
         ),
+        entry("fsdp_official", "PyTorch's FullyShardedDataParallel, where Python has it", TORCH_FSDP, fp32(json!({}))),
         entry("zero1", "optimizer state partitioned", Fsdp, zero(1)),
         entry("zero2", "optimizer state and gradients partitioned", Fsdp, zero(2)),
         entry("zero3", "optimizer state, gradients and parameters partitioned", Fsdp, zero(3)),
@@ -125,18 +126,41 @@ pub fn all() -> Vec<RunEntry> {
     ]
 }
 
-/// PyTorch's own, on the same model: see `experiments/peers/torch_peer.py`.
+/// PyTorch's first implementation: it has every setting that the set ablates.
+const TORCH_FSDP: Program = Program::Torch("fsdp1");
+
+fn fp32(mut overlay: Value) -> Value {
+    overlay["precision"] = json!({"precision": "fp32"});
+    overlay
+}
+
+/// PyTorch's own, on the same model: see `experiments/peers/torch_peer.py`. `fsdp_official` is ablated as `fsdp_manual`
+/// is; torch_fsdp2 has no BACKWARD_POST and no limit_all_gathers.
 pub fn peers() -> Vec<RunEntry> {
-    let torch = |name, about, implementation, precision: &str| {
-        entry(name, about, Program::Torch(implementation), json!({"precision": {"precision": precision}}))
-    };
+    let fsdp = |settings: Value| fp32(json!({"fsdp": settings}));
+    let bf16 = || json!({"precision": {"precision": "bf16"}});
+    let (ddp, fsdp2) = (Program::Torch("ddp"), Program::Torch("fsdp2"));
+    let (ac, no_prefetch) = (
+        || fsdp(json!({"activation_checkpoint": true})),
+        || fsdp(json!({"backward_prefetch": "NONE", "forward_prefetch": false})),
+    );
+    let (no_limit, post) = (json!({"limit_all_gathers": false}), json!({"backward_prefetch": "BACKWARD_POST"}));
+    let grad_op = || fsdp(json!({"sharding": "SHARD_GRAD_OP"}));
     vec![
-        torch("torch_ddp", "PyTorch's DistributedDataParallel", "ddp", "fp32"),
-        torch("torch_fsdp1", "PyTorch's FullyShardedDataParallel", "fsdp1", "fp32"),
-        torch("torch_fsdp2", "PyTorch's fully_shard", "fsdp2", "fp32"),
-        torch("torch_ddp_bf16", "the same under autocast", "ddp", "bf16"),
-        torch("torch_fsdp1_bf16", "the same with bf16 parameters", "fsdp1", "bf16"),
-        torch("torch_fsdp2_bf16", "the same with bf16 parameters", "fsdp2", "bf16"),
+        entry("fsdp_official_bf16", "the same with bf16 parameters", TORCH_FSDP, bf16()),
+        entry("fsdp_official_ac", "with activation checkpointing", TORCH_FSDP, ac()),
+        entry("fsdp_official_no_limit", "with limit_all_gathers off", TORCH_FSDP, fsdp(no_limit)),
+        entry("fsdp_official_backward_post", "with BACKWARD_POST", TORCH_FSDP, fsdp(post)),
+        entry("fsdp_official_no_prefetch", "without prefetch", TORCH_FSDP, no_prefetch()),
+        entry("fsdp_official_shard_grad_op", "with SHARD_GRAD_OP", TORCH_FSDP, grad_op()),
+        entry("torch_ddp", "PyTorch's DistributedDataParallel", ddp, fp32(json!({}))),
+        entry("torch_ddp_bf16", "the same under autocast", ddp, bf16()),
+        entry("torch_ddp_ac", "with activation checkpointing", ddp, ac()),
+        entry("torch_fsdp2", "PyTorch's fully_shard", fsdp2, fp32(json!({}))),
+        entry("torch_fsdp2_bf16", "the same with bf16 parameters", fsdp2, bf16()),
+        entry("torch_fsdp2_ac", "with activation checkpointing", fsdp2, ac()),
+        entry("torch_fsdp2_no_prefetch", "without prefetch", fsdp2, no_prefetch()),
+        entry("torch_fsdp2_shard_grad_op", "with SHARD_GRAD_OP", fsdp2, grad_op()),
     ]
 }
 
@@ -187,7 +211,9 @@ mod tests {
         let all: Vec<RunEntry> = all().into_iter().chain(peers()).collect();
         let names: std::collections::BTreeSet<&str> = all.iter().map(|e| e.name).collect();
         assert_eq!(names.len(), all.len());
-        for name in "ddp_fp32 fsdp_manual_bf16 fsdp_reference zero1 zero2 zero3 tp2 ring2 tp2_ring2".split(' ') {
+        for name in
+            "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_official zero1 zero2 zero3 tp2 ring2 tp2_ring2".split(' ')
+        {
             assert!(names.contains(name), "{name}");
         }
     }

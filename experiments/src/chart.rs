@@ -24,7 +24,7 @@ const FONTS: &str = "'DejaVu Sans', Verdana, 'Segoe UI', system-ui, sans-serif";
 pub fn color(name: &str) -> &'static str {
     let (tp, ring) = (name.contains("tp"), name.contains("ring"));
     match name {
-        _ if name.starts_with("torch") => "#9aa5b1",
+        _ if name.starts_with("torch") || name.starts_with("fsdp_official") => "#9aa5b1",
         _ if name.starts_with("ddp") => "#475569",
         _ if name.starts_with("zero") => "#d97706",
         _ if tp && ring => "#db2777",

@@ -9,15 +9,30 @@ use std::path::{Path, PathBuf};
 /// Judge two loss curves step by step; status 1 names the step that diverged first
 #[derive(clap::Args)]
 pub struct CompareArgs {
-    /// Metrics file of the run to compare with, or its directory
-    a: PathBuf,
-    /// Metrics file of the run to judge, or its directory
-    b: PathBuf,
+    /// Run to compare with: its metrics file, its directory, or its log
+    #[arg(required_unless_present = "deepspeed_log")]
+    a: Option<PathBuf>,
+    /// Run to judge
+    #[arg(required_unless_present = "fsdp2_log")]
+    b: Option<PathBuf>,
+    /// A by name, in scripts that compare FSDP2 with DeepSpeed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "b"], requires = "fsdp2_log")]
+    deepspeed_log: Option<PathBuf>,
+    /// B by name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "b"], requires = "deepspeed_log")]
+    fsdp2_log: Option<PathBuf>,
     /// Largest |B - A| / |A| of a step that agrees
-    #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
+    #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
-    /// Draw both curves and their difference, as .png or .svg
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "compare.png", value_name = "FILE")]
+    /// Draw both curves and their difference, as .png or .svg [default file: compare.png]
+    #[arg(
+        long,
+        visible_alias = "output",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "compare.png",
+        value_name = "FILE"
+    )]
     plot: Option<PathBuf>,
 }
 
@@ -81,7 +96,19 @@ pub fn main(args: &CompareArgs) -> Result<Verdict> {
     if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
         return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
     }
-    let (a, b) = (Curve::with_steps(&args.a)?, Curve::with_steps(&args.b)?);
+    let curve = |position: &Option<PathBuf>, named: &Option<PathBuf>| {
+        let path =
+            position.as_ref().or(named.as_ref()).ok_or_else(|| Error::input("two runs are compared: A and B"))?;
+        Curve::with_steps(path)
+    };
+    let (a, b) = (curve(&args.a, &args.deepspeed_log)?, curve(&args.b, &args.fsdp2_log)?);
+    for (name, curve) in [("A", &a), ("B", &b)] {
+        if let Some(engine) = &curve.header.engine {
+            println!(
+                "note: {name} is {engine}, which trains on tokens of its own; its losses are not comparable with ours"
+            );
+        }
+    }
     if let Some(path) = &args.plot {
         plot(&a, &b, args.threshold, path)?;
     }

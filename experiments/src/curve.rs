@@ -1,4 +1,6 @@
-//! A metrics file as the training binaries write it (`src/run/watch/metrics.rs`), read back. Never judges.
+//! A metrics file as the training binaries write it (`src/run/watch/metrics.rs`), read back; or the losses of a log.
+//! Never judges.
+use crate::text_log;
 use flatshard::base::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -71,11 +73,14 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// `path`: the file, or the directory of a run.
+    /// `path`: the file, or the directory of a run; or a log, which has steps and losses only.
     pub fn read(path: &Path) -> Result<Curve> {
         let path = if path.is_dir() { path.join(METRICS) } else { path.to_path_buf() };
         let text = fs::read_to_string(&path).map_err(|e| {
-            Error::input(format!("{}: {e}; expected a metrics file (--metrics-path of a run)", path.display()))
+            Error::input(format!(
+                "{}: {e}; expected a metrics file (--metrics-path of a run), its directory, or a log",
+                path.display()
+            ))
         })?;
         let mut curve = Curve { path, ..Curve::default() };
         for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -88,6 +93,16 @@ impl Curve {
                 // A rank that was killed may leave half a line; the launcher's error event then follows on a line of
                 // its own.
                 Err(e) if e.is_eof() => {}
+                Err(_) if curve.is_empty() && !text_log::losses(&text).is_empty() => {
+                    let step = |(step, loss): (u64, f64)| {
+                        (
+                            step,
+                            StepMetrics { step, loss: Some(loss).filter(|x| x.is_finite()), ..StepMetrics::default() },
+                        )
+                    };
+                    curve.steps = text_log::losses(&text).into_iter().map(step).collect();
+                    return Ok(curve);
+                }
                 Err(e) => {
                     return Err(Error::input(format!(
                         "{}, line {}: not a metrics event: {e}",
@@ -107,6 +122,11 @@ impl Curve {
             true => Err(Error::input(format!("{}: holds no step", curve.path.display()))),
             false => Ok(curve),
         }
+    }
+
+    /// No event was read yet.
+    fn is_empty(&self) -> bool {
+        self.steps.is_empty() && self.header.world_size.is_none()
     }
 
     /// The loss of a step; None where the step is missing, NaN where it was not finite.

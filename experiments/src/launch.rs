@@ -3,7 +3,7 @@
 use crate::catalogue::{Program, RunEntry};
 use crate::curve::METRICS;
 use crate::job::Job;
-use clap::ValueEnum;
+use crate::launcher::LaunchArgs;
 use flatshard::base::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -16,90 +16,6 @@ const CONFIG: &str = "config.yaml";
 const LOG: &str = "log.txt";
 const PEER: &str = "torch_peer.py";
 
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Launcher {
-    /// The binary starts its ranks itself
-    #[default]
-    Local,
-    Torchrun,
-    Srun,
-}
-
-/// Who starts how many ranks of what.
-#[derive(clap::Args, Clone, Debug)]
-pub struct LaunchArgs {
-    /// Who starts the ranks
-    #[arg(long, value_enum, default_value_t)]
-    pub launcher: Launcher,
-    /// More arguments of torchrun or srun, split at spaces, as "--partition gpu"
-    #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "")]
-    pub launcher_args: String,
-    /// Ranks on each host
-    #[arg(long, default_value_t = 4, value_name = "N", env = "NUM_GPUS")]
-    pub nproc_per_node: u64,
-    /// Hosts, for torchrun and srun
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub nnodes: u64,
-    /// Longest time of one run
-    #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
-    pub timeout: f64,
-    /// Where run_fsdp and run_ddp are [default: beside this binary, built by cargo where they are not]
-    #[arg(long, value_name = "DIR")]
-    pub bin_dir: Option<PathBuf>,
-}
-
-impl LaunchArgs {
-    pub fn check(&self) -> Result<()> {
-        let whole = [("--nproc-per-node", self.nproc_per_node), ("--nnodes", self.nnodes)];
-        if let Some((flag, _)) = whole.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
-        }
-        if !(self.timeout > 0.0 && self.timeout <= 1e9) {
-            return Err(Error::input(format!("--timeout is {}: it must be above 0, at most 1e9", self.timeout)));
-        }
-        if self.launcher == Launcher::Local && self.nnodes > 1 {
-            return Err(Error::input(format!(
-                "--nnodes {} needs a launcher of several hosts: --launcher torchrun or srun",
-                self.nnodes
-            )));
-        }
-        Ok(())
-    }
-
-    /// That what it starts is there.
-    pub fn check_installed(&self) -> Result<()> {
-        let program = match self.launcher {
-            Launcher::Local => return Ok(()),
-            Launcher::Torchrun => "torchrun",
-            Launcher::Srun => "srun",
-        };
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        match std::env::split_paths(&paths).any(|dir| dir.join(program).is_file()) {
-            true => Ok(()),
-            false => Err(Error::input(format!("--launcher {program}: there is no {program} in PATH"))),
-        }
-    }
-
-    /// The words that start `program` on every rank.
-    fn command(&self, program: Vec<String>, script: bool) -> Vec<String> {
-        let more = self.launcher_args.split_whitespace().map(String::from);
-        let (ranks, hosts) = (self.nproc_per_node.to_string(), self.nnodes.to_string());
-        let words = |words: &[&str]| words.iter().map(|w| w.to_string()).collect::<Vec<_>>();
-        let mut command = match self.launcher {
-            Launcher::Local => return program,
-            Launcher::Torchrun if self.nnodes == 1 => words(&["torchrun", "--standalone", "--nproc-per-node", &ranks]),
-            Launcher::Torchrun => words(&["torchrun", "--nnodes", &hosts, "--nproc-per-node", &ranks]),
-            Launcher::Srun => words(&["srun", "--nodes", &hosts, "--ntasks-per-node", &ranks, "--kill-on-bad-exit=1"]),
-        };
-        command.extend(more);
-        if self.launcher == Launcher::Torchrun && !script {
-            command.push("--no-python".into());
-        }
-        command.extend(program);
-        command
-    }
-}
-
 /// What all runs of a set have in common.
 pub struct Common {
     pub launch: LaunchArgs,
@@ -110,8 +26,6 @@ pub struct Common {
     /// Flags of the user, after everything else.
     pub flags: Vec<String>,
     pub output: PathBuf,
-    /// Logs go to `DIR/NAME.log`, not into each run's directory.
-    pub logs: Option<PathBuf>,
     /// The Python that has torch.
     pub python: Option<String>,
 }
@@ -121,7 +35,7 @@ impl Common {
     pub fn job(&self, entry: &RunEntry, round: u32) -> Result<Job> {
         let name = if round == 1 { entry.name.to_string() } else { format!("{}@{round}", entry.name) };
         let dir = self.output.join(&name);
-        let log = self.logs.as_ref().map_or(dir.join(LOG), |logs| logs.join(format!("{name}.log")));
+        let log = dir.join(LOG);
         let config = self.config_of(entry, &dir);
         let text = yaml(&config)?;
         let path = |file: &str| dir.join(file).display().to_string();
@@ -129,7 +43,8 @@ impl Common {
         let (command, mut files) = match entry.program.binary() {
             Some(binary) => {
                 let program = [self.bin.join(binary).display().to_string(), "--config".into(), path(CONFIG)];
-                (self.launch.command([&program[..], &self.flags].concat(), false), vec![])
+                let program = [&program[..], &self.flags].concat();
+                (self.launch.command(&program)?.unwrap_or(program), vec![])
             }
             None => {
                 (self.peer(entry, &config, &dir)?, vec![(PEER, include_str!("../peers/torch_peer.py").to_string())])
@@ -147,17 +62,16 @@ impl Common {
         let batch = config["batch"]["batch_size"].as_u64().unwrap_or(1) * entry.ranks_of_a_sample();
         let run = json!({
             "batch": {"batch_size": batch},
-            "run": {
-                "nproc_per_node": self.launch.nproc_per_node,
-                "num_nodes": self.launch.nnodes,
-                "metrics_path": dir.join(METRICS),
-            },
+            "run": {"metrics_path": dir.join(METRICS)},
         });
         lay_over(&mut config, &run);
+        if let Some((nproc, nnodes)) = self.launch.sizes() {
+            lay_over(&mut config, &json!({"run": {"nproc_per_node": nproc, "num_nodes": nnodes}}));
+        }
         config
     }
 
-    /// PyTorch's sizes are those that run_fsdp derives from the same configuration.
+    /// PyTorch's sizes and settings are those that run_fsdp derives from the same configuration.
     fn peer(&self, entry: &RunEntry, config: &Value, dir: &Path) -> Result<Vec<String>> {
         let Program::Torch(implementation) = entry.program else {
             return Err(Error::op("peer", format!("{} is not PyTorch's", entry.name)));
@@ -166,6 +80,10 @@ impl Common {
         let mut words = vec!["--impl".to_string(), implementation.into()];
         words.extend(["--metrics-path".into(), dir.join(METRICS).display().to_string()]);
         words.extend(["--precision".into(), text(&config["precision"]["precision"])]);
+        // A device is resolved as the CPU's: see `resolved`.
+        if config["run"]["device"].is_string() {
+            words.extend(["--device".into(), text(&config["run"]["device"])]);
+        }
         let resolved = self.resolved(config, dir)?;
         let sizes = [
             ("embed-dim", "model", "embed_dim"),
@@ -176,21 +94,32 @@ impl Common {
             ("vocab-size", "model", "vocab_size"),
             ("max-len", "data", "max_len"),
             ("batch-size", "batch", "batch_size"),
+            ("grad-accum", "batch", "grad_accum"),
             ("max-steps", "run", "max_steps"),
         ];
         for (flag, section, key) in sizes {
             words.extend([format!("--{flag}"), text(&resolved[section][key])]);
         }
-        let script = dir.join(PEER).display().to_string();
-        Ok(match self.launch.launcher {
-            Launcher::Local => {
-                let ranks = self.launch.nproc_per_node.to_string();
-                let torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks];
-                std::iter::once(python).chain(torchrun.map(String::from)).chain([script]).chain(words).collect()
+        for (key, lacking) in [
+            ("activation_checkpoint", &[][..]),
+            ("forward_prefetch", &["ddp"]),
+            ("limit_all_gathers", &["ddp", "fsdp2"]),
+            ("backward_prefetch", &["ddp"]),
+            ("sharding", &["ddp"]),
+        ] {
+            let (name, value) = (key.replace('_', "-"), &resolved["fsdp"][key]);
+            match value {
+                _ if lacking.contains(&implementation) => {}
+                Value::Bool(on) => words.push(format!("--{}{name}", if *on { "" } else { "no-" })),
+                _ => words.extend([format!("--{name}"), text(value)]),
             }
-            Launcher::Torchrun => self.launch.command([vec![script], words].concat(), true),
-            Launcher::Srun => self.launch.command([vec![python, script], words].concat(), true),
-        })
+        }
+        let program = [vec![python.clone(), dir.join(PEER).display().to_string()], words].concat();
+        Ok(self.launch.command(&program)?.unwrap_or_else(|| {
+            let ranks = self.launch.nproc().to_string();
+            let torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", &ranks];
+            std::iter::once(python).chain(torchrun.map(String::from)).chain(program[1..].to_vec()).collect()
+        }))
     }
 
     /// The configuration with every derived value, as run_fsdp prints it.
@@ -247,12 +176,12 @@ pub fn lay_over(under: &mut Value, over: &Value) {
     }
 }
 
-/// A command as a line for a shell.
+/// A command as a line for a shell. A flag with its value after `=` needs no quotes, which shell_words would add.
 pub fn shell(command: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+".contains(c);
     let word = |w: &String| match !w.is_empty() && w.chars().all(plain) {
         true => w.clone(),
-        false => format!("'{}'", w.replace('\'', r"'\''")),
+        false => shell_words::quote(w).into_owned(),
     };
     command.iter().map(word).collect::<Vec<_>>().join(" ")
 }
@@ -291,12 +220,12 @@ mod tests {
     use super::*;
     use crate::catalogue;
 
-    fn common(launcher: Launcher) -> Common {
+    fn common(launcher: &str) -> Common {
         let launch = LaunchArgs {
-            launcher,
-            launcher_args: "--partition gpu".into(),
-            nproc_per_node: 4,
-            nnodes: if launcher == Launcher::Local { 1 } else { 2 },
+            launcher: launcher.parse().unwrap(),
+            launcher_args: String::new(),
+            nproc_per_node: None,
+            nnodes: 1,
             timeout: 1.0,
             bin_dir: None,
         };
@@ -306,14 +235,13 @@ mod tests {
             config: json!({"batch": {"batch_size": 3}, "fsdp": {"auto_wrap": "none"}}),
             flags: vec!["--seed".into(), "3".into()],
             output: "/out".into(),
-            logs: None,
             python: None,
         }
     }
 
     #[test]
     fn a_run_is_the_common_configuration_with_its_own_laid_over() {
-        let common = common(Launcher::Local);
+        let common = common("local");
         let all = catalogue::all();
         let entry = all.iter().find(|e| e.name == "tp2_ring2").unwrap();
         let config = common.config_of(entry, Path::new("/out/x"));
@@ -329,15 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn launchers_start_every_rank() {
+    fn a_launcher_starts_every_rank() {
         let entry = &catalogue::all()[0];
         let line = |launcher| shell(&common(launcher).job(entry, 1).unwrap().command);
         let run = "/bin/run_ddp --config /out/ddp_fp32/config.yaml --seed 3";
-        assert_eq!(line(Launcher::Local), run);
-        let torchrun = "torchrun --nnodes 2 --nproc-per-node 4 --partition gpu --no-python";
-        assert_eq!(line(Launcher::Torchrun), format!("{torchrun} {run}"));
-        let srun = "srun --nodes 2 --ntasks-per-node 4 --kill-on-bad-exit=1 --partition gpu";
-        assert_eq!(line(Launcher::Srun), format!("{srun} {run}"));
+        assert_eq!(line("local"), run);
+        assert_eq!(line("srun -p a"), format!("srun -p a {run}"));
+        let sizes = |launcher| common(launcher).config_of(entry, Path::new("/out/x"))["run"]["nproc_per_node"].clone();
+        assert_eq!((sizes("torchrun"), sizes("srun -p a")), (json!(4), Value::Null));
     }
 
     #[test]

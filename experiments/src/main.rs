@@ -6,8 +6,10 @@ mod verdict; // how a subcommand ends
 
 // Runs and what they leave.
 mod catalogue; // the runs of each set
+mod text_log; // losses in logs
 mod curve; // metrics files
 mod job; // one run as a child process
+mod launcher; // who starts the ranks
 mod launch; // from an entry of a set to a job
 
 // Charts and tables.
@@ -29,6 +31,7 @@ mod trace;
 use clap::{Parser, Subcommand};
 use experiments::plan;
 use flatshard::base::Result;
+use std::path::Path;
 use std::process::ExitCode;
 use verdict::Verdict;
 
@@ -61,7 +64,8 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let cli = HarnessCli::parse_from(std::env::args_os().map(|arg| dashes(arg.to_string_lossy().into_owned())));
+    let words = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+    let cli = HarnessCli::parse_from(normalize(words));
     let result: Result<Verdict> = match cli.verb {
         Verb::Run(args) => sets::main(&args),
         Verb::Analyze(args) => analyze::main(&args),
@@ -80,6 +84,32 @@ fn main() -> ExitCode {
             ExitCode::from(e.exit_status())
         }
     }
+}
+
+/// Flags with dashes, and `--plot FILE` as `--plot=FILE`. Values and what follows `--` stay as they are.
+fn normalize(words: impl Iterator<Item = String>) -> Vec<String> {
+    let (mut words, mut out) = (words.peekable(), Vec::<String>::new());
+    // `--plot` may also stand alone, in front of a run: pictures are known by their ending, runs exist.
+    let is_file = |word: &String| {
+        let picture = [".png", ".svg"].iter().any(|ending| word.ends_with(ending));
+        !word.starts_with('-') && (picture || !Path::new(word).exists())
+    };
+    while let Some(word) = words.next() {
+        if word == "--" {
+            out.push(word);
+            out.extend(words);
+            break;
+        }
+        let is_value = out.last().is_some_and(|flag| ["--launcher", "--launcher-args"].contains(&flag.as_str()));
+        let mut word = if is_value { word } else { dashes(word) };
+        if ["--plot", "--output"].contains(&word.as_str())
+            && let Some(file) = words.next_if(is_file)
+        {
+            word += &format!("={file}");
+        }
+        out.push(word);
+    }
+    out
 }
 
 /// `--output_dir x` is `--output-dir x`, as in the training binaries.
@@ -101,6 +131,21 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         HarnessCli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_and_flags_that_are_passed_on_stay() {
+        let read = |line: &str| normalize(line.split(' ').map(String::from)).join(" ");
+        assert_eq!(
+            read("run --launcher_args --a_b c_d -- --adam_lr x"),
+            "run --launcher-args --a_b c_d -- --adam_lr x"
+        );
+        assert_eq!(read("compare --plot x.svg a b"), "compare --plot=x.svg a b");
+        assert_eq!(read("compare --plot no-such b"), "compare --plot=no-such b");
+        assert_eq!(
+            read("compare --plot / b --plot --threshold 1 --plot"),
+            "compare --plot / b --plot --threshold 1 --plot"
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! reads metrics.
 use crate::catalogue::{self, Program, RunEntry};
 use crate::job::{self, Job, JobOutcome};
-use crate::launch::{self, Common, LaunchArgs, lay_over};
+use crate::launch::{self, Common, lay_over};
+use crate::launcher::LaunchArgs;
 use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
@@ -16,12 +17,12 @@ use std::process::Command;
 #[derive(clap::Args)]
 pub struct RunArgs {
     /// A directory for each run: configuration, log, metrics, status
-    #[arg(long, default_value = "runs/experiments", value_name = "DIR")]
+    #[arg(long, visible_alias = "experiment-dir", default_value = "runs/experiments", value_name = "DIR")]
     output_dir: PathBuf,
     /// Run them, in turn; without it, configurations are written and commands printed
     #[arg(long)]
     execute: bool,
-    /// Only these runs; a name may end in `*`
+    /// Only these runs; a name may end in `*` [default: all, those of --peers with that flag]
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// All but these runs; a name may end in `*`
@@ -39,10 +40,10 @@ pub struct RunArgs {
     /// Configuration that all runs share, laid over the built-in one: `model`, `data`, `optim`, `batch`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// PyTorch DDP, FSDP1 and FSDP2 too, where Python has torch and transformers
+    /// Besides fsdp_official, PyTorch's DDP and FSDP2, and its FSDP with the settings that the set ablates
     #[arg(long)]
     peers: bool,
-    /// The Python of --peers
+    /// The Python that runs PyTorch; it needs torch and transformers
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: String,
     #[command(flatten)]
@@ -68,7 +69,10 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
     let entries: Vec<RunEntry> = catalogue::all().into_iter().chain(catalogue::peers()).collect();
     if args.list {
         let width = entries.iter().map(|e| e.name.len()).max().unwrap_or(0);
-        entries.iter().for_each(|e| println!("{:width$}  {}", e.name, e.about));
+        let peer = |e: &RunEntry| catalogue::peers().iter().any(|peer| peer.name == e.name);
+        for e in &entries {
+            println!("{:width$}  {}{}", e.name, e.about, if peer(e) { " (--peers)" } else { "" });
+        }
         return Ok(Verdict::Good);
     }
     args.launch.check()?;
@@ -78,15 +82,21 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
         }
     }
     let mut entries = catalogue::choose(entries, &args.only, &args.skip)?;
-    let python = if args.peers { torch(&args.python) } else { None };
-    if args.peers && python.is_none() {
-        eprintln!("note: {} has no torch and transformers, so the runs of PyTorch are left out", args.python);
-    }
-    entries.retain(|e| python.is_some() || !matches!(e.program, Program::Torch(_)));
+    let peers = catalogue::peers();
+    let named = |e: &RunEntry| args.only.iter().any(|name| name == e.name);
+    entries.retain(|e| args.peers || named(e) || !peers.iter().any(|peer| peer.name == e.name));
     if entries.is_empty() {
-        return Err(Error::input(
-            "only runs of PyTorch are left: they need --peers, and a --python with torch and transformers",
-        ));
+        return Err(Error::input("only runs of PyTorch are left: they need --peers, or their whole name in --only"));
+    }
+    let is_torch = |e: &RunEntry| matches!(e.program, Program::Torch(_));
+    if let Some(why) = entries.iter().any(is_torch).then(|| torch_is_missing(&args.python)).flatten() {
+        let names: Vec<&str> = entries.iter().filter(|e| is_torch(e)).map(|e| e.name).collect();
+        let skipped = format!("{} skipped: {why}; --python PROGRAM names another Python", names.join(", "));
+        entries.retain(|e| !is_torch(e));
+        match entries.is_empty() {
+            true => return Err(Error::input(skipped)),
+            false => eprintln!("note: {skipped}"),
+        }
     }
     let mut config = common_config(args.steps);
     if let Some(path) = &args.config {
@@ -99,7 +109,8 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
     let bin = launch::binaries(args.launch.bin_dir.as_deref())?;
     let output = absolute(&args.output_dir)?;
     let flags = args.flags.clone();
-    let common = Common { launch: args.launch.clone(), bin, config, flags, output, logs: None, python };
+    let python = Some(args.python.clone());
+    let common = Common { launch: args.launch.clone(), bin, config, flags, output, python };
     let rounds = (1..=args.repeat).flat_map(|round| entries.iter().map(move |entry| (entry, round)));
     let jobs: Vec<Job> = rounds.map(|(entry, round)| common.job(entry, round)).collect::<Result<_>>()?;
     if !args.execute {
@@ -154,8 +165,15 @@ pub fn run(jobs: &[Job]) -> Result<usize> {
     Ok(failed)
 }
 
-/// `program`, where it is a Python that can run the peers.
-fn torch(program: &str) -> Option<String> {
-    let modules = Command::new(program).args(["-c", "import torch, transformers"]).output().ok()?;
-    modules.status.success().then(|| program.to_string())
+/// Why `program` cannot run PyTorch's side; none where it can.
+fn torch_is_missing(program: &str) -> Option<String> {
+    match Command::new(program).args(["-c", "import torch, transformers"]).output() {
+        Err(e) => Some(format!("cannot start {program}: {e}")),
+        Ok(tried) if tried.status.success() => None,
+        Ok(tried) => {
+            let words = String::from_utf8_lossy(&tried.stderr).into_owned();
+            let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("import torch failed");
+            Some(format!("{program}: {}", last.trim()))
+        }
+    }
 }

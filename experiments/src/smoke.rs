@@ -4,7 +4,8 @@ use crate::catalogue::{Program, RunEntry};
 use crate::compare::judge;
 use crate::curve::{Curve, METRICS};
 use crate::job::{JobOutcome, stop_signals};
-use crate::launch::{self, Common, LaunchArgs, Launcher};
+use crate::launch::{self, Common};
+use crate::launcher::{LaunchArgs, Launcher};
 use crate::sets;
 use crate::suite::falls;
 use crate::verdict::Verdict;
@@ -18,7 +19,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 pub struct SmokeArgs {
     /// Keep the runs there [default: a scratch directory, removed when all is well]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, visible_alias = "experiment-dir", value_name = "DIR")]
     output_dir: Option<PathBuf>,
     /// Where run_fsdp and run_ddp are [default: beside this binary, built by cargo where they are not]
     #[arg(long, value_name = "DIR")]
@@ -112,15 +113,15 @@ impl Smoke {
         });
         launch::lay_over(&mut config, &small);
         let launch = LaunchArgs {
-            launcher: Launcher::Local,
+            launcher: Launcher::default(),
             launcher_args: String::new(),
-            nproc_per_node: ranks,
+            nproc_per_node: Some(ranks),
             nnodes: 1,
             timeout: 60.0,
             bin_dir: None,
         };
         let (bin, output) = (self.bin.clone(), self.output.clone());
-        let common = Common { launch, bin, config, flags: vec![], output, logs: None, python: None };
+        let common = Common { launch, bin, config, flags: vec![], output, python: None };
         let job = common.job(&RunEntry { name, about: "a smoke test", program, overlay }, 1)?;
         // What was here may be of another build: nothing is taken as done.
         if job.dir.exists() {

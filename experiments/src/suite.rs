@@ -1,10 +1,11 @@
 //! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All
 //! must learn, and agree with FSDP.
-use crate::catalogue;
+use crate::catalogue::{self, RunEntry};
 use crate::compare::judge;
 use crate::curve::Curve;
 use crate::job::Job;
-use crate::launch::{self, Common, LaunchArgs};
+use crate::launch::{self, Common};
+use crate::launcher::LaunchArgs;
 use crate::sets;
 use crate::summary::median;
 use crate::verdict::Verdict;
@@ -12,12 +13,28 @@ use flatshard::base::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// The run that the others are held to.
+/// The run that the others are held to; without it, the first.
 const CONTROL: &str = "fsdp";
+
+/// What `--skip WORD` and the variable `SKIP_WORD` leave out: the words, and the runs of each.
+const SKIPS: [(&[&str], &[&str]); 8] = [
+    (&["zero", "zero2", "deepspeed"], &["zero2"]),
+    (&["fsdp", "fsdp2"], &["fsdp"]),
+    (&["fsdp_tp", "fsdp2_tp"], &["fsdp_tp"]),
+    (&["fsdp_ring", "fsdp2_ring"], &["fsdp_ring"]),
+    (&["fsdp_tp_ring", "fsdp2_tp_ring"], &["fsdp_tp_ring"]),
+    (&["tp"], &["fsdp_tp", "fsdp_tp_ring"]),
+    (&["ring"], &["fsdp_ring", "fsdp_tp_ring"]),
+    (&[COMPARE], &[]),
+];
+/// Of [`SKIPS`]: the comparison after the runs.
+const COMPARE: &str = "compare";
 
 /// ZeRO-2, FSDP, FSDP + TP, FSDP + ring, FSDP + TP + ring on one model and dataset; status 1 unless all learn the same
 ///
-/// Every flag that names a variable takes its value from there where it is not given.
+/// Every flag that names a variable takes its value from there if it is not given. Variables that skip runs, set to 1:
+/// SKIP_ZERO (SKIP_ZERO2, SKIP_DEEPSPEED), SKIP_FSDP (SKIP_FSDP2), SKIP_FSDP_TP, SKIP_FSDP_RING, SKIP_FSDP_TP_RING (each
+/// also with FSDP2), SKIP_TP and SKIP_RING for every run with it, SKIP_COMPARE for the comparison.
 #[derive(clap::Args)]
 pub struct SuiteArgs {
     /// Rows that each run trains on, once
@@ -30,9 +47,15 @@ pub struct SuiteArgs {
     #[arg(long, env = "DATASET", default_value = "synthetic", value_name = "PATH")]
     dataset: String,
     /// A directory for each run
-    #[arg(long, env = "OUTPUT_DIR", default_value = "runs/suite", value_name = "DIR")]
+    #[arg(
+        long,
+        visible_alias = "experiment-dir",
+        env = "OUTPUT_DIR",
+        default_value = "runs/suite",
+        value_name = "DIR"
+    )]
     output_dir: PathBuf,
-    /// A log for each run [default: OUTPUT_DIR/logs]
+    /// A log for each run, numbered in their order: 01_zero2.log, 02_fsdp.log, ... [default: OUTPUT_DIR/logs]
     #[arg(long, env = "LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Ranks that share each layer
@@ -41,17 +64,20 @@ pub struct SuiteArgs {
     /// Ranks that share each sequence
     #[arg(long, env = "RING_SIZE", default_value_t = 2, value_name = "N")]
     ring_size: u64,
-    /// Leave out ZeRO-2
-    #[arg(long, env = "SKIP_ZERO", value_parser = clap::builder::FalseyValueParser::new())]
+    /// Skip a run, every run with tp or ring, or the comparison (compare): the words of the variables above
+    #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "NAME")]
+    skip: Vec<String>,
+    /// As --skip zero
+    #[arg(long, visible_alias = "skip-deepspeed")]
     skip_zero: bool,
-    /// Leave out the runs with tensor parallelism
-    #[arg(long, env = "SKIP_TP", value_parser = clap::builder::FalseyValueParser::new())]
+    /// As --skip tp
+    #[arg(long)]
     skip_tp: bool,
-    /// Leave out the runs with ring attention
-    #[arg(long, env = "SKIP_RING", value_parser = clap::builder::FalseyValueParser::new())]
+    /// As --skip ring
+    #[arg(long)]
     skip_ring: bool,
     /// Largest relative difference of a step's loss from that of fsdp
-    #[arg(long, default_value_t = 0.05, value_name = "FRACTION")]
+    #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
     #[command(flatten)]
     launch: LaunchArgs,
@@ -72,12 +98,8 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
     if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
         return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
     }
-    let entries = catalogue::suite(args.tp_size, args.ring_size);
-    let left_out = |name: &str| {
-        args.skip_zero && name.contains("zero")
-            || args.skip_tp && name.contains("tp")
-            || args.skip_ring && name.contains("ring")
-    };
+    let skipped = skipped(args)?;
+    let left_out = |name: &str| SKIPS.iter().any(|(words, runs)| runs.contains(&name) && skipped.contains(&words[0]));
     let output = sets::absolute(&args.output_dir)?;
     let logs = match &args.log_dir {
         Some(dir) => sets::absolute(dir)?,
@@ -99,14 +121,52 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
         config,
         flags: args.flags.clone(),
         output,
-        logs: Some(logs),
         python: None,
     };
-    let chosen = entries.iter().filter(|entry| !left_out(entry.name));
-    let jobs: Vec<Job> = chosen.map(|entry| common.job(entry, 1)).collect::<Result<_>>()?;
+    // Numbers do not depend on what is left out, so that scripts find the logs.
+    let entries = catalogue::suite(args.tp_size, args.ring_size);
+    let chosen = entries.iter().zip(1..).filter(|(entry, _)| !left_out(entry.name));
+    let job = |(entry, n): (&RunEntry, u32)| {
+        let log = logs.join(format!("{n:02}_{}.log", entry.name));
+        Ok(Job { log, ..common.job(entry, 1)? })
+    };
+    let jobs: Vec<Job> = chosen.map(job).collect::<Result<_>>()?;
+    if jobs.is_empty() {
+        return Err(Error::input("every run is skipped: there is nothing to do"));
+    }
     let failed = sets::run(&jobs)?;
+    if skipped.contains(&COMPARE) {
+        return Ok(if failed == 0 { Verdict::Good } else { Verdict::Bad });
+    }
     let good = report(&jobs, args.threshold)?;
     Ok(if failed == 0 && good { Verdict::Good } else { Verdict::Bad })
+}
+
+/// The first words of the rows of [`SKIPS`] that flags and variables name.
+fn skipped(args: &SuiteArgs) -> Result<Vec<&'static str>> {
+    let row = |word: &str| SKIPS.iter().find(|(words, _)| words.contains(&word)).map(|(words, _)| words[0]);
+    let all = || SKIPS.iter().flat_map(|(words, _)| words.iter().copied());
+    let mut skipped = vec![];
+    for name in &args.skip {
+        let word = name.to_lowercase().replace('-', "_");
+        let known = || Error::input(format!("--skip {name}: not one of {}", all().collect::<Vec<_>>().join(", ")));
+        skipped.push(row(&word).ok_or_else(known)?);
+    }
+    let flags = [("zero", args.skip_zero), ("tp", args.skip_tp), ("ring", args.skip_ring)];
+    skipped.extend(flags.into_iter().filter(|(_, on)| *on).map(|(word, _)| word));
+    for (name, value) in std::env::vars_os() {
+        let (name, value) = (name.to_string_lossy(), value.to_string_lossy().to_lowercase());
+        let Some(word) = name.strip_prefix("SKIP_").filter(|_| !value.is_empty()) else { continue };
+        let on = !["0", "n", "no", "f", "false", "off"].contains(&value.as_str());
+        match row(&word.to_lowercase()) {
+            Some(word) => skipped.extend(on.then_some(word)),
+            None => {
+                let known: Vec<String> = all().map(|word| format!("SKIP_{}", word.to_uppercase())).collect();
+                eprintln!("warning: {name} has no effect here; known are {}", known.join(", "));
+            }
+        }
+    }
+    Ok(skipped)
 }
 
 /// A line for each run that ended; true when all are as they should be.
@@ -115,8 +175,9 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
     for job in jobs.iter().filter(|job| job.before().is_ok_and(|status| status.is_some())) {
         curves.push((job, Curve::with_steps(&job.dir)?));
     }
-    let Some(control) = curves.iter().position(|(job, _)| job.name == CONTROL) else {
-        println!("{CONTROL} did not end, so the others have nothing to agree with");
+    let named = if jobs.iter().any(|job| job.name == CONTROL) { CONTROL } else { &jobs[0].name };
+    let Some(control) = curves.iter().position(|(job, _)| job.name == named) else {
+        println!("{named} did not end, so the others have nothing to agree with");
         return Ok(false);
     };
     let control = curves[control].1.clone();
@@ -129,10 +190,10 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
         apart += judgment.parted.is_some() as usize;
         let verdict = match (falls(curve), judgment.parted) {
             (false, _) => "does not learn".to_string(),
-            (true, Some(parted)) => format!("parts from {CONTROL} at step {}: {}", parted.step, parted.why),
+            (true, Some(parted)) => format!("parts from {named} at step {}: {}", parted.step, parted.why),
             (true, None) => {
                 let most = judgment.differences.iter().map(|d| d.1).fold(0.0, f64::max);
-                format!("ok, at most {:.3} % from {CONTROL}", 100.0 * most)
+                format!("ok, at most {:.3} % from {named}", 100.0 * most)
             }
         };
         println!("{:12}  loss {first:.4} to {last:.4}  {verdict}  ({})", job.name, job.log.display());

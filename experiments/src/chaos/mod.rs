@@ -63,7 +63,7 @@ pub struct ChaosArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Keep the runs there [default: a scratch directory, removed when all is well]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, visible_alias = "experiment-dir", value_name = "DIR")]
     output_dir: Option<PathBuf>,
     /// Where run_fsdp and run_ddp are [default: beside this binary, built by cargo where they are not]
     #[arg(long, value_name = "DIR")]

@@ -227,8 +227,10 @@ fn what_a_peer_does_not_tell_is_unknown_and_not_zero() {
 fn bad_input_is_named() {
     let dir = TempDir::new().unwrap();
     run(dir.path(), "zero1", &[2.0], 0.5, 100, &[4.0]);
-    let cases: [(&[&str], &[&str]); 2] = [
-        (&["--output-dir", "."], &["--baseline ddp_fp32", "zero1"]),
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["--output-dir", ".", "--baseline", "ddp_fp32"], &["--baseline ddp_fp32", "zero1"]),
+        (&["--output-dir", "empty"], &["--baseline ddp_fp32", "none"]),
         (&["--output-dir", "nowhere"], &["--output-dir nowhere"]),
     ];
     for (args, says) in cases {
@@ -236,6 +238,9 @@ fn bad_input_is_named() {
         assert_eq!(ended.code, 2, "{}", ended.out);
         says.iter().for_each(|part| assert!(ended.err.contains(part), "{}", ended.err));
     }
+    // Without ddp_fp32 the first run is the baseline.
+    let ended = experiments(dir.path(), &["analyze", "--experiment_dir", "."]);
+    assert!(ended.code == 0 && ended.out.contains("baseline"), "{}{}", ended.out, ended.err);
     fs::create_dir(dir.path().join("text")).unwrap();
     fs::write(dir.path().join("text/metrics.jsonl"), "step 1\n").unwrap();
     let ended = experiments(dir.path(), &["analyze", "--output-dir", ".", "--baseline", "zero1"]);

@@ -18,10 +18,12 @@ pub fn experiments(dir: &Path, args: &[&str]) -> Ended {
 pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
     for name in
-        "NUM_GPUS MAX_SAMPLES MODEL DATASET OUTPUT_DIR LOG_DIR TP_SIZE RING_SIZE SKIP_ZERO SKIP_TP SKIP_RING RANK \
-                 WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+        "NUM_GPUS MAX_SAMPLES MODEL DATASET OUTPUT_DIR LOG_DIR TP_SIZE RING_SIZE RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
             .split_whitespace()
     {
+        command.env_remove(name);
+    }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKIP_")) {
         command.env_remove(name);
     }
     let output = command.args(args).envs(variables.iter().copied()).current_dir(dir).output().unwrap();
@@ -33,24 +35,28 @@ pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -
 /// few steps where the configuration says; then `more` is run, in which $1 $2 are `--config FILE`.
 pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
     let bin = dir.join("bin");
-    fs::create_dir_all(&bin).unwrap();
-    let script = format!(
-        "#!/bin/sh\n\
-         echo \"$0 $*\" >> {calls}\n\
+    let lines = format!(
+        "echo \"$0 $*\" >> {calls}\n\
          metrics=$(sed -n 's/^ *metrics_path: *//p' \"$2\" | tr -d '\"')\n\
          {{ echo '{{\"event\":\"run\",\"world_size\":4}}'\n\
          for step in 1 2 3 4; do echo \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$step,\\\"loss\\\":$((10 - \
          step))}}\"; done\n\
          echo '{{\"event\":\"end\"}}'; }} > \"$metrics\"\n\
-         {more}\n",
+         {more}",
         calls = dir.join("calls").display()
     );
     for name in ["run_fsdp", "run_ddp"] {
-        let path = bin.join(name);
-        fs::write(&path, &script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        script(&bin, name, &lines);
     }
     bin
+}
+/// A program of this name in `bin`.
+pub fn script(bin: &Path, name: &str, lines: &str) -> String {
+    fs::create_dir_all(bin).unwrap();
+    let path = bin.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
 }
 /// How often the pretenders were called so far.
 pub fn calls(dir: &Path) -> usize {

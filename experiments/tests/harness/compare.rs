@@ -73,13 +73,16 @@ fn bad_input_is_named() {
     let dir = TempDir::new().unwrap();
     losses(dir.path(), "a", &[4.0]);
     fs::write(dir.path().join("empty"), "").unwrap();
-    fs::write(dir.path().join("text"), "step 1 loss 4\n").unwrap();
-    let cases: [(&[&str], &str); 5] = [
+    fs::write(dir.path().join("text"), "a loss of words\n").unwrap();
+    let cases: [(&[&str], &str); 8] = [
         (&["a", "no-such"], "no-such"),
         (&["empty", "a"], "empty: holds no step"),
         (&["a", "text"], "text, line 1"),
         (&["a", "a", "--threshold=-1"], "--threshold is -1"),
         (&["a"], "<B>"),
+        (&["--deepspeed-log", "a"], "--fsdp2-log"),
+        (&["--fsdp2_log", "a"], "--deepspeed-log"),
+        (&["a", "--deepspeed_log", "a", "--fsdp2_log", "a"], "cannot be used with"),
     ];
     for (args, says) in cases {
         let (code, out, err) = compare(dir.path(), args);
@@ -97,12 +100,38 @@ fn a_plot_is_a_picture() {
     let (code, out, _) = compare(dir.path(), &["a", "b", "--plot"]);
     assert_eq!(code, 1, "{out}");
     assert!(fs::read(dir.path().join("compare.png")).unwrap().starts_with(b"\x89PNG"));
+    fs::remove_file(dir.path().join("compare.png")).unwrap();
+    assert_eq!(compare(dir.path(), &["--plot", "a", "a"]).0, 0);
+    assert!(fs::read(dir.path().join("compare.png")).unwrap().starts_with(b"\x89PNG"));
+    assert_eq!(compare(dir.path(), &["--plot", "y.png", "a", "a"]).0, 0);
+    assert!(fs::read(dir.path().join("y.png")).unwrap().starts_with(b"\x89PNG"));
+    let (code, _, err) = compare(dir.path(), &["a", "a", "--plot", "y.jpg"]);
+    assert!(code == 2 && err.contains("y.jpg"), "{err}");
     assert_eq!(compare(dir.path(), &["a", "a", "--plot=x.svg"]).0, 0);
     let svg = fs::read_to_string(dir.path().join("x.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.contains("threshold"), "{svg}");
     let (code, _, err) = compare(dir.path(), &["a", "a", "--plot=x.jpg"]);
     assert_eq!(code, 2);
     assert!(err.contains("x.jpg"), "{err}");
+}
+
+#[test]
+fn logs_by_the_names_of_comparison_scripts() {
+    let dir = TempDir::new().unwrap();
+    let deepspeed = "Train step of epoch 0: 50%|# | 1/2 [00:01<00:01, gpt_loss=4, lr=1e-3]\r\
+                     Train step of epoch 0: 100%|##| 2/2 [00:02<00:00, gpt_loss=3, lr=1e-3]\n";
+    fs::write(dir.path().join("1.log"), deepspeed).unwrap();
+    let ours = |second: &str| format!("ranks    2\nstep: 1 loss: 4.1000 lr: 1e-3\nstep: 2 loss: {second} lr: 1e-3\n");
+    fs::write(dir.path().join("2.log"), ours("3.0300")).unwrap();
+    fs::write(dir.path().join("3.log"), ours("3.3000")).unwrap();
+    let judged = |log: &str| {
+        compare(dir.path(), &["--deepspeed_log", "1.log", "--fsdp2_log", log, "--tolerance", "0.05", "--plot", "x.svg"])
+    };
+    let (code, out, err) = judged("2.log");
+    assert!(code == 0 && out.contains("largest difference 2.5000 % at step 1"), "{out}{err}");
+    assert!(fs::read_to_string(dir.path().join("x.svg")).unwrap().starts_with("<svg "));
+    let (code, out, _) = judged("3.log");
+    assert!(code == 1 && out.contains("diverged first at step 2: loss 3.000000 against 3.300000"), "{out}");
 }
 
 /// What the picture's texts say.
@@ -129,20 +158,20 @@ fn ticks_are_short_and_no_curve_runs_through_the_threshold() {
     }
 }
 
-/// The commands of the README, with training binaries that pretend: what `compare` is given is what `run` writes.
+/// The commands of the page, with training binaries that pretend: what `compare` is given is what `run` writes.
 #[test]
-fn the_readme_compares_what_run_writes() {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+fn the_page_compares_what_run_writes() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/experiments.md")).unwrap();
     let line = |verb: &str| {
-        let start = format!("target/release/experiments {verb} ");
+        let start = format!("experiments {verb} ");
         let line =
-            readme.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {verb} in README"));
-        let words = line["target/release/experiments ".len()..].split('#').next().unwrap().split_whitespace();
-        words.map(String::from).collect::<Vec<_>>()
+            page.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {verb} in the page"));
+        line.split_whitespace().skip(1).map(String::from).collect::<Vec<_>>()
     };
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "");
-    let run = [line("run"), vec!["--bin-dir".into(), "bin".into()]].concat();
+    let pretend = ["--bin-dir", "bin", "--python", "bin/none"];
+    let run = [line("run"), pretend.map(String::from).to_vec()].concat();
     for words in [run, line("compare")] {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let ended = experiments(dir.path(), &words);

@@ -1,5 +1,5 @@
 //! The harness with the real training binaries on tiny models: run and analyze, suite, smoke.
-use super::common::{experiments, experiments_with, real_binaries};
+use super::common::{experiments, experiments_with, real_binaries, script};
 use std::fs;
 use tempfile::TempDir;
 
@@ -27,6 +27,45 @@ fn a_set_is_run_and_analyzed() {
     assert!(ended.out.contains("exit status 2: lr is -1"), "{}", ended.out);
 }
 
+/// With a Python that only pretends to have torch: it gets the sizes and settings that run_fsdp derives.
+#[test]
+fn the_set_has_pytorchs_fsdp_where_python_has_torch() {
+    let dir = TempDir::new().unwrap();
+    let bin = real_binaries().display().to_string();
+    let python = "[ \"$1\" != -c ] || exit 0\necho \"$*\" >> words\n\
+                  while [ $# != 0 ]; do [ \"$1\" != --metrics-path ] || metrics=$2; shift; done\n\
+                  { echo '{\"event\":\"run\",\"engine\":\"torch\",\"world_size\":2}'\n\
+                  echo '{\"event\":\"step\",\"step\":1,\"loss\":4,\"tokens_per_sec\":1000}'\n\
+                  echo '{\"event\":\"end\"}'; } > \"$metrics\"";
+    let python = script(&dir.path().join("bin"), "python", python);
+    let base = ["run", "--bin-dir", &bin, "--python", &python, "--output-dir", "out", "--execute", "--steps", "2"];
+    let chosen = ["--nproc-per-node", "2", "--only", "ddp_fp32,fsdp_off*,fsdp_official_no_prefetch,torch_ddp", "--"];
+    let tiny: Vec<&str> = TINY.split(' ').collect();
+    let run = [&base[..], &chosen, &tiny].concat();
+    let ended = experiments(dir.path(), &run);
+    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+    assert!(ended.out.contains("4 done, 0 failed"), "a pattern does not choose those of --peers: {}", ended.out);
+    let words = fs::read_to_string(dir.path().join("words")).unwrap();
+    let words: Vec<&str> = words.lines().collect();
+    for (line, says) in [
+        (0, "-m torch.distributed.run --standalone --nproc_per_node 2 "),
+        (0, "--impl fsdp1 "),
+        (0, " --embed-dim 32 --num-layers 1 "),
+        (0, " --max-len 32 --batch-size 2 --grad-accum 1 --max-steps 2"),
+        (0, " --no-activation-checkpoint --forward-prefetch --limit-all-gathers --backward-prefetch BACKWARD_PRE"),
+        (0, " --sharding FULL_SHARD"),
+        (1, " --no-forward-prefetch --limit-all-gathers --backward-prefetch NONE"),
+        (2, "--impl ddp "),
+    ] {
+        assert!(words[line].contains(says), "{says}: {}", words[line]);
+    }
+    assert!(words[2].ends_with(" --no-activation-checkpoint"), "{}", words[2]);
+    let ended = experiments(dir.path(), &["analyze", "--experiment-dir", "out"]);
+    assert!(ended.code == 0 && ended.out.contains("fsdp_official  "), "{}{}", ended.out, ended.err);
+    let ended = experiments(dir.path(), &["compare", "out/ddp_fp32", "out/fsdp_official"]);
+    assert!(ended.out.contains("note: B is torch, which trains on tokens of its own"), "{}", ended.out);
+}
+
 #[test]
 fn the_suite_takes_its_variables_and_judges() {
     let dir = TempDir::new().unwrap();
@@ -51,7 +90,7 @@ fn the_suite_takes_its_variables_and_judges() {
         "{}",
         ended.out
     );
-    assert!(dir.path().join("logs/fsdp.log").is_file() && dir.path().join("out/fsdp/metrics.jsonl").is_file());
+    assert!(dir.path().join("logs/02_fsdp.log").is_file() && dir.path().join("out/fsdp/metrics.jsonl").is_file());
     // 64 samples in steps of 2 ranks x 2: too few to hold any out.
     let metrics = fs::read_to_string(dir.path().join("out/fsdp/metrics.jsonl")).unwrap();
     assert_eq!(metrics.matches("\"event\":\"step\"").count(), 16);

@@ -1,6 +1,6 @@
 //! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and
 //! what is not, and that a failure stays one.
-use super::common::{calls, experiments, experiments_with, pretenders};
+use super::common::{calls, experiments, experiments_with, pretenders, script};
 use crate::time::wait_until;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -19,9 +19,24 @@ fn without_execute_configurations_are_written_and_commands_printed() {
     pretenders(dir.path(), "");
     let ended = experiments(
         dir.path(),
-        &["run", "--bin-dir", "bin", "--output-dir", "out", "--steps", "7", "--", "--seed", "3"],
+        &[
+            "run",
+            "--bin-dir",
+            "bin",
+            "--experiment_dir",
+            "out",
+            "--steps",
+            "7",
+            "--python",
+            "bin/none",
+            "--",
+            "--seed",
+            "3",
+        ],
     );
     assert_eq!(ended.code, 0, "{}", ended.err);
+    assert!(ended.err.starts_with("note: fsdp_official skipped: cannot start bin/none"), "{}", ended.err);
+    assert_eq!(ended.err.lines().count(), 2, "{}", ended.err);
     let names = "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_reference_ac fsdp_manual_no_limit \
     fsdp_manual_backward_post \
                  fsdp_manual_no_prefetch fsdp_manual_shard_grad_op fsdp_manual_hybrid_shard zero1 zero2 zero3 tp2 ring2 tp2_ring2";
@@ -133,22 +148,34 @@ fn launchers_get_the_ranks() {
     let dir = TempDir::new().unwrap();
     let bin = pretenders(dir.path(), "");
     // A torchrun that says how it was called, and starts what it is to start once.
-    let torchrun = format!(
-        "#!/bin/sh\necho \"$*\" > {}\nwhile [ \"$1\" != --no-python ]; do shift; done\nshift\nexec \"$@\"\n",
+    let start = format!(
+        "echo \"$*\" > {}\nwhile [ \"$1\" != --no_python ]; do shift; done\nshift\nexec \"$@\"",
         dir.path().join("torchrun-args").display()
     );
-    fs::write(bin.join("torchrun"), torchrun).unwrap();
-    fs::set_permissions(bin.join("torchrun"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    script(&bin, "torchrun", &start);
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let base = ["run", "--bin-dir", "bin", "--only", "zero2", "--nproc-per-node", "8"];
-    let torchrun = [&base[..], &["--launcher", "torchrun", "--output-dir", "out", "--execute"]].concat();
-    let ended = experiments_with(dir.path(), &torchrun, &[("PATH", &path)]);
-    assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
-    let words = fs::read_to_string(dir.path().join("torchrun-args")).unwrap();
-    assert!(words.starts_with("--standalone --nproc-per-node 8 --no-python "), "{words}");
-    assert_eq!(calls(dir.path()), 1);
+    let base = ["run", "--bin-dir", "bin", "--only", "zero2"];
+    let torchrun = |launcher: &str, nproc: &[&str], output: &str| {
+        let args = ["--launcher", launcher, "--output-dir", output, "--execute"];
+        let ended = experiments_with(dir.path(), &[&base[..], &args, nproc].concat(), &[("PATH", &path)]);
+        assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
+        let config = fs::read_to_string(dir.path().join(output).join("zero2/config.yaml")).unwrap();
+        (fs::read_to_string(dir.path().join("torchrun-args")).unwrap(), config, ended.err)
+    };
+    let eight = ["--nproc-per-node", "8"];
+    let (words, config, _) = torchrun("torchrun", &eight, "out");
+    assert!(words.starts_with("--standalone --nproc_per_node 8 --no_python "), "{words}");
+    assert!(config.contains("nproc_per_node: 8"), "{config}");
+    // A command line says how many ranks it starts, so that the configuration does not.
+    let (words, config, note) = torchrun("torchrun --nproc_per_node 2 --log_dir 'a b'", &eight, "line");
+    assert!(words.starts_with("--nproc_per_node 2 --log_dir a b --no_python "), "{words}");
+    assert!(!config.contains("nproc_per_node: "), "{config}");
+    assert!(note.contains("--nproc-per-node 8 (NUM_GPUS) has no effect here"), "{note}");
+    let (words, _, note) = torchrun("./bin/torchrun --nproc_per_node {nproc} --no_python", &eight, "filled");
+    assert!(words.starts_with("--nproc_per_node 8 --no_python ") && note.is_empty(), "{words}{note}");
+    assert_eq!(calls(dir.path()), 3);
 
-    let srun = [&base[..], &["--launcher", "srun", "--output-dir", "other", "--nnodes", "2"]].concat();
+    let srun = [&base[..], &eight, &["--launcher", "srun", "--output-dir", "other", "--nnodes", "2"]].concat();
     let ended = experiments(dir.path(), &srun);
     assert_eq!(ended.code, 0, "{}", ended.err);
     assert!(ended.out.starts_with("srun --nodes 2 --ntasks-per-node 8 --kill-on-bad-exit=1 "), "{}", ended.out);
@@ -162,7 +189,7 @@ fn bad_input_is_refused_before_anything_runs() {
     pretenders(dir.path(), "");
     fs::write(dir.path().join("list.yaml"), "- a\n- b\n").unwrap();
     fs::write(dir.path().join("taken"), "").unwrap();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--only", "zero4"], "--only zero4: no such run"),
         (&["--skip", "*"], "leave no run"),
         (&["--only", "torch_*"], "--peers"),
@@ -170,10 +197,14 @@ fn bad_input_is_refused_before_anything_runs() {
         (&["--repeat", "0"], "--repeat is 0"),
         (&["--nproc-per-node", "0"], "--nproc-per-node is 0"),
         (&["--timeout", "nan"], "--timeout is NaN"),
-        (&["--nnodes", "2"], "--launcher torchrun or srun"),
+        (&["--nnodes", "2"], "--launcher torchrun, srun or mpirun"),
+        (&["--launcher", "no-such --nproc_per_node 2"], "there is no no-such in PATH"),
+        (&["--launcher", "bin/no-such -n 2"], "bin/no-such is not a program"),
+        (&["--launcher", "torchrun 'a"], "missing closing quote"),
+        (&["--launcher", ""], "is empty"),
+        (&["--launcher-args", "--x"], "--launcher-args has no effect here"),
         (&["--config", "list.yaml"], "list.yaml: it holds no sections"),
         (&["--config", "no-such.yaml"], "no-such.yaml"),
-        (&["--launcher", "mpirun"], "mpirun"),
         (&["--output-dir", "taken/below"], "taken/below"),
     ];
     for (more, says) in cases {
