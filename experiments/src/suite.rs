@@ -33,8 +33,8 @@ const COMPARE: &str = "compare";
 /// ZeRO-2, FSDP, FSDP + TP, FSDP + ring, FSDP + TP + ring on one model and dataset; status 1 unless all learn the same
 ///
 /// Every flag that names a variable takes its value from there if it is not given. Variables that skip runs, set to 1:
-/// SKIP_ZERO (SKIP_ZERO2, SKIP_DEEPSPEED), SKIP_FSDP (SKIP_FSDP2), SKIP_FSDP_TP, SKIP_FSDP_RING, SKIP_FSDP_TP_RING (each
-/// also with FSDP2), SKIP_TP and SKIP_RING for every run with it, SKIP_COMPARE for the comparison.
+/// SKIP_ZERO (SKIP_ZERO2, SKIP_DEEPSPEED), SKIP_FSDP (SKIP_FSDP2), SKIP_FSDP_TP, SKIP_FSDP_RING, SKIP_FSDP_TP_RING
+/// (each also with FSDP2), SKIP_TP and SKIP_RING for every run with it, SKIP_COMPARE for the comparison.
 #[derive(clap::Args)]
 pub struct SuiteArgs {
     /// Rows that each run trains on, once

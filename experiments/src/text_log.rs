@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 const LOSS: [&str; 6] = ["loss", "gpt_loss", "lm_loss", "train/loss", "train/gpt_loss", "global_avg_loss"];
 const STEP: [&str; 4] = ["step", "global_step", "iteration", "train/global_step"];
 
-/// The loss of each step, from 1 where the lines do not number them; as it is written, also NaN. A progress bar that begins again is the next epoch.
+/// The loss of each step, numbered from 1 where the lines are not; NaN as it is written. A progress bar that begins
+/// again is the next epoch.
 pub fn losses(text: &str) -> BTreeMap<u64, f64> {
     let mut losses = BTreeMap::new();
     let (mut last, mut bar, mut before) = (0, 0, 0); // `before`: steps of the epochs before this bar's
