@@ -148,8 +148,9 @@ def check_wandb(folder, metrics, code):
     history, config, summary, exits = {}, {}, {}, []
     for record in records:
         kind = record.WhichOneof("record_type")
-        if kind == "run":
-            config.update({item.key: json.loads(item.value_json) for item in record.run.config.update})
+        if kind in ("run", "config"):  # at the start, or when the run said it
+            update = record.run.config.update if kind == "run" else record.config.update
+            config.update({item.key: json.loads(item.value_json) for item in update})
         if kind == "history":
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             for name, value in row.items():
@@ -214,13 +215,17 @@ def main(program, scratch):
         folder = scratch / name
         folder.mkdir(parents=True)
         metrics, board = folder / "m.jsonl", folder / "board"
-        follower = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "wandb_follow.py", metrics, "--project", "check"],
-            env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(folder)})
+        os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(folder))
         args = ["--ckpt-dir", folder / "ckpt", "--tensorboard", board, "--max-restarts", str(restarts)]
+        if restarts:  # the run starts the script itself, with the first python3 of PATH
+            os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            args += ["--wandb-project", "check"]
+        else:
+            script = Path(__file__).parent / "wandb_follow.py"
+            follower = subprocess.Popen([sys.executable, script, metrics, "--project", "check"])
         status, said = killed_run(program, metrics, *args)
         assert status == 1 - restarts, said
-        assert follower.wait(120) == status
+        assert restarts or follower.wait(120) == status
         check_wandb(folder, metrics, status)
         if restarts:
             check_tensorboard(board, metrics)

@@ -18,7 +18,9 @@ pub mod mesh; // ranks along axes, and their groups
 
 mod nodelist; // Slurm's short form of host names
 pub mod secret; // what ranks of one job know
-pub mod env; // who this rank is, from a launcher's variables
+mod launched; // what launchers call a rank's numbers
+pub mod env; // who this rank is, from the environment
+pub mod claim; // one process for each rank
 pub mod frame; // messages on a stream of bytes
 pub mod handshake; // how two ranks of a job recognize each other
 pub mod door; // who may come in at a listening port

@@ -21,9 +21,10 @@ pub mod generate;
 pub use settings::StrategyName;
 
 use crate::base::{Error, Result};
+use crate::comm::claim::Claim;
 use crate::comm::env::RankEnv;
 use launch::{RankJob, restart};
-use plan::{Plan, check, fit};
+use plan::{Plan, check, fit, ranks};
 use settings::args::{self, Parsed};
 use settings::config;
 use settings::{LogLevel, Settings, stages};
@@ -60,6 +61,9 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
         Parsed::Run(cli) => cli,
     };
     let mut runs = config::runs(&cli, strategy)?;
+    let _claim = launched.map(Claim::of).transpose()?;
+    let placed = launched.zip(runs.first()).map(|(env, settings)| ranks::place(env, settings)).transpose()?;
+    let launched = placed.as_ref();
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
         if launched.is_none_or(|env| env.rank == 0) {

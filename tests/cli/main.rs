@@ -20,4 +20,5 @@ mod tensorboard;
 mod token_rows;
 mod trace;
 mod troubleshooting;
+mod wandb;
 mod warmup;

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Provokes a message, and returns all that was said.
 type Provoke = fn(&Dir) -> String;
 /// Headings with a message.
-const PROVOKED: [(&str, Provoke); 20] = [
+const PROVOKED: [(&str, Provoke); 21] = [
     ("Before the start", a_plan_that_does_not_fit),
     ("While it starts", memory_that_is_refused),
     ("While it runs", a_rank_that_is_killed),
@@ -27,6 +27,7 @@ const PROVOKED: [(&str, Provoke); 20] = [
     ("Ranks do not find each other", ranks_with_different_ports),
     ("Ranks have different secrets", ranks_with_different_secrets),
     ("A job without a secret", two_hosts_without_a_secret),
+    ("A job is started twice", a_job_that_is_there_already),
     ("A port is taken", ports_that_are_taken),
     ("Environment variables", half_of_the_variables),
     ("On a setting", |dir| two(dir, &["--max-steps", "1"], [&[], &["--lr", "0.003"]])),
@@ -188,6 +189,16 @@ fn two_hosts_without_a_secret(dir: &Dir) -> String {
 }
 
 /// All 16 above the first of a stretch that is free; somebody else may take one of them, which is as good.
+fn a_job_that_is_there_already(dir: &Dir) -> String {
+    let log = dir.arg("log");
+    let start = || Run(rank(command(FSDP, &["--max-steps", "1", "--log-file", &log]), 0, 2, dir).spawn().unwrap());
+    let _first = start();
+    wait_until("the first waits for its peer", || {
+        fs::read_to_string(&log).is_ok_and(|text| text.contains("rank 0 of 2"))
+    });
+    start().end().stderr
+}
+
 fn ports_that_are_taken(_: &Dir) -> String {
     let first = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 40);
     let _taken: Vec<_> = (0..=40).map(|i| TcpListener::bind(("0.0.0.0", first + i))).collect();

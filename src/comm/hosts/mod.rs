@@ -7,6 +7,7 @@ mod control; // word of lost ranks, over TCP
 #[cfg(feature = "mpi")]
 pub mod mpi; // the wire of MPI
 pub mod tcp; // the wire over TCP
+pub mod census; // how many ranks a host has, where nobody said
 mod link; // what a rank's groups share
 mod post; // one rank's place in a group: columns, messages, meetings
 mod job; // one operation, as a value

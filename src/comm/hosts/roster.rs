@@ -1,12 +1,12 @@
 //! Which rank is on which host. Never communicates: wires exchange [`RankPlace`]s and make the roster of them.
 use crate::base::{Error, Result, printable};
-use crate::comm::env::RankEnv;
+use crate::comm::env::{RankEnv, UNKNOWN};
 
 /// Bytes of a [`RankPlace`] on the wire.
 pub const PLACE: usize = 72;
 const NAME: usize = 64;
 
-/// What a rank says of itself.
+/// What a rank says of itself; local numbers may be [`UNKNOWN`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankPlace {
     /// The host's name, fit for messages.
@@ -30,7 +30,10 @@ impl RankPlace {
     }
     pub fn from_bytes(bytes: &[u8; PLACE]) -> RankPlace {
         let name = bytes[..NAME].split(|&b| b == 0).next().unwrap_or_default();
-        let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize;
+        let number = |at: usize| match u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) {
+            u32::MAX => UNKNOWN,
+            n => n as usize,
+        };
         let host = printable(&String::from_utf8_lossy(name), NAME);
         RankPlace { host, local_rank: number(NAME), local_world: number(NAME + 4) }
     }
@@ -46,6 +49,12 @@ pub struct Roster {
 impl Roster {
     /// An input error where ranks do not lie host by host.
     pub fn new(places: &[RankPlace]) -> Result<Roster> {
+        let unknown = |unknown: bool| places.iter().position(|place| (place.local_world == UNKNOWN) == unknown);
+        if let (Some(without), Some(with)) = (unknown(true), unknown(false)) {
+            return Err(Error::input(format!(
+                "LOCAL_WORLD_SIZE is set for rank {with} and not for rank {without}: set it for all ranks, or for none"
+            )));
+        }
         let per_host = places.first().map_or(1, |place| place.local_world).max(1);
         for (rank, place) in places.iter().enumerate() {
             if place.local_world != per_host {

@@ -3,7 +3,8 @@ use super::carrier::Carrier;
 use super::{device, mesh};
 use crate::base::Result;
 use crate::comm::MeshSizes;
-use crate::comm::env::RankEnv;
+use crate::comm::env::{RankEnv, UNKNOWN};
+use crate::comm::hosts::census;
 use crate::comm::secret::Secret;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings};
@@ -32,6 +33,18 @@ pub struct RankPlan {
     /// Of --job-secret-file. Ranks that this process starts have a secret of their own.
     #[serde(skip)]
     pub secret: Option<Secret>,
+}
+
+/// `env` with its place on its host: the launcher's word, or else that of the ranks, which meet to tell each other.
+pub fn place(env: &RankEnv, s: &Settings) -> Result<RankEnv> {
+    if env.local_world != UNKNOWN {
+        return Ok(env.clone());
+    }
+    let secret = s.run.job_secret_file.as_deref().map(Secret::read).transpose()?;
+    let with_secret = RankEnv { secret: secret.or(env.secret.clone()), ..env.clone() };
+    let placed =
+        census::place(&with_secret, Duration::from_secs_f64(set(&s.faults.init_timeout, "faults.init_timeout")?))?;
+    Ok(RankEnv { secret: env.secret.clone(), ..placed })
 }
 
 impl RankPlan {
