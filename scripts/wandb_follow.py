@@ -9,7 +9,7 @@ ends when the run does, with the run's exit code as W&B shows it: 0, or 1 after 
 the package reads works as ever. A finished file is logged at once.
 
 W&B cannot take a step back: what a restart does again is logged once, as it was the first time; how many steps that were is in
-the summary as redone_steps, beside restarts. A checkpoint that was written in the background stands at the step that was the newest
+the summary as redone_steps, next to restarts. A checkpoint that was written in the background stands at the step that was the newest
 when it was complete.
 """
 import argparse

@@ -1,9 +1,9 @@
-//! One process for each rank of a job: the first that comes has the rank as long as it lives, and whoever comes second
-//! is told who it is. Never keeps two jobs apart that launchers tell apart.
+//! One process for each rank of a job: the first has the rank as long as it lives, and a second one is refused with the
+//! first one's process id. Never concerns jobs that have different job ids, ports or numbers of ranks.
 //!
 //! Variables alone do not distinguish two worlds that were started with the same ones, so their ranks could meet in any
-//! mixture. A claim is a listening socket in the abstract namespace (man 7 unix): the kernel gives a name to one process
-//! and takes it back however that ends, and tells who asks which process has it.
+//! mixture. A claim is a listening socket in the abstract namespace (man 7 unix): the kernel gives a name to one
+//! process, takes it back however that ends, and names the process to whoever connects.
 use super::env::RankEnv;
 use crate::base::{Error, Result};
 use rustix::io::Errno;

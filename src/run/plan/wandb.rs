@@ -6,7 +6,7 @@ use std::path::Path;
 /// Settles where metrics go, where that was left open.
 pub fn settle(s: &mut Settings) -> Result<()> {
     if s.wandb.wandb_project.is_none() {
-        return match s.wandb.beside_project() {
+        return match s.wandb.idle_without_project() {
             Some(flag) => {
                 Err(Error::input(format!("{flag} has no effect here: add --wandb-project NAME, or remove it")))
             }

@@ -54,7 +54,7 @@ impl WandbSettings {
         self.wandb_project.as_deref().filter(|_| self.wandb_mode != Some(WandbMode::Disabled))
     }
     /// A flag that was given and means nothing without a project.
-    pub fn beside_project(&self) -> Option<&'static str> {
+    pub fn idle_without_project(&self) -> Option<&'static str> {
         let given = [
             ("--wandb-entity", self.wandb_entity.is_some()),
             ("--wandb-name", self.wandb_name.is_some()),
