@@ -43,7 +43,7 @@ pub struct RankEnv {
 }
 
 /// What a launcher calls its numbers. Of several names the first that is set counts.
-struct Launcher {
+struct LauncherNames {
     name: &'static str,
     rank: &'static [&'static str],
     world: &'static [&'static str],
@@ -55,7 +55,7 @@ struct Launcher {
 }
 
 /// torchrun, and whatever follows its names; DeepSpeed's launcher has LOCAL_SIZE.
-const TORCHRUN: Launcher = Launcher {
+const TORCHRUN: LauncherNames = LauncherNames {
     name: "torchrun",
     rank: &["RANK"],
     world: &["WORLD_SIZE"],
@@ -64,7 +64,7 @@ const TORCHRUN: Launcher = Launcher {
     ids: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     mpi: false,
 };
-const OPEN_MPI: Launcher = Launcher {
+const OPEN_MPI: LauncherNames = LauncherNames {
     name: "mpi",
     rank: &["OMPI_COMM_WORLD_RANK"],
     world: &["OMPI_COMM_WORLD_SIZE"],
@@ -73,7 +73,7 @@ const OPEN_MPI: Launcher = Launcher {
     ids: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
     mpi: true,
 };
-const MVAPICH: Launcher = Launcher {
+const MVAPICH: LauncherNames = LauncherNames {
     name: "mvapich",
     rank: &["MV2_COMM_WORLD_RANK"],
     world: &["MV2_COMM_WORLD_SIZE"],
@@ -83,7 +83,7 @@ const MVAPICH: Launcher = Launcher {
     mpi: true,
 };
 /// Hydra's, which starts MPICH and Intel MPI; Cray's PALS has PMI_LOCAL_RANK and PMI_LOCAL_SIZE.
-const PMI: Launcher = Launcher {
+const PMI: LauncherNames = LauncherNames {
     name: "pmi",
     rank: &["PMI_RANK"],
     world: &["PMI_SIZE"],
@@ -93,7 +93,7 @@ const PMI: Launcher = Launcher {
     mpi: true,
 };
 /// LSF's jsrun.
-const JSM: Launcher = Launcher {
+const JSM: LauncherNames = LauncherNames {
     name: "jsm",
     rank: &["JSM_NAMESPACE_RANK"],
     world: &["JSM_NAMESPACE_SIZE"],
@@ -237,7 +237,7 @@ impl Vars<'_> {
         Ok(env)
     }
 
-    fn launched(&self, launcher: &Launcher) -> Result<Option<RankEnv>> {
+    fn launched(&self, launcher: &LauncherNames) -> Result<Option<RankEnv>> {
         let first = |names: &'static [&'static str]| {
             names.iter().copied().find(|name| self.text(name).is_some()).unwrap_or(names[0])
         };
@@ -367,7 +367,7 @@ mod tests {
     }
 
     /// The numbers of `launcher`, by its first names or its last.
-    fn says(launcher: &Launcher, last: bool, ranks: [usize; 4]) -> Vec<(&'static str, String)> {
+    fn says(launcher: &LauncherNames, last: bool, ranks: [usize; 4]) -> Vec<(&'static str, String)> {
         let name = |names: &[&'static str]| if last { names[names.len() - 1] } else { names[0] };
         let names = [launcher.rank, launcher.world, launcher.local_rank, launcher.local_world].map(name);
         names.into_iter().zip(ranks.map(|n| n.to_string())).collect()
@@ -375,7 +375,7 @@ mod tests {
     fn read_all(vars: &[(&str, String)]) -> Result<Option<RankEnv>> {
         read(&vars.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>())
     }
-    const IN_ORDER: [&Launcher; 5] = [&TORCHRUN, &OPEN_MPI, &MVAPICH, &PMI, &JSM];
+    const IN_ORDER: [&LauncherNames; 5] = [&TORCHRUN, &OPEN_MPI, &MVAPICH, &PMI, &JSM];
 
     #[test]
     fn launchers_go_before_each_other_in_the_documented_order() {
