@@ -10,7 +10,7 @@ use flatshard::device::gpu::sim::{Sim, Tally};
 use flatshard::device::gpu::{Arg, Driver, GpuDevice, Kernel, LaunchShape};
 use flatshard::device::{Buf, Device};
 use flatshard::engine::{Engine, EngineOptions, StepReport};
-use flatshard::nn::{Checkpointing, Spec};
+use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
 use flatshard::optim::ScalerOptions;
 use flatshard::store::ShardedOptions;
 use std::sync::Arc;
@@ -87,7 +87,10 @@ fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
     let sharded = |dtype| fsdp(ShardedOptions { dtype, grad_accum: 2, ..sharded() });
     let scaler = Some(ScalerOptions { initial: 256.0, window: 2, ..ScalerOptions::default() });
     let full = Checkpointing::Full;
+    let lora = Some(Lora { rank: 4, alpha: 8.0, dropout: 0.2, targets: vec!["all-linear".into()] });
+    let tuning = Tuning { lora, ..Tuning::default() };
     let cases = [
+        EngineOptions { checkpoint: full, tuning, ..options(&llama(), sharded(DType::Bf16), ADAMW) },
         EngineOptions { checkpoint: full, ..options(&dropping(llama()), sharded(DType::Bf16), ADAMW) },
         EngineOptions { scaler, ..options(&dropping(llama()), sharded(DType::F16), ADAMW) },
         options(&gpt(), sharded(DType::F32), SGD),
