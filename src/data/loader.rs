@@ -115,6 +115,9 @@ impl Loader {
             )));
         }
         let held = options.held_out.clone().unwrap_or_else(|| held_out(&source, options.shuffle));
+        if held.len() != source.numbers().count() {
+            return Err(Error::op("loader", "held_out has a number for each source"));
+        }
         let (mut train, mut kept) = (Vec::new(), Vec::new());
         for ((numbers, _), held) in source.numbers().zip(&held) {
             let rows = numbers.end - numbers.start;

@@ -33,9 +33,10 @@ impl EvalSplit {
         let Some(then) = then else { return Ok(fresh(None)) };
         let number = |key: &str| then.data.get(key).and_then(Value::as_u64);
         // The rows are the same ones: those of a stream begin elsewhere where they are of another length.
+        let rows_alone = dataset.has_rows_of_its_own() && dataset.last_of_a_stream().is_none();
         let same = number("rows") == Some(dataset.rows())
             && then.data.get("fingerprint").and_then(Value::as_str) == Some(&dataset.fingerprint_text())
-            && (dataset.last_of_a_stream().is_none() || number("max_len") == Some(dataset.max_len() as u64));
+            && (rows_alone || number("max_len") == Some(dataset.max_len() as u64));
         if !same {
             return Ok(fresh(Some(
                 "the rows are not those of the checkpoint: which of them are held out, the length of an epoch and the order \
@@ -54,7 +55,8 @@ impl EvalSplit {
                     "the run began with {rows} held-out rows: it still does not train on them, and evaluates --eval-dataset"
                 )),
                 (false, 0) if evaluates && usual.iter().any(|&n| n > 0) => Some(
-                    "the run began with --eval-dataset and holds no row out: without one nothing is evaluated".into(),
+                    "the run began without held-out rows and holds no row out now: give --eval-dataset to evaluate"
+                        .into(),
                 ),
                 _ => None,
             };
