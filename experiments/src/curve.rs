@@ -47,7 +47,15 @@ pub struct StepMetrics {
     #[serde(default)]
     pub tokens_per_sec: Option<f64>,
     #[serde(default)]
+    pub trained_tokens_per_sec: Option<f64>,
+    #[serde(default)]
     pub step_time_s: Option<f64>,
+    #[serde(default)]
+    pub forward_time_s: Option<f64>,
+    #[serde(default)]
+    pub backward_time_s: Option<f64>,
+    #[serde(default)]
+    pub optimizer_time_s: Option<f64>,
     #[serde(default)]
     pub comm_time_s: Option<f64>,
     #[serde(default)]

@@ -16,7 +16,11 @@ pub struct RunRow {
     /// Of the whole job; each round's median over its steps.
     pub tokens_per_sec: Option<Spread>,
     /// Medians over steps and rounds, of rank 0.
+    pub trained_tokens_per_sec: Option<f64>,
     pub step_time_s: Option<f64>,
+    pub forward_time_s: Option<f64>,
+    pub backward_time_s: Option<f64>,
+    pub optimizer_time_s: Option<f64>,
     pub comm_time_s: Option<f64>,
     pub exposed_comm_s: Option<f64>,
     pub comm_bytes: Option<f64>,
@@ -147,7 +151,11 @@ impl RunRow {
             name,
             rounds: curves.len(),
             tokens_per_sec: spread(speeds),
+            trained_tokens_per_sec: median(per_round(&|s| s.trained_tokens_per_sec)),
             step_time_s: median(per_round(&|s| s.step_time_s)),
+            forward_time_s: median(per_round(&|s| s.forward_time_s)),
+            backward_time_s: median(per_round(&|s| s.backward_time_s)),
+            optimizer_time_s: median(per_round(&|s| s.optimizer_time_s)),
             comm_time_s: median(per_round(&|s| s.comm_time_s)),
             exposed_comm_s: median(per_round(&|s| s.exposed_comm_s)),
             comm_bytes: median(per_round(&|s| s.comm_bytes.map(|n| n as f64))),

@@ -115,7 +115,8 @@ pub fn terminal(found: &Found, baseline: &RunRow) -> String {
 /// One line a run, in units of the metrics file; an empty field is unknown.
 pub fn csv(found: &Found, baseline: &RunRow) -> String {
     let columns = "name,status,engine,world_size,dp_replicate,dp_shard,sp,tp,rounds,steps,tokens_per_sec,tokens_per_sec_min,\
-                   tokens_per_sec_max,relative_speed,step_time_s,comm_time_s,exposed_comm_s,comm_bytes_per_step,\
+                   tokens_per_sec_max,trained_tokens_per_sec,relative_speed,step_time_s,forward_time_s,backward_time_s,\
+                   optimizer_time_s,comm_time_s,exposed_comm_s,comm_bytes_per_step,\
                    peak_mem_bytes,relative_memory,planned_bytes,first_loss,last_loss,largest_loss_difference,message";
     let mut out = columns.to_string() + "\n";
     for row in &found.rows {
@@ -140,8 +141,12 @@ pub fn csv(found: &Found, baseline: &RunRow) -> String {
             number(speed.map(|s| s.median)),
             number(speed.map(|s| s.low)),
             number(speed.map(|s| s.high)),
+            number(row.trained_tokens_per_sec),
             over(row.speed(), baseline.speed()),
             number(row.step_time_s),
+            number(row.forward_time_s),
+            number(row.backward_time_s),
+            number(row.optimizer_time_s),
             number(row.comm_time_s),
             number(row.exposed_comm_s),
             number(row.comm_bytes),

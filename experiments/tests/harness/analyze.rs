@@ -19,7 +19,7 @@ fn run(dir: &Path, name: &str, seconds: &[f64], exposed: f64, peak_mib: u64, los
         let loss = if loss.is_finite() { loss.to_string() } else { "null".into() };
         text += &format!(
             "{{\"event\":\"step\",\"step\":{},\"loss\":{loss},\"tokens\":1000,\"tokens_per_sec\":{},\"step_time_s\":{seconds},\
-             \"comm_time_s\":0.5,\"exposed_comm_s\":{exposed},\"comm_bytes\":2097152,\"peak_mem_bytes\":{}}}\n",
+             \"forward_time_s\":0.25,\"trained_tokens_per_sec\":50,\"comm_time_s\":0.5,\"exposed_comm_s\":{exposed},\"comm_bytes\":2097152,\"peak_mem_bytes\":{}}}\n",
             i + 1,
             1000.0 / seconds,
             peak_mib << 20,
@@ -74,6 +74,8 @@ fn numbers_are_those_of_the_metrics() {
         ("fsdp_manual", "tokens_per_sec", 1000.0),
         ("fsdp_manual", "tokens_per_sec_min", 500.0),
         ("fsdp_manual", "tokens_per_sec_max", 2000.0),
+        ("fsdp_manual", "forward_time_s", 0.25),
+        ("fsdp_manual", "trained_tokens_per_sec", 50.0),
         ("fsdp_manual", "peak_mem_bytes", (70u64 << 20) as f64),
     ];
     for (run, column, value) in expected {
