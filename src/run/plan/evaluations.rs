@@ -36,8 +36,8 @@ pub fn check_rows(s: &Settings, rows: u64) -> Result<()> {
     match flags(s).first().filter(|_| rows == 0) {
         None => Ok(()),
         Some(flag) => Err(Error::input(format!(
-            "{flag} compares evaluation losses, and this data set has no held-out rows: it needs at least 80 rows, and \
-             --shuffle where rows are samples; or remove {flag}"
+            "{flag} compares evaluation losses, and this data set has no held-out rows: add --eval-dataset \
+             PATH, or train on at least 80 rows (with --shuffle where rows are samples)"
         ))),
     }
 }
