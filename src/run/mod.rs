@@ -77,15 +77,17 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
             Plan::new(later, launched)?;
         }
     }
-    let last = runs.len() - 1;
+    let (last, mut said) = (runs.len() - 1, Vec::new());
     for (i, settings) in runs.into_iter().enumerate() {
-        let plan = Plan::new(settings, launched)?;
+        let mut plan = Plan::new(settings, launched)?;
+        plan.settings.notes.retain(|note| !said.contains(note)); // of an earlier stage
         if cli.files.print_config {
             notes(&plan.settings, &RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?);
             return print(&plan.print()?); // a later stage starts from what this one will leave
         }
         if i == last || !plan.is_done() {
             one(&plan, launched)?;
+            said.append(&mut plan.settings.notes);
         }
     }
     Ok(())

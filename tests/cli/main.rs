@@ -14,6 +14,7 @@ mod lora;
 mod mixture;
 mod nonfinite_steps;
 mod sft;
+mod spellings;
 mod stages;
 mod tensor_parallel_runs;
 mod tensorboard;

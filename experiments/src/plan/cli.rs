@@ -10,6 +10,7 @@ use flatshard::base::{Category, DType, Error, Result};
 use flatshard::device::gpu::{GpuDevice, cuda};
 use flatshard::run::plan::outline::Outline;
 use flatshard::run::settings::DeviceName;
+use flatshard::run::settings::Settings;
 use flatshard::run::settings::StrategyName;
 use flatshard::run::settings::args;
 use flatshard::run::settings::args::Parsed;
@@ -29,6 +30,12 @@ struct PlanCli {
     plan: PlanArgs,
     #[command(flatten)]
     run: args::Cli,
+}
+
+impl AsMut<Settings> for PlanCli {
+    fn as_mut(&mut self) -> &mut Settings {
+        &mut self.run.settings
+    }
 }
 
 #[derive(clap::Args, Debug)]

@@ -16,6 +16,7 @@ use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepReport};
 use crate::run::plan::{Plan, evaluations};
 use crate::run::settings::LogLevel;
+use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
 use crate::run::watch::{Reporter, RunLog, StepDone};
 use std::io::{ErrorKind, Write};
@@ -212,7 +213,7 @@ impl<'a> Trainer<'a> {
         };
         self.batches.give_back(data);
         if step.number < plan.steps() {
-            let due = |every: Option<u64>| every.is_some_and(|n| n > 0 && step.number.is_multiple_of(n));
+            let due = |every: Option<StepInterval>| every.is_some_and(|every| every.is_due(step.number));
             let is_best = due(plan.settings.run.eval_every) && self.evaluate()?;
             if self.is_stopped() {
                 return Ok(());

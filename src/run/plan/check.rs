@@ -8,6 +8,7 @@ use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
 use crate::run::settings::Settings;
+use crate::run::settings::value::StepInterval;
 use std::path::Path;
 
 /// A merge reads a model and an adapter and writes a model.
@@ -25,7 +26,7 @@ pub fn merge(s: &Settings) -> Result<()> {
 /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
 pub fn outputs(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
-    if c.save_every.is_some_and(|n| n > 0) && c.ckpt_dir.is_none() {
+    if c.save_every.is_some_and(|n| n != StepInterval::Steps(0)) && c.ckpt_dir.is_none() {
         return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
     }
     evaluations::check(s)?;

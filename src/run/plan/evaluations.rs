@@ -4,6 +4,7 @@ use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, same_place};
 use crate::run::settings::Settings;
+use crate::run::settings::value::StepInterval;
 
 /// The flags of this run that compare evaluations.
 fn flags(s: &Settings) -> Vec<String> {
@@ -20,7 +21,7 @@ pub fn check(s: &Settings) -> Result<()> {
         (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a place for the checkpoint: add --ckpt-dir DIR"),
         (s.run.eval != Some(true), first, "compares evaluation losses, and --no-eval makes none: remove one of them"),
         (
-            s.run.patience.is_some() && s.run.eval_every.unwrap_or(0) == 0,
+            s.run.patience.is_some() && s.run.eval_every.is_none_or(|every| every == StepInterval::Steps(0)),
             last,
             "counts evaluations between steps: add --eval-every STEPS",
         ),

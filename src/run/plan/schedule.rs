@@ -3,7 +3,7 @@ use crate::base::{Error, Result};
 use crate::ckpt::TrainerState;
 use crate::data::{Dataset, Loader, LoaderOptions};
 use crate::optim::{DecayShape, Schedule, Warmup};
-use crate::run::settings::value::set;
+use crate::run::settings::value::{StepInterval, set};
 use crate::run::settings::{SchedulerName, Settings, WarmupName};
 use std::sync::Arc;
 
@@ -12,15 +12,20 @@ const DEFAULT_STEPS: u64 = 600;
 
 /// Fills in the steps of the whole run where the settings leave them to the data.
 pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<()> {
-    let mut loader = Loader::new(dataset.clone(), loader)?;
-    let rows = loader.rows_per_epoch();
+    let mut from_start = Loader::new(dataset.clone(), loader.clone())?;
+    let rows = from_start.rows_per_epoch();
     // The step that holds the last row of the last epoch is taken whole: it goes on into the next epoch.
-    let by_epochs = s.run.epochs.map(|epochs| loader.steps_until(epochs.saturating_mul(rows)));
+    let by_epochs = s.run.epochs.map(|epochs| from_start.steps_until(epochs.saturating_mul(rows)));
     let steps = match (s.run.max_steps, by_epochs) {
         (Some(a), Some(b)) => a.min(b),
         (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),
     };
     s.run.max_steps = Some(steps);
+    for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every] {
+        if *every == Some(StepInterval::Epoch) {
+            *every = Some(StepInterval::Steps(Loader::new(dataset.clone(), loader.clone())?.steps_until(rows)));
+        }
+    }
     Ok(())
 }
 

@@ -2,7 +2,8 @@
 use crate::base::{Error, Result};
 use crate::run::settings::defaults::{default_text, defaults};
 use crate::run::settings::sections::Settings;
-use crate::run::settings::synonyms::{self, nearest};
+use crate::run::settings::spellings::{self, is_switch};
+use crate::run::settings::synonyms;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::any::TypeId;
@@ -17,6 +18,12 @@ pub struct Cli {
     pub files: Files,
     #[command(flatten)]
     pub settings: Settings,
+}
+
+impl AsMut<Settings> for Cli {
+    fn as_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
 }
 
 /// What to read and what to do: on the command line only.
@@ -65,14 +72,14 @@ pub fn words() -> Result<Vec<String>> {
 }
 
 /// `argv` without the program's name. Errors are [`Error::Input`].
-pub fn parse<C: CommandFactory + FromArgMatches>(
+pub fn parse<C: CommandFactory + FromArgMatches + AsMut<Settings>>(
     program: &'static str,
     about: &'static str,
     argv: impl IntoIterator<Item = String>,
 ) -> Result<Parsed<C>> {
     let command = command::<C>(program, about);
-    let argv = normalise(argv, &command)?;
-    let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(argv)) {
+    let line = spellings::read(argv, &command)?;
+    let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(line.argv)) {
         Ok(matches) => matches,
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             return Ok(Parsed::Help(show_switches(&e.to_string())));
@@ -81,10 +88,15 @@ pub fn parse<C: CommandFactory + FromArgMatches>(
             let text = show_switches(&e.to_string());
             let text = text.trim_start_matches("error: ");
             let ends = ["\n\nUsage", "\n\nFor more information"].iter().filter_map(|end| text.find(end)).min();
-            return Err(Error::input(text[..ends.unwrap_or(text.len())].trim_end()));
+            let text = text[..ends.unwrap_or(text.len())].trim_end();
+            let typed = line.read_as.iter().find(|(_, ours)| text.contains(&format!("{ours} ")));
+            let typed = typed.map(|(theirs, ours)| format!("; --{theirs} is read as {ours}"));
+            return Err(Error::input(format!("{text}{}", typed.unwrap_or_default())));
         }
     };
-    C::from_arg_matches(&matches).map(|cli| Parsed::Run(Box::new(cli))).map_err(|e| Error::input(e.to_string()))
+    let mut cli = C::from_arg_matches(&matches).map_err(|e| Error::input(e.to_string()))?;
+    cli.as_mut().notes = line.notes.into_iter().map(|(_, note)| note).collect();
+    Ok(Parsed::Run(Box::new(cli)))
 }
 
 /// The text of an error, with flags for the fields that the library names in backticks: `` `max_len` `` is --max-len,
@@ -115,10 +127,6 @@ pub fn with_flags(text: &str) -> String {
     out + rest
 }
 
-/// An on/off flag, with further modes or without: `true` is a value of it.
-fn is_switch(arg: &clap::Arg) -> bool {
-    arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
-}
 /// One that has no mode but on and off.
 fn is_plain(arg: &clap::Arg) -> bool {
     arg.get_possible_values().len() == 2
@@ -154,8 +162,8 @@ fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> cla
     let defaults = defaults();
     // Any width: one setting a line, whatever the length of its neighbours.
     C::command().name(program).about(about).term_width(0).mut_args(|arg| {
-        let synonyms = synonyms::flags().filter(|row| arg.get_id() == row.key).map(|row| row.spelling);
-        let arg = numeric(arg.clone().visible_aliases(synonyms));
+        let aliases: Vec<&str> = synonyms::aliases(arg.get_id().as_str()).collect();
+        let arg = numeric(arg.visible_aliases(aliases));
         let arg = if is_switch(&arg) && !is_plain(&arg) {
             arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
         } else if is_switch(&arg) {
@@ -189,41 +197,6 @@ fn show_switches(help: &str) -> String {
         }
     }
     out
-}
-
-/// Underscores become dashes, `--no-x` becomes `--x=false`, values have our spelling, and an unknown flag is named with
-/// its nearest.
-fn normalise(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Vec<String>> {
-    let find = |name: &str| {
-        command.get_arguments().find(|a| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name)))
-    };
-    let (mut out, mut key) = (Vec::new(), String::new());
-    for word in argv {
-        let Some(flag) = word.strip_prefix("--").filter(|f| !f.is_empty()) else {
-            out.push(synonyms::value(&key, &word).to_string());
-            continue;
-        };
-        let (name, value) = match flag.split_once('=') {
-            Some((name, value)) => (name.replace('_', "-"), Some(value)),
-            None => (flag.replace('_', "-"), None),
-        };
-        key = name.replace('-', "_");
-        let off = name.strip_prefix("no-").filter(|x| find(x).is_some_and(is_switch));
-        if let (Some(x), None) = (off, value) {
-            out.push(format!("--{x}=false"));
-        } else if ["help", "version"].contains(&name.as_str()) || find(&name).is_some() {
-            out.push(value.map_or(format!("--{name}"), |v| format!("--{name}={}", synonyms::value(&key, v))));
-        } else {
-            let known =
-                command.get_arguments().filter(|a| !a.is_hide_set()).filter_map(|a| a.get_long_and_visible_aliases());
-            let known: Vec<&str> = known.flatten().collect();
-            let near = nearest(name.strip_prefix("no-").unwrap_or(&name), known);
-            return Err(Error::input(format!(
-                "unknown flag --{name}: the nearest known one is --{near} (--help lists all)"
-            )));
-        }
-    }
-    Ok(out)
 }
 
 #[cfg(test)]

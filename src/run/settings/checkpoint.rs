@@ -1,6 +1,6 @@
 //! Where checkpoints and the final model go, and which checkpoint a run resumes from. Never writes or reads one.
 use super::names::PrecisionName;
-use super::value::{bytes, set};
+use super::value::{StepInterval, bytes, set};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ pub struct CheckpointSettings {
     /// Checkpoint directory: DIR/step-00000100, and DIR/latest names the newest [default: none]
     #[arg(long, value_name = "DIR")]
     pub ckpt_dir: Option<PathBuf>,
-    /// Steps between checkpoints; 0: only at the end
-    #[arg(long, value_name = "STEPS")]
-    pub save_every: Option<u64>,
+    /// Steps between checkpoints; 0: only at the end; epoch: those of one pass over the training split
+    #[arg(long, value_name = "STEPS|epoch")]
+    pub save_every: Option<StepInterval>,
     /// Also save a checkpoint after each evaluation with the lowest loss so far; DIR/best names it
     #[arg(long)]
     pub save_on_best: Option<bool>,

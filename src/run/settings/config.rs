@@ -59,7 +59,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
     let mut settings: Settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
-    settings.notes = layer.notes;
+    settings.notes = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
     settings.check()?;
     effect::strategy(&mut settings, default)?;
     if let Some(stage) = stage {

@@ -32,6 +32,8 @@ pub mod sections;
 pub mod defaults;
 /// What other tools call our settings: `synonyms.tsv`.
 pub mod synonyms;
+/// A command line with flags of other tools, in our words.
+pub mod spellings;
 /// `training_stages:` of a file.
 pub mod stages;
 /// DeepSpeed's file, read as settings.

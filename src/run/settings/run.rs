@@ -1,6 +1,6 @@
 //! How a run starts, how long it is and what it reports. Never starts anything.
 use super::names::{CommName, DeviceName, StrategyName};
-use super::value::{at_least_one, count, number, size};
+use super::value::{StepInterval, at_least_one, count, number, size};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -36,9 +36,9 @@ pub struct RunSettings {
     /// Evaluate on held-out rows, always once at the end
     #[arg(long)]
     pub eval: Option<bool>,
-    /// Steps between evaluations; 0: only at the end
-    #[arg(long, value_name = "STEPS")]
-    pub eval_every: Option<u64>,
+    /// Steps between evaluations; 0: only at the end; epoch: those of one pass over the training split
+    #[arg(long, value_name = "STEPS|epoch")]
+    pub eval_every: Option<StepInterval>,
     /// Early stopping: end the run after N evaluations in a row without a lower loss [default: none]
     #[arg(long, value_name = "N")]
     pub patience: Option<u64>,

@@ -2,35 +2,104 @@
 //! Never decides what a setting means.
 use std::sync::LazyLock;
 
-/// A row of the table: `spelling` stands for the setting `section.key`, or for a `value` of it.
+/// A row of the table: `spelling` stands for the setting `section.key`, for a `value` of it, or for nothing of ours.
 #[derive(Debug)]
 pub struct Synonym {
-    /// section, key, flag or value.
-    kind: &'static str,
+    /// section, key, value, flag, idle or refused.
+    pub kind: &'static str,
     pub spelling: &'static str,
-    section: &'static str,
-    /// Empty for a section.
+    /// Empty where there is none.
+    pub section: &'static str,
+    /// Empty for a section; of a flag that is one value of a pair, with `.0` or `.1`.
     pub key: &'static str,
-    value: &'static str,
+    pub value: &'static str,
+    pub tool: &'static str,
+    pub why: &'static str,
+    /// The flag that is read.
+    pub flag: FlagPattern,
+    /// Another flag of the command line beside which it is read so.
+    pub with: Option<FlagPattern>,
+}
+
+/// Names of a flag, and the values of it that a row is about: none for all.
+#[derive(Debug)]
+pub struct FlagPattern {
+    pub names: Vec<&'static str>,
+    pub values: Vec<&'static str>,
+}
+
+impl FlagPattern {
+    fn new(text: &'static str) -> FlagPattern {
+        let (names, values) = text.split_once('=').unwrap_or((text, ""));
+        FlagPattern { names: names.split_whitespace().collect(), values: values.trim().split_terminator('|').collect() }
+    }
+}
+
+impl Synonym {
+    fn new(row: &'static str) -> Synonym {
+        let mut cells = row.split('\t');
+        let mut cell = || cells.next().unwrap_or_default();
+        let (kind, spelling, setting) = (cell(), cell(), cell());
+        let (section, key) = setting.split_once('.').unwrap_or((setting, ""));
+        let (flag, with) = spelling.split_once('&').map_or((spelling, None), |(flag, with)| (flag, Some(with)));
+        let (flag, with) = (FlagPattern::new(flag), with.map(FlagPattern::new));
+        Synonym { kind, spelling, section, key, value: cell(), tool: cell(), why: cell(), flag, with }
+    }
+    /// Gives way to any other flag that sets the same.
+    pub fn is_weak(&self) -> bool {
+        self.value.ends_with('?')
+    }
+    /// Ours, only longer or shorter.
+    pub fn is_own(&self) -> bool {
+        self.tool.starts_with("flatshard")
+    }
+    /// Words to repeat in a message: none where they do not matter, which may be a secret.
+    pub fn shown<'a>(&self, words: &'a [String]) -> &'a [String] {
+        let matters = self.value.is_empty() || self.value.contains('{') || !self.flag.values.is_empty();
+        if matters { words } else { &[] }
+    }
+    /// The words of our flag for those of the other: the same, or what the row's value makes of each.
+    pub fn convert(&self, words: &[String]) -> Vec<String> {
+        match self.value.trim_end_matches('?') {
+            "" => words.to_vec(),
+            "{,}" => words.iter().flat_map(|word| word.split(',').map(String::from)).collect(),
+            pattern if pattern.contains("{}") => words.iter().map(|word| pattern.replace("{}", word)).collect(),
+            value => vec![value.to_string()],
+        }
+    }
 }
 
 static TABLE: LazyLock<Vec<Synonym>> = LazyLock::new(|| {
-    let rows = include_str!("synonyms.tsv").lines().filter(|line| !line.starts_with('#'));
-    let cells = rows.map(|row| row.split('\t').collect::<Vec<_>>());
-    let row = |cells: Vec<&'static str>| {
-        let (section, key) = cells[2].split_once('.').unwrap_or((cells[2], ""));
-        Synonym { kind: cells[0], spelling: cells[1], section, key, value: cells[3] }
-    };
-    cells.map(row).collect()
+    include_str!("synonyms.tsv").lines().filter(|row| !row.starts_with('#')).map(Synonym::new).collect()
 });
+
+/// The whole table, in its order.
+pub fn table() -> &'static [Synonym] {
+    &TABLE
+}
 
 fn all(kind: &str) -> impl Iterator<Item = &'static Synonym> {
     TABLE.iter().filter(move |row| row.kind == kind)
 }
 
-/// Flags that `--help` shows beside our own.
-pub fn flags() -> impl Iterator<Item = &'static Synonym> {
-    all("flag")
+fn flags() -> impl Iterator<Item = &'static Synonym> {
+    TABLE.iter().filter(|row| ["flag", "idle", "refused"].contains(&row.kind))
+}
+
+/// Further names of our own flag for the setting `key`, which `--help` shows with it.
+pub fn aliases(key: &str) -> impl Iterator<Item = &'static str> {
+    all("flag").filter(move |row| row.is_own() && row.key == key).map(|row| row.spelling)
+}
+
+/// The rows of another tool's flag, whose `name` has dashes.
+pub fn of_flag(name: &str) -> Vec<&'static Synonym> {
+    let named = |row: &&Synonym| row.flag.names.iter().any(|other| other.replace('_', "-") == name);
+    flags().filter(|row| !row.is_own()).filter(named).collect()
+}
+
+/// The flags of other tools that are read as ours.
+pub fn flag_names() -> impl Iterator<Item = &'static str> {
+    all("flag").flat_map(|row| row.flag.names.iter().copied())
 }
 
 /// The section of settings that a file calls `name`.
@@ -50,15 +119,38 @@ pub fn keys_of(section: &str) -> impl Iterator<Item = &str> {
     split.filter(move |(of, _)| *of == section).map(|(_, key)| key)
 }
 
+/// The row that says what value `text` is of the setting `key`.
+pub fn value_row(key: &str, text: &str) -> Option<&'static Synonym> {
+    all("value").find(|row| row.key == key && row.spelling == text)
+}
+
 /// The value that `text` is of the setting `key`.
 pub fn value<'a>(key: &str, text: &'a str) -> &'a str {
-    all("value").find(|row| row.key == key && row.spelling == text).map_or(text, |row| row.value)
+    value_row(key, text).map_or(text, |row| row.value)
+}
+
+/// One value in two spellings: capitals do not count, nor how a number is written.
+pub fn same(a: &str, b: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    a.eq_ignore_ascii_case(b) || number(a).is_some_and(|a| number(b) == Some(a))
+}
+
+fn likeness(a: &str, b: &str) -> f64 {
+    strsim::normalized_damerau_levenshtein(&a.replace('_', "-"), &b.replace('_', "-"))
 }
 
 /// The known name most like `name`.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a str {
-    let like = |k: &str| strsim::normalized_damerau_levenshtein(name, k);
-    known.into_iter().max_by(|a, b| like(a).total_cmp(&like(b))).unwrap_or("--help")
+    known.into_iter().max_by(|a, b| likeness(name, a).total_cmp(&likeness(name, b))).unwrap_or("--help")
+}
+
+/// The known name that `name` is likely to mean: spelt almost so, or with a word that says something in common.
+pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    const COMMON: [&str; 10] = ["size", "steps", "path", "type", "name", "file", "data", "model", "every", "with"];
+    let words = |text: &'a str| text.split(['-', '_', '.']).filter(|word| word.len() > 3 && !COMMON.contains(word));
+    let shares = |other: &'a str| words(other).any(|word| name.split(['-', '_', '.']).any(|mine| mine == word));
+    let likely = known.into_iter().filter(|other| likeness(name, other) >= 0.7 || shares(other));
+    Some(nearest(name, likely)).filter(|near| *near != "--help")
 }
 
 #[cfg(test)]
@@ -72,7 +164,7 @@ mod tests {
     fn synonyms_are_of_settings() {
         let schema = serde_json::to_value(Settings::default()).unwrap();
         for row in TABLE.iter() {
-            let Synonym { kind, spelling, section, key, value } = *row;
+            let Synonym { kind, spelling, section, key, value, .. } = *row;
             let reads = |value: &str| serde_json::from_value::<Settings>(json!({section: {key: value}})).is_ok();
             let taken = match kind {
                 "section" => schema.get(spelling).is_some(),

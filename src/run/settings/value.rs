@@ -1,7 +1,8 @@
 //! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms
 //! that a file may write. Never knows a setting.
 use crate::base::{Error, Result, limits};
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use std::str::FromStr;
 
 /// The value of a setting that has a default.
 pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
@@ -47,6 +48,55 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
     let split = UNITS.iter().find_map(|(unit, size)| Some((upper.strip_suffix(unit)?, *size)));
     let size = split.and_then(|(number, unit)| number.trim().parse::<u64>().ok()?.checked_mul(unit)).filter(|&n| n > 0);
     size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 10GB, 200MB or 1GiB")))
+}
+
+/// Steps between two of something; 0: never.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum StepInterval {
+    /// As many as one pass over the training split takes: the plan makes a number of it.
+    Epoch,
+    Steps(u64),
+}
+
+impl StepInterval {
+    /// Whether `step` is one of those.
+    pub fn is_due(self, step: u64) -> bool {
+        matches!(self, StepInterval::Steps(n) if n > 0 && step.is_multiple_of(n))
+    }
+}
+impl FromStr for StepInterval {
+    type Err = String;
+    fn from_str(text: &str) -> std::result::Result<StepInterval, String> {
+        match text {
+            "epoch" => Ok(StepInterval::Epoch),
+            _ => text
+                .parse()
+                .map(StepInterval::Steps)
+                .map_err(|_| "a whole number, 0 or more, or epoch is expected".into()),
+        }
+    }
+}
+impl Serialize for StepInterval {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            StepInterval::Epoch => s.serialize_str("epoch"),
+            StepInterval::Steps(n) => s.serialize_u64(*n),
+        }
+    }
+}
+impl<'de> Deserialize<'de> for StepInterval {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<StepInterval, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a whole number of steps, or epoch")]
+        enum StepText {
+            Steps(u64),
+            Name(String),
+        }
+        match StepText::deserialize(d)? {
+            StepText::Steps(n) => Ok(StepInterval::Steps(n)),
+            StepText::Name(name) => name.parse().map_err(serde::de::Error::custom),
+        }
+    }
 }
 
 /// `dataset: x` is `dataset: [x]`.

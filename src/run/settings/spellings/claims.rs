@@ -1,0 +1,150 @@
+//! What the flags of a command line say of each setting: that they agree, what clap reads for those of other tools, and
+//! what is said about them. Never reads a flag.
+use super::typed::TypedFlag;
+use crate::base::{Error, Result};
+use crate::run::settings::defaults::defaults;
+use crate::run::settings::synonyms::{Synonym, same};
+use std::iter::once;
+
+/// What clap reads, and what is said about it.
+#[derive(Debug, Default)]
+pub struct Reading {
+    pub argv: Vec<String>,
+    /// A line for each flag of another tool, and which of the typed flags that is.
+    pub notes: Vec<(usize, String)>,
+    /// Flags of other tools, and what they are read as: for clap's errors, which know ours only.
+    pub read_as: Vec<(String, String)>,
+}
+
+/// Our flags, by name and by setting.
+#[derive(Clone, Copy)]
+pub struct OwnFlags<'a>(pub &'a clap::Command);
+
+/// An on/off flag, with further modes or without: `true` is a value of it.
+pub fn is_switch(arg: &clap::Arg) -> bool {
+    arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
+}
+
+impl<'a> OwnFlags<'a> {
+    pub fn named(self, name: &str) -> Option<&'a clap::Arg> {
+        let named = |a: &&clap::Arg| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name));
+        self.0.get_arguments().find(named)
+    }
+    /// Of the setting `key`, or of the pair whose half it is.
+    pub fn of(self, key: &str) -> Option<&'a clap::Arg> {
+        let key = key.split('.').next();
+        self.0.get_arguments().find(|arg| Some(arg.get_id().as_str()) == key)
+    }
+    /// `--lr 0.1`, or `--lr` without words; a switch as `--x` or `--no-x`.
+    pub fn show(self, key: &str, words: &[String]) -> String {
+        let arg = self.of(key);
+        let long = arg.and_then(clap::Arg::get_long).unwrap_or(key);
+        match words {
+            [word] if arg.is_some_and(is_switch) && word == "true" => format!("--{long}"),
+            [word] if arg.is_some_and(is_switch) && word == "false" => format!("--no-{long}"),
+            words => once(format!("--{long}")).chain(words.iter().cloned()).collect::<Vec<_>>().join(" "),
+        }
+    }
+}
+
+/// A value that the command line gives to a setting.
+#[derive(Clone)]
+pub struct Claim {
+    /// Name of our argument, and `.0` or `.1` for one value of a pair.
+    pub key: String,
+    pub words: Vec<String>,
+    /// Which of the typed flags gives it, and the row by which it does: none for a flag of ours.
+    pub by: usize,
+    pub row: Option<&'static Synonym>,
+}
+
+impl Claim {
+    fn is_weak(&self) -> bool {
+        self.row.is_some_and(Synonym::is_weak)
+    }
+}
+
+/// What several flags say of one setting must agree; then clap may read it, and the run say it.
+pub fn settle(claims: Vec<Claim>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
+    // Of the same flag, and of ours, the last one counts.
+    let replaces = |new: &Claim, old: &Claim| {
+        let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
+        new.by > old.by && new.key == old.key && alike
+    };
+    let last: Vec<Claim> = claims.iter().filter(|old| !claims.iter().any(|new| replaces(new, old))).cloned().collect();
+    let mut kept = Vec::new();
+    for claim in &last {
+        let other = last.iter().find(|other| claim.is_weak() && !other.is_weak() && other.key == claim.key);
+        match (other, claim.row) {
+            (Some(other), Some(row)) => {
+                let this = typed[claim.by].show(row.shown(&typed[claim.by].words));
+                let this = format!("{this} gives way to --{} ({})", typed[other.by].text, row.tool);
+                out.notes.push((claim.by, this));
+            }
+            _ => kept.push(claim.clone()),
+        }
+    }
+    pair(&mut kept);
+    for claim in kept.iter().filter(|claim| claim.row.is_some()) {
+        let agrees = |other: &&Claim| {
+            let words = || other.words.iter().zip(&claim.words);
+            other.words.len() == claim.words.len() && words().all(|(a, b)| same(a, b))
+        };
+        if let Some(other) = kept.iter().find(|other| other.key == claim.key && other.by != claim.by && !agrees(other))
+        {
+            let [this, other] = [claim, other].map(|claim| typed[claim.by].show(&typed[claim.by].words));
+            return Err(Error::input(format!(
+                "{this} and {other} give {} different values: leave one out",
+                own.show(&claim.key, &[])
+            )));
+        }
+    }
+    for (at, flag) in typed.iter().enumerate() {
+        let claims: Vec<_> = kept.iter().filter(|c| c.by == at).filter_map(|claim| Some((claim, claim.row?))).collect();
+        say(flag, &claims, own, out);
+    }
+    // Once each: clap would put lists that are given twice one behind the other.
+    for (n, claim) in kept.iter().enumerate().filter(|(_, claim)| claim.row.is_some()) {
+        if !kept.iter().enumerate().any(|(m, other)| other.key == claim.key && (other.row.is_none() || m < n)) {
+            let long = own.show(&claim.key, &[]);
+            match &claim.words[..] {
+                [word] => out.argv.push(format!("{long}={word}")),
+                words => out.argv.extend(once(long).chain(words.iter().cloned())),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Halves of a pair become the pair, with the default where only one is given.
+fn pair(claims: &mut Vec<Claim>) {
+    let halves: Vec<Claim> = claims.extract_if(.., |claim| claim.key.contains('.')).collect();
+    let Some((key, row)) = halves.last().and_then(|last| Some((last.key.split('.').next()?, last.row?))) else {
+        return;
+    };
+    let default = &defaults()[row.section][key];
+    let half = |n: usize| {
+        let given = halves.iter().rfind(|claim| claim.key.ends_with(&format!(".{n}")));
+        given.map_or(default[n].to_string(), |claim| claim.words.concat())
+    };
+    let words = vec![half(0), half(1)];
+    claims.extend(halves.iter().map(|c| Claim { key: key.into(), words: words.clone(), by: c.by, row: c.row }));
+}
+
+/// The line about a flag of another tool. Values are shown where they are others in ours.
+fn say(flag: &TypedFlag, claims: &[(&Claim, &'static Synonym)], own: OwnFlags, out: &mut Reading) {
+    let Some((claim, first)) = claims.first() else { return };
+    let at = claim.by;
+    let same_words = claims.iter().all(|(claim, row)| {
+        row.value.is_empty() && !row.key.contains('.') && !matches!(&claim.words[..], [word] if word == "false")
+    });
+    let mut ours = Vec::new();
+    for (claim, _) in claims {
+        let long = own.show(&claim.key, &[]);
+        ours.push(if same_words { long.clone() } else { own.show(&claim.key, &claim.words) });
+        out.read_as.push((flag.text.clone(), long));
+    }
+    let words = if same_words { &[] } else { claims.iter().fold(&flag.words[..], |words, (_, row)| row.shown(words)) };
+    let why = if first.why.is_empty() { String::new() } else { format!(": {}", first.why) };
+    out.notes.push((at, format!("{} is read as {} ({}){why}", flag.show(words), ours.join(" "), first.tool)));
+}

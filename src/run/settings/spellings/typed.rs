@@ -1,0 +1,77 @@
+//! Flags as they were typed, each with the words up to the next one. Never knows what a flag means.
+use crate::run::settings::synonyms::{FlagPattern, same};
+use std::iter::once;
+
+#[derive(Clone, Debug)]
+pub struct TypedFlag {
+    /// Without its first dashes; empty for words before the first flag.
+    pub text: String,
+    /// With dashes for underscores.
+    pub name: String,
+    pub words: Vec<String>,
+    /// Whether the first word came behind `=`.
+    pub inline: bool,
+    /// Typed as `--no-x`: `false` is its word.
+    pub off: bool,
+}
+
+/// Of a command line without the program's name.
+pub fn split(argv: impl IntoIterator<Item = String>) -> Vec<TypedFlag> {
+    let mut typed: Vec<TypedFlag> = Vec::new();
+    for word in argv {
+        let short = ["-h", "-V"].contains(&word.as_str());
+        match (word.strip_prefix("--").filter(|flag| !flag.is_empty()), typed.last_mut()) {
+            (Some(flag), _) => {
+                let (text, value) = flag.split_once('=').map_or((flag, None), |(text, value)| (text, Some(value)));
+                typed.push(TypedFlag {
+                    text: text.into(),
+                    name: text.replace('_', "-"),
+                    words: value.map(String::from).into_iter().collect(),
+                    inline: value.is_some(),
+                    off: false,
+                });
+            }
+            (None, Some(last)) if !short => last.words.push(word),
+            (None, _) => {
+                let (text, name) = Default::default();
+                typed.push(TypedFlag { text, name, words: vec![word], inline: false, off: false });
+            }
+        }
+    }
+    typed
+}
+
+impl TypedFlag {
+    /// With `words`, for messages.
+    pub fn show(&self, words: &[String]) -> String {
+        let words = if self.off { &[] } else { words };
+        once(format!("--{}", self.text)).chain(words.iter().cloned()).collect::<Vec<_>>().join(" ")
+    }
+    /// Whether it is of the pattern. Alone it is `true`.
+    pub fn is(&self, pattern: &FlagPattern) -> bool {
+        let on = ["true".to_string()];
+        let words = if self.words.is_empty() { &on } else { &self.words[..] };
+        let value = |word: &String| pattern.values.iter().any(|value| means(word, value));
+        pattern.names.iter().any(|name| name.replace('_', "-") == self.name)
+            && (pattern.values.is_empty() || words.iter().any(value))
+    }
+    /// The name without `no-`, of its last part where it has dots.
+    pub fn without_no(&self) -> Option<String> {
+        let last = self.name.rfind('.').map_or(0, |dot| dot + 1);
+        Some(self.name[..last].to_string() + self.name[last..].strip_prefix("no-")?)
+    }
+}
+
+/// `true` or `false` for the words that tools take for them.
+pub fn truth(word: &str) -> Option<&'static str> {
+    match word.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "y" | "t" | "1" | "on" => Some("true"),
+        "false" | "no" | "n" | "f" | "0" | "off" => Some("false"),
+        _ => None,
+    }
+}
+
+/// Whether `word` is the `value` of a row.
+pub fn means(word: &str, value: &str) -> bool {
+    same(word, value) || (["true", "false"].contains(&value) && truth(word) == Some(value))
+}

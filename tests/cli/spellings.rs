@@ -1,0 +1,425 @@
+//! Flags of other tools: every row of `synonyms.tsv` is read as it says, whole command lines of those tools ask for
+//! the same run as ours, and docs/coming-from.md is what the table gives. Trains one step.
+use crate::common::runs::FSDP;
+use clap::{Arg, CommandFactory};
+use flatshard::base::{Error, Result};
+use flatshard::run::settings::Settings;
+use flatshard::run::settings::args::{self, Cli, Parsed};
+use flatshard::run::settings::defaults::defaults;
+use flatshard::run::settings::synonyms::{self, Synonym};
+use flatshard::run::settings::value::StepInterval;
+use serde_json::Value;
+use std::any::TypeId;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+fn read(words: &[String]) -> Result<Settings> {
+    match args::parse::<Cli>("run_fsdp", "", words.iter().cloned())? {
+        Parsed::Run(cli) => Ok(cli.settings),
+        Parsed::Help(_) => panic!("{words:?} is help"),
+    }
+}
+fn ours(key: &str) -> Arg {
+    let command = Cli::command();
+    let arg = command.get_arguments().find(|arg| Some(arg.get_id().as_str()) == key.split('.').next());
+    arg.unwrap_or_else(|| panic!("{key} has a flag")).clone()
+}
+/// `--lr`, `--no-eval`, `--keep 0`.
+fn shown(key: &str, value: &str) -> String {
+    let (arg, name) = (ours(key), key);
+    let long = arg.get_long().unwrap_or(name);
+    let switch = arg.get_possible_values().iter().any(|v| v.matches("true", false));
+    match value {
+        "" => format!("--{long}"),
+        "true" if switch => format!("--{long}"),
+        "false" if switch => format!("--no-{long}"),
+        value => format!("--{long} {value}"),
+    }
+}
+/// Of flags of other tools.
+fn rows() -> impl Iterator<Item = &'static Synonym> {
+    synonyms::table().iter().filter(|row| ["flag", "idle", "refused"].contains(&row.kind) && !row.is_own())
+}
+/// What a flag may be given.
+fn sample(arg: &Arg) -> Vec<String> {
+    let names = arg.get_possible_values();
+    let kind = arg.get_value_parser().type_id();
+    let one = match names.last() {
+        Some(_) if names.iter().any(|name| name.matches("true", false)) => "true",
+        Some(name) => name.get_name(),
+        None if kind == TypeId::of::<f64>() || kind == TypeId::of::<f32>() => "0.5",
+        None => "3",
+    };
+    vec![one.to_string(); arg.get_num_args().map_or(1, |n| n.min_values().max(1)).min(2)]
+}
+/// Another flag's typed form: its first name and value.
+fn beside(row: &Synonym) -> Vec<String> {
+    let Some(with) = &row.with else { return Vec::new() };
+    vec![format!("--{}={}", with.names[0], with.values.first().unwrap_or(&"3"))]
+}
+fn setting(settings: &Settings, row: &Synonym) -> Value {
+    let tree = serde_json::to_value(settings).unwrap();
+    let key = row.key.split('.').next().unwrap();
+    assert!(tree[row.section].get(key).is_some(), "{row:?} is of no setting");
+    tree[row.section][key].clone()
+}
+
+#[test]
+fn every_row_is_read_as_it_says() {
+    for row in rows() {
+        assert!(!row.tool.is_empty() && (row.kind == "flag" || !row.why.is_empty()), "{row:?}");
+        let values = if row.flag.values.is_empty() { vec![""] } else { row.flag.values.clone() };
+        for (name, value) in row.flag.names.iter().flat_map(|name| values.iter().map(move |value| (name, *value))) {
+            let words = match (value, row.kind) {
+                ("", "flag") if row.key.contains('.') => vec!["0.5".to_string()], // half of a pair
+                // Of rows that act together, the first takes the words.
+                ("", "flag") => sample(&ours(rows().find(|other| other.spelling == row.spelling).unwrap().key)),
+                ("", "idle" | "refused") => vec!["5".to_string()],
+                (value, _) => vec![value.to_string()],
+            };
+            for name in [name.replace('-', "_"), name.replace('_', "-")] {
+                let typed = [vec![format!("--{name}")], words.clone(), beside(row)].concat();
+                one_row(row, &typed, &words, &name);
+            }
+        }
+    }
+}
+fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
+    let settings = read(typed);
+    if row.kind == "refused" {
+        let e = settings.err().unwrap_or_else(|| panic!("{typed:?} is not refused"));
+        let text = e.to_string();
+        assert!(matches!(e, Error::Input(_)) && text.contains(row.why) && text.contains(row.tool), "{typed:?}: {text}");
+        let nearest = if row.key.is_empty() { "leave it out".into() } else { shown(row.key, row.value) };
+        return assert!(text.contains(&nearest), "{typed:?}: no {nearest} in {text}");
+    }
+    let settings = settings.unwrap_or_else(|e| panic!("{typed:?}: {e}"));
+    let note = settings.notes.iter().find(|note| note.starts_with(&format!("--{name} ")));
+    let note = note.unwrap_or_else(|| panic!("{typed:?}: not in {:?}", settings.notes));
+    if row.kind == "idle" {
+        assert!(note.contains("has no effect here") && note.contains(row.why), "{typed:?}: {note}");
+        let alone = read(&beside(row)).unwrap();
+        return assert_eq!(
+            serde_json::to_value(&settings).unwrap(),
+            serde_json::to_value(&alone).unwrap(),
+            "{typed:?}"
+        );
+    }
+    let long = format!("--{}", ours(row.key).get_long().unwrap());
+    assert!(note.contains("is read as") && note.contains(long.trim_start_matches("--")), "{typed:?}: {note}");
+    let expected = match row.key.split_once('.') {
+        Some((key, half)) => {
+            let mut pair = defaults()[row.section][key].clone();
+            pair[half.parse::<usize>().unwrap()] = words[0].parse::<f64>().unwrap().into();
+            pair
+        }
+        None => {
+            let mut ours = row.convert(words);
+            match &ours[..] {
+                [one] => ours = vec![format!("{long}={one}")],
+                _ => ours.insert(0, long.clone()),
+            }
+            setting(&read(&ours).unwrap_or_else(|e| panic!("{ours:?}: {e}")), row)
+        }
+    };
+    assert_eq!(setting(&settings, row), expected, "{typed:?}");
+}
+
+/// A row for a name of ours is about a value that ours does not have, or about company.
+#[test]
+fn no_flag_of_ours_has_a_second_meaning() {
+    let command = Cli::command();
+    let own = |name: &str| {
+        let name = name.replace('_', "-");
+        command.get_arguments().any(|arg| arg.get_long() == Some(&name))
+    };
+    for row in rows() {
+        for name in row.flag.names.iter().filter(|name| own(name) && row.with.is_none()) {
+            assert!(!row.flag.values.is_empty(), "{row:?}");
+            for value in &row.flag.values {
+                let words = ["run_fsdp".to_string(), format!("--{}={value}", name.replace('_', "-"))];
+                let bare = *value == "true";
+                let zero_rank = *name == "lora_rank"; // no adapters in OpenRLHF; nothing in ours
+                assert!(bare || zero_rank || Cli::command().try_get_matches_from(words).is_err(), "{row:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_given_twice_must_agree() {
+    let read = |line: &str| read(&line.split(' ').map(String::from).collect::<Vec<_>>());
+    let e = read("--lr 1e-3 --learning_rate 0.002").unwrap_err().to_string();
+    assert!(e.contains("--lr 1e-3") && e.contains("--learning_rate 0.002"), "{e}");
+    assert_eq!(read("--lr 1e-3 --learning_rate 0.001").unwrap().optim.lr, Some(0.001));
+    assert_eq!(read("--learning_rate 1 --learning-rate=2").unwrap().optim.lr, Some(2.0));
+    let both = read("--micro_train_batch_size 2 --per_device_train_batch_size 4").unwrap_err().to_string();
+    assert!(both.contains("--micro_train_batch_size 2") && both.contains("--batch-size"), "{both}");
+    assert_eq!(read("--adam_beta1 0.8 --adam_beta2 0.9").unwrap().optim.betas, Some(vec![0.8, 0.9]));
+    assert!(read("--adam_beta1 0.8 --betas 0.9 0.95").is_err());
+    // False gives way.
+    let precision = |line| serde_json::to_value(read(line).unwrap().precision.precision).unwrap();
+    assert_eq!(precision("--bf16 False --fp16 True"), "fp16");
+    assert_eq!(precision("--bf16 False --fp16 False"), "fp32");
+    assert!(read("--bf16 --fp16").is_err());
+    // The Trainer's own precedence.
+    assert_eq!(read("--num_train_epochs 3.0 --max_steps -1").unwrap().run.epochs, Some(3));
+    assert_eq!(read("--num_train_epochs 3 --max_steps 10").unwrap().run.epochs, None);
+    assert_eq!(read("--eval_steps -1").unwrap().run.eval_every, Some(StepInterval::Epoch));
+}
+
+#[test]
+fn a_hint_is_about_the_same_thing() {
+    let refused = |flag: &str| read(&[format!("--{flag}"), "1".into()]).unwrap_err().to_string();
+    for (flag, near) in [
+        ("batch-sise", "--batch-size "),
+        ("learning_rat", "--learning_rate"),
+        ("no-shufle", "--shuffle "),
+        ("wandb-run", "--wandb-"),
+    ] {
+        let text = refused(flag);
+        assert!(
+            text.starts_with(&format!("unknown flag --{}", flag.replace('_', "-"))) && text.contains(near),
+            "{text}"
+        );
+    }
+    for flag in ["frobnicate", "quantum", "temporal-shift", "nonsense.key"] {
+        let text = refused(flag);
+        assert!(!text.contains("nearest") && text.contains("--help lists all"), "{text}");
+    }
+    let text = refused("optim");
+    assert!(text.contains("adamw_torch") && text.contains("Hugging Face Trainer"), "{text}");
+    // clap names our flag; the user typed another.
+    let text = read(&["--max_grad_norm".into(), "much".into()]).unwrap_err().to_string();
+    assert!(text.contains("--max_grad_norm is read as --grad-clip"), "{text}");
+}
+
+struct Place(TempDir);
+
+impl Place {
+    fn output(&self, line: &str) -> (String, String) {
+        let mut command = Command::new(FSDP);
+        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+            command.env_remove(variable);
+        }
+        // Quotes hold one word together.
+        let parts = line.split('\'').enumerate();
+        let words = parts.flat_map(|(n, part)| match n % 2 {
+            0 => part.split_whitespace().map(String::from).collect(),
+            _ => vec![part.to_string()],
+        });
+        let out = command.current_dir(self.0.path()).args(words).output().unwrap();
+        let [stdout, stderr] = [out.stdout, out.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(out.status.success(), "{line}: {stderr}");
+        (stdout, stderr)
+    }
+    fn config(&self, line: &str) -> String {
+        self.output(&format!("{line} --print-config")).0
+    }
+}
+
+/// What people start those tools with, against what they would write here.
+#[test]
+fn whole_commands_ask_for_the_same_run() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let model = "--dataset synthetic --vocab-size 320 --embed-dim 32 --num-layers 1 --num-heads 2 --max-positions 64";
+    place.output(&format!(
+        "{model} --max-len 16 --max-steps 1 --nproc-per-node 1 --no-eval --no-sample --save-hf llama"
+    ));
+    let row = "{\"question\": \"what?\", \"answer\": \"that\"}\n";
+    fs::write(place.0.path().join("rows.jsonl"), row.repeat(40)).unwrap();
+    let sft = format!(
+        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+         --max-len 16 --max-samples 500 --packing-samples --train-batch-size 16 --batch-size 2 --epochs 2 --seed 42 \
+         --lr 5e-6 --betas 0.9 0.95 --weight-decay 0 --lr-scheduler cosine_with_min_lr --warmup-ratio 0.03 \
+         --grad-clip 1.0 --precision bf16 --activation-checkpoint --log-every 1 --save-every 0 --eval-every epoch"
+    );
+    let zero = format!(
+        "{sft} --zero-stage 2 --cpu-offload optimizer --keep 3 --ckpt-dir ckpt --resume auto --save-hf out --tensorboard tb"
+    );
+    let flat = format!(
+        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
+         --max_len 16 --max_samples 500 --packing_samples --train_batch_size 16 --micro_train_batch_size 2 \
+         --max_epochs 2 --seed 42 --learning_rate 5e-6 --adam_betas 0.9 0.95 --l2 0 --lr_scheduler cosine_with_min_lr \
+         --lr_warmup_ratio 0.03 --max_norm 1.0 --param_dtype bf16 --gradient_checkpointing --logging_steps 1 \
+         --save_steps -1 --eval_steps -1 --zero_stage 2 --adam_offload --attn_implementation flash_attention_2 \
+         --max_ckpt_num 3 --ckpt_path ckpt --load_checkpoint --save_path out --use_tensorboard tb --local_rank -1 \
+         --save_hf_ckpt --ds_tensor_parallel_size 1 --ring_attn_size 1 --ring_head_stride 1 --zpg 1 --lora_rank 0 \
+         --aux_loss_coef 0 --dataset_split train --use_liger_kernel --full_determinism"
+    );
+    let dotted = format!(
+        "--model.model_name_or_path llama --tokenizer bytes --data.dataset rows.jsonl --data.input_key question \
+         --data.output_key answer --data.max_len 16 --data.max_samples 500 --ds.packing_samples --train.batch_size 16 \
+         --train.micro_batch_size 2 --train.max_epochs 2 --train.seed 42 --adam.lr 5e-6 --adam.betas 0.9 0.95 \
+         --adam.weight_decay 0 --optim adam --lr_scheduler cosine_with_min_lr --lr_warmup_ratio 0.03 --max_norm 1.0 \
+         --ds.param_dtype bf16 --model.gradient_checkpointing_enable --logger.logging_steps 1 --ckpt.save_steps -1 \
+         --eval.steps -1 --ds.zero_stage 2 --ds.adam_offload --ds.attn_implementation flash_attention_2 \
+         --ckpt.max_num 3 --ckpt.path ckpt --ckpt.load_enable --ckpt.output_dir out --logger.tensorboard_dir tb \
+         --ds.tensor_parallel_size 1 --ds.ring_attn_size 1 --data.dataloader_num_workers 4"
+    );
+    let fsdp2 = format!(
+        "--model_name_or_path llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
+         --max_len 16 --max_samples 500 --packing_samples --train_batch_size 16 --micro_train_batch_size 2 \
+         --max_epochs 2 --seed 42 --learning_rate 5e-6 --adam_betas 0.9 0.95 --l2 0 --lr_scheduler cosine_with_min_lr \
+         --lr_warmup_ratio 0.03 --max_norm 1.0 --bf16 --gradient_checkpointing --logging_steps 1 --save_steps -1 \
+         --eval_steps -1 --no-fsdp2_reshard_after_forward --fsdp2_tp_size 1 --fsdp2_cp_size 1 --flash_attn \
+         --ckpt_save_path out --max_checkpoints_to_keep -1 --hf_max_shard_size_gb 2 --backend fsdp2"
+    );
+    let ours = format!(
+        "{sft} --sharding SHARD_GRAD_OP --ckpt-dir out/dcp_ckpt --save-hf out/last_hf_ckpt --keep 0 \
+         --max-shard-size 2GB --backend fsdp"
+    );
+    let trainer = format!(
+        "--model_name_or_path llama --tokenizer_name bytes --train_file rows.jsonl --input_key question \
+         --output_key answer --max_seq_length 16 --packing True --per_device_train_batch_size 2 \
+         --gradient_accumulation_steps 4 --num_train_epochs 2.0 --max_steps -1 --seed 42 --learning_rate 5e-6 \
+         --adam_beta1 0.9 --adam_beta2 0.999 --adam_epsilon 1e-6 --weight_decay 0 --lr_scheduler_type cosine \
+         --warmup_ratio 0.03 --max_grad_norm 0.5 --bf16 True --fp16 False --gradient_checkpointing True \
+         --logging_steps 10 --save_strategy steps --save_steps 500 --save_total_limit 2 --eval_strategy epoch \
+         --output_dir out --resume_from_checkpoint True --optim adamw_torch_fused --report_to tensorboard \
+         --logging_dir tb --do_train --do_eval --dataloader_num_workers 4 --remove_unused_columns False \
+         --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --ddp_timeout 1800 --tf32 False"
+    );
+    let trained = format!(
+        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+         --max-len 16 --packing-samples --batch-size 2 --grad-accum 4 --epochs 2 --seed 42 --lr 5e-6 \
+         --betas 0.9 0.999 --eps 1e-6 --weight-decay 0 --lr-scheduler cosine --warmup-ratio 0.03 --grad-clip 0.5 \
+         --precision bf16 --activation-checkpoint --log-every 10 --save-every 500 --keep 2 --eval-every epoch --eval \
+         --ckpt-dir out --save-hf out/model --resume auto --optimizer adamw --tensorboard tb --sharding FULL_SHARD \
+         --auto-wrap transformer --comm-timeout 1800 --no-tf32"
+    );
+    let torchtitan = format!(
+        "--checkpoint.initial_load_path llama --model.hf_assets_path bytes --training.dataset_path rows.jsonl \
+         --input-key question --output-key answer --training.steps 20 --training.seq_len 16 \
+         --training.local_batch_size 2 --training.global_batch_size 16 --training.max_norm 1.0 \
+         --training.mixed_precision_param bfloat16 --training.mixed_precision_reduce float32 --training.seed 7 \
+         --optimizer.name AdamW --optimizer.lr 8e-4 --optimizer.beta2 0.99 --lr_scheduler.warmup_steps 5 \
+         --lr_scheduler.decay_type linear --parallelism.tensor_parallel_degree 1 \
+         --parallelism.data_parallel_shard_degree -1 --parallelism.context_parallel_degree 1 \
+         --parallelism.fsdp_reshard_after_forward always --checkpoint.enable --checkpoint.folder ckpt \
+         --checkpoint.interval 10 --checkpoint.keep_latest_k 2 --checkpoint.async_mode async \
+         --activation_checkpoint.mode selective --metrics.log_freq 2 --compile.no-enable"
+    );
+    let titan = format!(
+        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+         --max-steps 20 --max-len 16 --batch-size 2 --train-batch-size 16 --grad-clip 1.0 --precision bf16 \
+         --reduce-dtype fp32 --seed 7 --optimizer adamw --lr 8e-4 --betas 0.9 0.99 --warmup-steps 5 \
+         --lr-scheduler linear --sharding FULL_SHARD --ckpt-dir ckpt --save-every 10 --keep 2 --async-save \
+         --resume auto --activation-checkpoint selective --log-every 2 --no-compile"
+    );
+    for (theirs, ours) in
+        [(&flat, &zero), (&dotted, &zero), (&fsdp2, &ours), (&trainer, &trained), (&torchtitan, &titan)]
+    {
+        assert_eq!(place.config(theirs), place.config(ours), "{theirs}");
+    }
+}
+
+#[test]
+fn a_run_says_once_how_it_read_them() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let stages = "training_stages: {a: {run: {max_steps: 1}}, b: {run: {max_steps: 1}}}\n\
+                  model: {embed_dim: 32, num_layers: 1}\ndata: {dataset: synthetic, max_len: 16}\ncheckpoint: {ckpt_dir: c}\n";
+    fs::write(place.0.path().join("c.yaml"), stages).unwrap();
+    let (_, stderr) = place.output(
+        "--config c.yaml --learning_rate 1e-3 --adam_beta2 0.99 --grad_accum 1 --devices 1 --fsdp-impl torch \
+         --dataloader_num_workers 4 --no-sample",
+    );
+    for line in [
+        "--learning_rate is read as --lr (Hugging Face Trainer, OpenRLHF)",
+        "--adam_beta2 0.99 is read as --betas 0.9 0.99 (Hugging Face Trainer)",
+        "--fsdp-impl torch is read as --fsdp-impl reference (PyTorch FSDP)",
+        "--dataloader_num_workers 4 has no effect here: ",
+    ] {
+        assert_eq!(stderr.matches(line).count(), 1, "{line}: {stderr}");
+    }
+    assert!(!stderr.contains("grad_accum") && !stderr.contains("devices"), "{stderr}");
+}
+
+const HEAD: &str = "# Coming from other tools
+
+```sh run
+run_fsdp --dataset notes/ --learning_rate 1e-4 --warmup_ratio 0.1 --lr_scheduler_type linear --logging_steps 5 --output_dir out
+run_fsdp --dataset notes/ --train.micro_batch_size 2 --train.batch_size 8 --ds.zero_stage 2 --eval.steps -1 --print-config
+```
+
+Flags of other tools are read as ours, with dashes or underscores. The run says once, at the start, how it read each of them.
+
+- **Defaults** are ours, whatever the tool: `docs/differences.md`.
+- **Switches** may be alone, or have `True` or `False` behind them; `--no-x` turns off.
+- **A flag without an equivalent** is refused with the reason and the nearest of ours, exit status 2. `False` and 0 are accepted.
+- **Two flags that give one setting different values** are refused by name. Of one flag given twice the last counts.
+
+This page is made from `src/run/settings/synonyms.tsv`, and `tests/cli/spellings.rs` checks that it is.
+";
+
+/// The page of docs, from the table.
+fn page() -> String {
+    let mut page = String::from(HEAD);
+    let rows: Vec<&Synonym> = synonyms::table().iter().filter(|row| !row.tool.starts_with("flatshard's")).collect();
+    let mut tools: Vec<&str> = Vec::new();
+    for tool in rows.iter().flat_map(|row| row.tool.split(", ")).filter(|tool| *tool != "flatshard") {
+        if !tools.contains(&tool) {
+            tools.push(tool);
+        }
+    }
+    tools.sort_by_key(|tool| tool.to_lowercase());
+    for tool in tools {
+        page += &format!("\n## {tool}\n\n| theirs | ours | |\n| --- | --- | --- |\n");
+        let mut last = "";
+        for row in rows.iter().filter(|row| row.tool.split(", ").any(|of| of == tool)) {
+            if row.spelling != last {
+                page += &line(row, &rows);
+            }
+            last = if ["flag", "idle", "refused"].contains(&row.kind) { row.spelling } else { "" };
+        }
+    }
+    page
+}
+fn line(row: &Synonym, rows: &[&Synonym]) -> String {
+    let code = |text: &str| format!("`{}`", text.replace('|', "\\|"));
+    let flag = |pattern: &synonyms::FlagPattern| {
+        let value = if pattern.values.is_empty() { String::new() } else { format!(" {}", pattern.values.join("|")) };
+        pattern.names.iter().map(|name| code(&format!("--{name}{value}"))).collect::<Vec<_>>().join(", ")
+    };
+    let value = row.value.trim_end_matches('?');
+    let value = if value == "{,}" { "A B" } else { value };
+    let setting = || code(&format!("{}.{}", row.section, row.key));
+    let (theirs, ours) = match row.kind {
+        "section" => (format!("the section {}", code(row.spelling)), format!("the section {}", code(row.section))),
+        "key" => (format!("key {}", code(row.spelling)), format!("key {}", setting())),
+        "value" => (code(&shown(row.key, row.spelling)), code(&shown(row.key, value))),
+        "flag" => {
+            let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
+            let same = rows.iter().filter(|other| other.kind == "flag" && other.spelling == row.spelling);
+            let ours = same.map(|row| {
+                let value = row.value.trim_end_matches('?').replace("{}", "X");
+                code(&match row.key.split_once('.') {
+                    Some((key, half)) => format!("{}, value {}", shown(key, ""), half.parse::<usize>().unwrap() + 1),
+                    None if value == "{,}" => format!("{}, split at commas", shown(row.key, "")),
+                    None => shown(row.key, &value),
+                })
+            });
+            (flag(&row.flag) + &with, ours.collect::<Vec<_>>().join(" "))
+        }
+        kind => {
+            let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
+            let nearest =
+                if row.key.is_empty() { String::new() } else { format!("; nearest {}", code(&shown(row.key, value))) };
+            (flag(&row.flag) + &with, if kind == "idle" { "no effect".into() } else { format!("refused{nearest}") })
+        }
+    };
+    let gives_way = if row.is_weak() { "gives way to other flags" } else { "" };
+    let why = if row.why.is_empty() { gives_way } else { row.why };
+    format!("| {theirs} | {ours} | {why} |\n")
+}
+
+#[test]
+fn the_page_is_made_from_the_table() {
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("coming-from.md");
+    fs::write(&made, page()).unwrap();
+    let there =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/coming-from.md")).unwrap_or_default();
+    assert!(there == page(), "docs/coming-from.md is not what synonyms.tsv gives: copy {} over it", made.display());
+}
