@@ -206,6 +206,7 @@ def main():
             write_metrics(a.metrics_path, name, params, world, times, losses, tokens, int(peak.item() * 2**20))
         result = {"name": name, "precision": a.precision, "params": params, "world": world}
         print(json.dumps(result | {"tokens_per_sec": round(tokens / median, 1), "peak_mem_mib": round(peak.item())}))
+    dist.barrier()  # the rank that holds the store leaves with the others
     dist.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ pub struct CompareArgs {
     /// Largest |B - A| / |A| of a step that agrees
     #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
-    /// Draw both curves and their difference, as .png or .svg [default file: compare.png]
+    /// Draw both curves and their difference, as .png or .svg; --plot FILE works too [default file: compare.png]
     #[arg(
         long,
         visible_alias = "output",

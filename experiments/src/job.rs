@@ -171,9 +171,39 @@ fn failure(status: ExitStatus, log: &Path) -> String {
         (None, signal) => format!("signal {}", signal.unwrap_or(0)),
     };
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let error = text.lines().find_map(|line| line.strip_prefix("error: "));
-    match error.or(text.lines().rev().find(|line| !line.trim().is_empty())) {
+    match reason(&text) {
         Some(words) => format!("{how}: {}", words.trim()),
         None => how,
+    }
+}
+
+/// The first error that a log names: of a training binary, of a script's flags, of Python; else its last line.
+fn reason(text: &str) -> Option<&str> {
+    let said = text.lines().find_map(|line| line.strip_prefix("error: "));
+    let flags = || text.lines().find_map(|line| line.split_once(".py: error: ").map(|(_, words)| words));
+    let of_a_rank = |line| match str::split_once(line, "]: ") {
+        Some((rank, words)) if rank.starts_with("[rank") => words,
+        _ => line,
+    };
+    let is_exception = |line: &&str| line.split_once("Error: ").is_some_and(|(name, _)| !name.contains(' '));
+    let python = || text.lines().map(of_a_rank).find(is_exception);
+    said.or_else(flags).or_else(python).or(text.lines().rev().find(|line| !line.trim().is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_tells_why_a_run_failed() {
+        assert_eq!(reason("step: 1\nerror: lr is -1\nbye\n"), Some("lr is -1"));
+        assert_eq!(
+            reason("usage: x\npeer.py: error: fsdp2 has no a\nChildFailedError:\n====\n"),
+            Some("fsdp2 has no a")
+        );
+        let python = "Traceback:\n[rank0]: RuntimeError: CUDA: out of memory\nchild failed\n====\n";
+        assert_eq!(reason(python), Some("RuntimeError: CUDA: out of memory"));
+        assert_eq!(reason("one\ntwo\n\n"), Some("two"));
+        assert_eq!(reason(""), None);
     }
 }

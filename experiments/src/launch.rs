@@ -106,10 +106,17 @@ impl Common {
             ("limit_all_gathers", &["ddp", "fsdp2"]),
             ("backward_prefetch", &["ddp"]),
             ("sharding", &["ddp"]),
+            // The script has none of these: it says so where they are set.
+            ("activation_checkpoint_every", &[]),
+            ("cpu_offload", &[]),
+            ("sync_each_batch", &[]),
         ] {
             let (name, value) = (key.replace('_', "-"), &resolved["fsdp"][key]);
             match value {
                 _ if lacking.contains(&implementation) => {}
+                Value::Bool(false) if ["cpu_offload", "sync_each_batch"].contains(&key) => {}
+                Value::Null => {}
+                _ if key == "activation_checkpoint_every" && *value == json!(1) => {}
                 Value::Bool(on) => words.push(format!("--{}{name}", if *on { "" } else { "no-" })),
                 _ => words.extend([format!("--{name}"), text(value)]),
             }

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 pub struct TraceArgs {
     /// FILE.json: trace of one rank, or of all; FILE.csv: memory
     file: PathBuf,
-    /// Draw one step of a trace, or the memory of rank 0, as .png or .svg [default file: trace.png]
+    /// Draw one step of a trace, or the memory of rank 0, as .png or .svg; --plot FILE works too [default file:
+    /// trace.png]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "trace.png", value_name = "FILE")]
     plot: Option<PathBuf>,
     /// The step to draw [default: the last]
