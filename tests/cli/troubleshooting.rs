@@ -62,6 +62,7 @@ fn page() -> Vec<(String, String)> {
         match (&mut block, line) {
             (Some(_), "```") => messages.extend(block.take().map(|text| (heading.clone(), text))),
             (Some(text), line) => *text += &format!("{}{line}", if text.is_empty() { "" } else { "\n" }),
+            (None, "```sh" | "```") => {} // the command that the page opens with
             (None, line) if line.starts_with("```") => block = Some(String::new()),
             (None, line) if line.starts_with('#') => heading = line.trim_start_matches('#').trim().into(),
             _ => {}

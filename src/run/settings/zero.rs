@@ -6,22 +6,23 @@ use std::str::FromStr;
 #[serde(default)]
 #[command(next_help_heading = "ZeRO")]
 pub struct ZeroSettings {
-    /// Gradient elements per reduction, at least one layer; auto: embed-dim squared
+    /// Gradient elements per reduction, at least one layer; auto: embed-dim squared [default: 5e8]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub reduce_bucket_size: Option<ElementCount>,
-    /// Reduce one bucket while the next one fills
+    /// Reduce one bucket while the next one fills [default: on in stage 3]
     #[arg(long)]
     pub overlap_comm: Option<bool>,
-    /// Stages 1 and 2: weight elements per all-gather after an update
+    /// Stages 1 and 2: weight elements per all-gather after an update [default: 5e8]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub allgather_bucket_size: Option<ElementCount>,
-    /// Stage 3: weight elements to prefetch beyond the layer in use; auto: 0.9 of embed-dim squared
+    /// Stage 3: weight elements to prefetch beyond the layer in use; auto: 0.9 of embed-dim squared [default: 5e7]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_prefetch_bucket_size: Option<ElementCount>,
-    /// Stage 3: most parameters unsharded at a time, at least the root and one layer
+    /// Stage 3: most parameters unsharded at a time, at least the root and one layer [default: 1e9]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_max_live_parameters: Option<ElementCount>,
     /// Stage 3: keep weights unsharded after forward if fewer elements than this are used before backward needs them
+    /// [default: 1e9]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_max_reuse_distance: Option<ElementCount>,
 }
