@@ -15,9 +15,11 @@ use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::ranks::RankPlan;
-use crate::run::plan::{batch, bytes, data, engine, memory, model};
+use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
+use crate::run::settings::idle;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings, ShardingName};
+use crate::run::watch::RunLog;
 use serde_json::Value;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -40,12 +42,19 @@ struct Request {
     sampling: Sampling,
     /// That end it.
     signals: Vec<i32>,
+    /// What the first process says before it starts.
+    notes: Vec<String>,
 }
 
 /// Prints what the model writes after `prompt` on standard output.
 pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
     let job = RankJob::Generate(Box::new(settings.clone()), prompt.to_string());
+    let watch = settings.watch.clone();
     let request = Request::new(settings, launched, prompt)?;
+    if launched.is_none_or(|env| env.rank == 0 && env.parent_pid.is_none()) {
+        let log = RunLog::open(&watch, launched)?;
+        request.notes.iter().for_each(|note| log.info(note));
+    }
     match launched {
         Some(env) => request.run(env),
         None => launch::run(&Launch {
@@ -68,6 +77,7 @@ impl Request {
         let mut ranks = RankPlan::new(&mut s, launched)?;
         ranks.graphs = false; // every text has its own shapes
         ranks.init_timeout = ranks.comm_timeout;
+        s.notes.extend(idle::plan(&s, &facts::of_ranks(&s, &ranks, launched))?);
         let RankPlan { device, mesh, nproc, .. } = ranks;
         batch::solve(&mut s, &mesh)?;
         let tokenizer = data::tokenizer(&mut s);
@@ -121,6 +131,7 @@ impl Request {
             tokenizer,
             prompt: tokens,
             signals: s.faults.signals()?,
+            notes: s.notes,
             sampling,
         })
     }

@@ -66,9 +66,6 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
     let launched = placed.as_ref();
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
-        if launched.is_none_or(|env| env.rank == 0) {
-            notes(&settings, &RunLog::open(&settings.watch, launched)?);
-        }
         return generate::main(settings, launched, prompt);
     }
     if runs.len() > 1 {

@@ -70,7 +70,7 @@ fn numbers_that_no_machine_holds() {
 
 #[test]
 fn flags_that_would_come_to_nothing() {
-    refused(&["--momentum", "0.5"], &["--momentum 0.5 is without effect", "--optimizer sgd"]);
+    refused(&["--momentum", "0.5"], &["--momentum 0.5 has no effect here", "--optimizer sgd"]);
     refused(&["--min-lr-ratio", "0.2"], &["--min-lr-ratio 0.2", "--lr-scheduler cosine_with_min_lr"]);
     refused(&["--wrap-min-params", "5"], &["--wrap-min-params 5", "--auto-wrap size"]);
     refused(&["--no-eval", "--eval-every", "5"], &["--eval-every 5", "or use --eval"]);

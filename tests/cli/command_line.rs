@@ -384,7 +384,7 @@ fn neutral_values_pass() {
 #[test]
 fn loss_scaling_is_checked_and_needs_something_to_scale() {
     refused_tiny(&["--loss-scale", "128"], &["--loss-scale", "--precision fp16"]);
-    refused_tiny(&["--precision", "bf16", "--no-consecutive-hysteresis"], &["--consecutive-hysteresis", "fp16"]);
+    refused_tiny(&["--precision", "bf16", "--no-consecutive-hysteresis"], &["--no-consecutive-hysteresis", "fp16"]);
     let fp16 = |args: &[&str], parts: &[&str]| refused_tiny(&[&["--precision", "fp16"], args].concat(), parts);
     fp16(&["--loss-scale=-1"], &["--loss-scale -1", "above 0"]);
     fp16(&["--initial-scale-power", "127"], &["127", "at most 126"]);
@@ -440,5 +440,5 @@ fn the_token_cache_is_where_it_is_asked_for_and_a_run_goes_on_without_one() {
     assert_eq!(said.matches("warning: the token cache cannot be written: ").count(), 1, "{said}");
     assert!(said.contains(&blocked) && said.contains("--cache-dir"), "{said}");
     refused_tiny(&["--cache-limit", "0"], &["cache_limit", "\"0\"", "10GB"]);
-    refused_tiny(&["--no-cache", "--cache-dir", &own], &["--cache-dir", "without effect"]);
+    refused_tiny(&["--no-cache", "--cache-dir", &own], &["--cache-dir", "no effect here"]);
 }

@@ -123,8 +123,8 @@ fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
         (&["--backend", "fsdp", "--zero-stage", "2"], ["--zero-stage 2", "--backend zero"]),
         (&["--overlap-comm"], ["--overlap-comm", "--backend zero"]),
         (&["--zero-stage", "0"], ["zero_stage is 0", "run_ddp"]),
-        (&["--zero-stage", "2", "--stage3-max-live-parameters", "5e8"], ["stage3_max_live_parameters", "stage 3"]),
-        (&["--zero-stage", "3", "--allgather-bucket-size", "5e8"], ["allgather_bucket_size", "stages 1 and 2"]),
+        (&["--zero-stage", "2", "--stage3-max-live-parameters", "5e8"], ["--stage3-max-live-parameters", "stage 3"]),
+        (&["--zero-stage", "3", "--allgather-bucket-size", "5e8"], ["--allgather-bucket-size", "stages 1 and 2"]),
         (&["--zero-stage", "2", "--reduce-bucket-size", "0.5"], ["--reduce-bucket-size", "0.5"]),
         (&["--zero-stage", "2", "--strategy", "ddp"], ["ddp", "--backend zero"]),
     ] {

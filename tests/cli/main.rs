@@ -9,6 +9,7 @@ mod docs;
 mod examples;
 mod gate;
 mod hybrid_shard;
+mod idle_flags;
 mod logs;
 mod lora;
 mod mixture;

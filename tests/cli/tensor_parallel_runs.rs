@@ -87,8 +87,8 @@ fn what_cannot_be_cut_so_is_refused_before_anything_starts() {
         (&["--tp-size", "4"][..], "num_heads 2 = 0 x tp-size 4 + 2"),
         (&["--tp-size", "2", "--ff-hidden-dim", "1"], "ff_hidden_dim 1 < tp-size 2"),
         (&["--tp-size", "2", "--arch", "gpt"], "arch gpt"),
-        (&["--use-hf-tp-plan"], "--use-hf-tp-plan says how ranks of tp share a layer"),
-        (&["--sequence-parallel"], "--sequence-parallel says how ranks of tp share a layer"),
+        (&["--use-hf-tp-plan"], "--use-hf-tp-plan has no effect here: it says how ranks of tp share a layer"),
+        (&["--sequence-parallel"], "--sequence-parallel has no effect here: it says how ranks of tp share a layer"),
         (&["--tp-size", "3"], "tp 3"),
     ] {
         let said = refused(args);

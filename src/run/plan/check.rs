@@ -8,7 +8,6 @@ use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
 use crate::run::settings::Settings;
-use crate::run::settings::value::StepInterval;
 use std::path::Path;
 
 /// A merge reads a model and an adapter and writes a model.
@@ -26,9 +25,6 @@ pub fn merge(s: &Settings) -> Result<()> {
 /// Where the run will write must be writable now, not after an hour. Nothing is made yet.
 pub fn outputs(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
-    if c.save_every.is_some_and(|n| n != StepInterval::Steps(0)) && c.ckpt_dir.is_none() {
-        return Err(Error::input("--save-every needs a place for the checkpoints: add --ckpt-dir DIR"));
-    }
     evaluations::check(s)?;
     for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf), ("--tensorboard", &s.watch.tensorboard)]
     {
@@ -43,12 +39,7 @@ pub fn outputs(s: &Settings) -> Result<()> {
 /// An export replaces nothing but a model of its own run, or with --overwrite another; never one that this run reads.
 fn export(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
-    let Some(dir) = &c.save_hf else {
-        return match c.overwrite {
-            Some(true) => Err(Error::input("--overwrite has no effect here: add --save-hf DIR, or remove it")),
-            _ => Ok(()),
-        };
-    };
+    let Some(dir) = &c.save_hf else { return Ok(()) };
     for (flag, input) in
         [("--pretrain", &s.model.pretrain), ("--lora-merge", &s.lora.merge), ("--ckpt-dir", &c.ckpt_dir)]
     {
@@ -83,9 +74,6 @@ pub fn restarts(s: &Settings, r: &Restarts, nproc: usize, launched: Option<&Rank
             range.start(),
             range.end()
         )));
-    }
-    if r.elastic.is_some() && max == 0 {
-        return Err(Error::input("--elastic says what follows a failure: add --max-restarts N"));
     }
     s.faults.save_traces_folder.as_deref().map_or(Ok(()), |folder| directory("--save-traces-folder", folder))
 }

@@ -1,48 +1,19 @@
-//! The knobs of sharding against each other: one that could have no effect is refused, so that nobody measures a
-//! difference that is not there. Never changes a setting.
+//! Units that are one tensor to the optimizer (`--no-use-orig-params`): what cannot be asked of some of their tensors.
+//! Never changes a setting.
 use crate::base::{Error, Result};
 use crate::nn::Layout;
+use crate::run::settings::Settings;
 use crate::run::settings::effect::contradiction;
-use crate::run::settings::{OffloadName, PrefetchName, Settings, StrategyName, WrapName};
 use crate::store::flat::{Flat, Wrap, runs};
 
 /// Before anything is derived.
 pub fn check(s: &Settings) -> Result<()> {
-    let f = &s.fsdp;
-    let replicated = s.run.strategy == Some(StrategyName::Ddp);
-    let (wrap, limited) = (f.auto_wrap, f.limit_all_gathers != Some(false));
-    let ahead = f.forward_prefetch == Some(true) || f.backward_prefetch != Some(PrefetchName::None);
-    let refused = [
-        (
-            replicated && f.sync_each_batch == Some(true),
-            "sync-each-batch",
-            "replicas hold whole gradients anyway, so that reducing each micro-batch would spare no memory",
-        ),
-        (
-            !limited && wrap == Some(WrapName::None),
-            "no-limit-all-gathers",
-            "--auto-wrap none makes one unit of the model: there is none to gather ahead",
-        ),
-        (
-            !limited && !ahead,
-            "no-limit-all-gathers",
-            "with --no-forward-prefetch and --backward-prefetch NONE nothing is gathered ahead",
-        ),
-        (
-            f.use_orig_params == Some(false) && s.tune.no_decay.is_some(),
+    match s.fsdp.use_orig_params == Some(false) && s.tune.no_decay.is_some() {
+        false => Ok(()),
+        true => Err(contradiction(
             "no-use-orig-params",
             "a unit is one tensor to the optimizer then, and no_decay asks for another decay of some of its tensors",
-        ),
-        (
-            replicated && !matches!(f.cpu_offload, None | Some(OffloadName::Off | OffloadName::Optimizer)),
-            "cpu-offload",
-            "replicas compute with their weights and gradients where they are; --cpu-offload optimizer is possible, and \
-             sharding offloads the rest",
-        ),
-    ];
-    match refused.iter().find(|(contradicts, ..)| *contradicts) {
-        None => Ok(()),
-        Some((_, flag, reason)) => Err(contradiction(flag, reason)),
+        )),
     }
 }
 

@@ -43,6 +43,8 @@ pub mod wandb;
 pub mod profile;
 /// Settings against each other and against the places that they name.
 pub mod check;
+/// What a plan knows and settings do not.
+pub mod facts;
 /// All of it: a training run.
 pub mod training;
 /// What the kernel says about memory.

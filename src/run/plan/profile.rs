@@ -13,12 +13,7 @@ pub struct Profile {
 
 impl Profile {
     pub fn new(s: &Settings) -> Result<Option<Profile>> {
-        let Some(steps) = s.trace.steps()? else {
-            return match &s.trace.trace_folder {
-                Some(_) => Err(Error::input("--trace-folder is without effect alone: add --profile-steps A:B")),
-                None => Ok(None),
-            };
-        };
+        let Some(steps) = s.trace.steps()? else { return Ok(None) };
         let last = set(&s.run.max_steps, "run.max_steps")?;
         if *steps.end() > last {
             return Err(Error::input(format!(

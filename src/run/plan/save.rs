@@ -3,7 +3,7 @@ use crate::base::Result;
 use crate::ckpt;
 use crate::run::settings::PrecisionName;
 use crate::run::settings::checkpoint::CheckpointSettings;
-use crate::run::settings::value::set;
+use crate::run::settings::value::{StepInterval, set};
 
 /// How models and checkpoints are written.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,9 @@ impl SaveOptions {
                 PrecisionName::Bf16 => ckpt::Dtype::BF16,
                 PrecisionName::Fp16 => ckpt::Dtype::F16,
             },
-            behind: set(&c.async_save, "checkpoint.async_save")?,
+            behind: set(&c.async_save, "checkpoint.async_save")?
+                && c.ckpt_dir.is_some()
+                && c.save_every != Some(StepInterval::Steps(0)),
         })
     }
 }

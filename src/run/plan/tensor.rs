@@ -1,6 +1,6 @@
 //! The part of a plan that is tensor parallelism: which plan of modules, what it comes down to for this model, and
 //! whether the model can be cut so. Never starts a rank.
-use crate::base::{Error, Result};
+use crate::base::Result;
 use crate::ckpt::hf;
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
@@ -8,17 +8,10 @@ use crate::nn::tp_plan::{self as plan, Meaning};
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 
-/// Sets what is cut over tp. Sequence parallelism and a plan of transformers mean nothing without it, and are refused.
+/// Sets what is cut over tp. Nothing without it.
 pub fn settle(s: &Settings, mesh: &MeshSizes, engine: &mut EngineOptions) -> Result<()> {
     let theirs = set(&s.parallel.use_hf_tp_plan, "parallel.use_hf_tp_plan")?;
     if mesh.tp == 1 {
-        for (asked, flag) in [(theirs, "--use-hf-tp-plan"), (engine.sequence_parallel, "--sequence-parallel")] {
-            if asked {
-                return Err(Error::input(format!(
-                    "{flag} says how ranks of tp share a layer, and tp-size is 1: add --tp-size N, or take {flag} away"
-                )));
-            }
-        }
         return Ok(());
     }
     let arch = engine.spec.arch;

@@ -8,7 +8,7 @@ use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
-use super::{batch, bytes, check, data, engine, evaluations, knobs, model, schedule, wandb};
+use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, model, schedule, wandb};
 use crate::base::{CATEGORIES, Category, Error, Result};
 use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
@@ -100,6 +100,9 @@ impl Plan {
         let restarts = Restarts::new(&s)?;
         check::restarts(&s, &restarts, ranks.nproc, launched)?;
         batch::solve(&mut s, &ranks.mesh)?;
+        if s.lora.merge.is_some() {
+            s.data.max_len = Some(1); // no sequence is too long for what trains nothing
+        }
         let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
@@ -126,15 +129,21 @@ impl Plan {
         }
         let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &engine.spec), Ok)?;
         let dataset = &data.train;
-        if s.data.dataset_weights.is_some() && dataset.shares().is_none() {
-            s.notes.push("--dataset-weights has no effect here: there is one data set".into());
-        }
         let split = EvalSplit::new(&s, &ranks.mesh, dataset, resume.as_ref().map(|resume| &resume.state))?;
         let evaluated = data.eval.as_ref().map_or_else(|| split.held_out.iter().sum(), |eval| eval.rows());
         evaluations::check_rows(&s, evaluated)?;
         let loader = data::loader(&s, &ranks.mesh, 0, &split.held_out)?;
+        let asked = s.run.max_steps;
         schedule::steps(&mut s, dataset, loader)?;
         schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
+        if s.lora.merge.is_none() {
+            let mut facts = facts::of_ranks(&s, &ranks, launched);
+            facts::of_data(&mut facts, &s, dataset, asked);
+            facts::of_tuning(&mut facts, &engine.spec, &engine.tuning)?;
+            let settled = std::mem::replace(&mut s.run.max_steps, asked);
+            s.notes.extend(idle::plan(&s, &facts)?);
+            s.run.max_steps = settled;
+        }
         let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)

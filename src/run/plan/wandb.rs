@@ -6,12 +6,7 @@ use std::path::Path;
 /// Settles where metrics go, where that was left open.
 pub fn settle(s: &mut Settings) -> Result<()> {
     if s.wandb.wandb_project.is_none() {
-        return match s.wandb.idle_without_project() {
-            Some(flag) => {
-                Err(Error::input(format!("{flag} has no effect here: add --wandb-project NAME, or remove it")))
-            }
-            None => Ok(()),
-        };
+        return Ok(());
     }
     if s.wandb.project().is_none() {
         s.notes.push("--wandb-mode disabled: nothing is logged to W&B".into());

@@ -1,5 +1,5 @@
 //! Options of backend zero's store. Never says what a stage does.
-use crate::base::{DType, Error, Result};
+use crate::base::{DType, Result};
 use crate::run::settings::Settings;
 use crate::run::settings::zero::ElementCount;
 use crate::store::{Stage, ZeroOptions};
@@ -7,23 +7,11 @@ use crate::store::{Stage, ZeroOptions};
 /// `dim`: the model's width.
 pub fn options(s: &Settings, dtype: DType, dim: usize) -> Result<ZeroOptions> {
     let (z, stage) = (&s.zero, s.fsdp.zero_stage.unwrap_or(2));
-    let (stage, only_3, not_3) = match stage {
-        1 => (Stage::One, true, false),
-        2 => (Stage::Two, true, false),
-        _ => (Stage::Three, false, true),
+    let stage = match stage {
+        1 => Stage::One,
+        2 => Stage::Two,
+        _ => Stage::Three,
     };
-    let counted = |size: Option<ElementCount>| matches!(size, Some(ElementCount::Count(_)));
-    for (name, size, without) in [
-        ("stage3_prefetch_bucket_size", z.stage3_prefetch_bucket_size, only_3),
-        ("stage3_max_live_parameters", z.stage3_max_live_parameters, only_3),
-        ("stage3_max_reuse_distance", z.stage3_max_reuse_distance, only_3),
-        ("allgather_bucket_size", z.allgather_bucket_size, not_3),
-    ] {
-        if counted(size) && without {
-            let stages = if only_3 { "stage 3 only" } else { "stages 1 and 2 only" };
-            return Err(Error::input(format!("{name} has a meaning in {stages}: leave it out, or set it to auto")));
-        }
-    }
     let size = |given: Option<ElementCount>, auto: usize, default: usize| match given {
         None => default,
         Some(ElementCount::Auto) => auto,

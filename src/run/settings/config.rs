@@ -8,6 +8,7 @@ use crate::run::settings::deepspeed;
 use crate::run::settings::defaults::defaults;
 use crate::run::settings::effect;
 use crate::run::settings::file::{ConfigFile, lay, overlay};
+use crate::run::settings::idle;
 use crate::run::settings::names::StrategyName;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::stages;
@@ -53,15 +54,24 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     }
     effect::imply(&asked, &mut merged);
     overlay(&mut merged, asked.clone());
-    effect::idle(&asked, &merged)?;
-    effect::check(&asked, &mut merged)?;
+    let engine = effect::engine(&mut merged, default);
+    // A file of a training run serves other tasks too: what it says of training is no matter to them.
+    let (task, asked) = match (&cli.files.generate, &cli.settings.lora.merge) {
+        (Some(_), _) => ("generate", to_tree(&cli.settings)?),
+        (None, Some(_)) => ("merge", to_tree(&cli.settings)?),
+        (None, None) => ("train", asked),
+    };
+    let mut notes: Vec<String> = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
+    notes.extend(idle::settings(&asked, &mut merged, task, engine)?);
+    if cli.files.local_rank.is_some() {
+        notes.push("--local-rank has no effect here: the launcher's environment says which rank this is".into());
+    }
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
     let mut settings: Settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
-    settings.notes = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
+    settings.notes = notes;
     settings.check()?;
-    effect::strategy(&mut settings, default)?;
     if let Some(stage) = stage {
         let names: Vec<String> = file.stages()?.into_iter().map(|s| s.0).collect();
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;

@@ -70,12 +70,6 @@ impl FsdpSettings {
                 "zero_stage is {stage}: it must be 1, 2 or 3 (stage 0 is what run_ddp does, or --sharding NO_SHARD)"
             )));
         }
-        match (self.activation_checkpoint_every, self.activation_checkpoint) {
-            (Some(every), Some(CheckpointName::Off)) => Err(Error::input(format!(
-                "--activation-checkpoint-every {every} says how many blocks are computed again, and --activation-checkpoint is \
-                 off: add --activation-checkpoint full or selective"
-            ))),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

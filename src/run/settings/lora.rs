@@ -1,6 +1,6 @@
 //! Adapters, and a merge of them. Never trains or merges any.
 use super::value::{number, one_or_many, size};
-use crate::base::{Error, Result};
+use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -29,15 +29,6 @@ pub struct LoraSettings {
 impl LoraSettings {
     pub fn check(&self) -> Result<()> {
         size("lora_rank", self.rank)?;
-        number("lora_dropout", self.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
-        match self.rank {
-            None if self.alpha.is_some() || self.dropout.is_some() || self.target_modules.is_some() => {
-                Err(Error::input("lora: alpha, dropout or target_modules is given, but no rank: add --lora-rank N"))
-            }
-            Some(_) if self.merge.is_some() => {
-                Err(Error::input("lora: --lora-merge trains nothing: leave out --lora-rank"))
-            }
-            _ => Ok(()),
-        }
+        number("lora_dropout", self.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")
     }
 }

@@ -40,6 +40,8 @@ pub mod stages;
 pub mod deepspeed;
 /// What settings make of each other.
 pub mod effect;
+/// What has no effect where other settings stand as they do: `idle.tsv`.
+pub mod idle;
 /// The command line.
 pub mod args;
 /// One block of a file.

@@ -62,7 +62,7 @@ impl PrecisionSettings {
     /// What f16 needs, anywhere.
     pub fn scaler(&self) -> Result<Option<ScalerOptions>> {
         if self.compute()? != DType::F16 && self.reduce()? != DType::F16 {
-            return self.unscaled();
+            return Ok(None);
         }
         let fixed = self.loss_scale.filter(|&scale| scale != 0.0);
         let power = self.initial_scale_power.unwrap_or(16);
@@ -95,23 +95,5 @@ impl PrecisionSettings {
             )));
         }
         Ok(Some(options))
-    }
-    /// Without f16 there is nothing to scale.
-    fn unscaled(&self) -> Result<Option<ScalerOptions>> {
-        let given = [
-            ("loss-scale", self.loss_scale.is_some()),
-            ("initial-scale-power", self.initial_scale_power.is_some()),
-            ("loss-scale-window", self.loss_scale_window.is_some()),
-            ("hysteresis", self.hysteresis.is_some()),
-            ("consecutive-hysteresis", self.consecutive_hysteresis.is_some()),
-            ("min-loss-scale", self.min_loss_scale.is_some()),
-        ];
-        match given.into_iter().find(|(_, given)| *given) {
-            None => Ok(None),
-            Some((flag, _)) => Err(Error::input(format!(
-                "--{flag} is for a loss that is scaled, which fp16 is alone: add --precision fp16 or --reduce-dtype fp16, \
-                 or leave it out"
-            ))),
-        }
     }
 }

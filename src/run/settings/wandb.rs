@@ -53,17 +53,4 @@ impl WandbSettings {
     pub fn project(&self) -> Option<&str> {
         self.wandb_project.as_deref().filter(|_| self.wandb_mode != Some(WandbMode::Disabled))
     }
-    /// A flag that was given and means nothing without a project.
-    pub fn idle_without_project(&self) -> Option<&'static str> {
-        let given = [
-            ("--wandb-entity", self.wandb_entity.is_some()),
-            ("--wandb-name", self.wandb_name.is_some()),
-            ("--wandb-group", self.wandb_group.is_some()),
-            ("--wandb-tags", self.wandb_tags.is_some()),
-            // Without a project nothing is logged, which is what `disabled` says.
-            ("--wandb-mode", self.wandb_mode.is_some_and(|mode| mode != WandbMode::Disabled)),
-            ("--wandb-dir", self.wandb_dir.is_some()),
-        ];
-        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
-    }
 }
