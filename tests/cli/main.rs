@@ -7,6 +7,7 @@ mod command_line;
 mod deepspeed;
 mod docs;
 mod examples;
+mod files;
 mod gate;
 mod hybrid_shard;
 mod idle_flags;

@@ -7,11 +7,12 @@ use crate::run::settings::blocks;
 use crate::run::settings::deepspeed;
 use crate::run::settings::defaults::defaults;
 use crate::run::settings::effect;
-use crate::run::settings::file::{ConfigFile, lay, overlay};
+use crate::run::settings::file::{ConfigFile, lay};
 use crate::run::settings::idle;
 use crate::run::settings::names::StrategyName;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::stages;
+use crate::run::settings::value::overlay;
 use serde_json::Value;
 use std::path::Path;
 
@@ -37,9 +38,9 @@ fn file(cli: &Cli) -> Result<ConfigFile> {
 /// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags.
 fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
     let mut flags = to_tree(&cli.settings)?;
-    let layer = file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref(), stage)?;
+    let mut layer = file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref(), stage)?;
     if let (true, None, Some(stage)) = (layer.follows, &cli.files.generate, stage) {
-        stages::flags(stage, &mut flags)?;
+        stages::flags(stage, cli.files.stage.is_some(), &mut flags, &mut layer.notes)?;
     }
     let mut asked = layer.settings;
     lay(&mut asked, flags);

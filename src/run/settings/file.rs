@@ -1,9 +1,10 @@
 //! A file of settings: its top level, the blocks that it names, and its stages, laid over one another. Never looks at
 //! flags or defaults.
 use crate::base::{Error, Result, open, quote};
-use crate::run::settings::blocks::{Block, Layer};
+use crate::run::settings::blocks::{FileBlock, FileLayer};
 use crate::run::settings::effect;
 use crate::run::settings::stages;
+use crate::run::settings::value::overlay;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -56,7 +57,7 @@ impl ConfigFile {
 
     /// The top level's sections; the named blocks `model` and `fsdp` laid over them; and the stage `stage` over both.
     /// All others are read too, so that a fault is known wherever it stands.
-    pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<Layer> {
+    pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<FileLayer> {
         let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
         for ((list, flag), picked) in [(MODELS, model), (EXAMPLES, fsdp)] {
             let mut found = None;
@@ -81,7 +82,7 @@ impl ConfigFile {
             }
             if stage == Some(&name) {
                 let follows = before.as_ref().is_some_and(|_| !own);
-                chosen = Some(Layer { settings: whole.clone(), notes: layer.notes, follows });
+                chosen = Some(FileLayer { settings: whole.clone(), notes: layer.notes, follows });
             }
             before = Some((name, whole));
         }
@@ -92,8 +93,8 @@ impl ConfigFile {
         Ok(all)
     }
 
-    fn block(&self, at: &str) -> Result<Block<'_>> {
-        Block::new(&self.path, at)
+    fn block(&self, at: &str) -> Result<FileBlock<'_>> {
+        FileBlock::new(&self.path, at)
     }
 
     pub fn stages(&self) -> Result<Vec<(String, Value)>> {
@@ -109,13 +110,13 @@ impl ConfigFile {
         }
     }
 
-    fn named_block(&self, list: &str, name: &str) -> Result<Layer> {
+    fn named_block(&self, list: &str, name: &str) -> Result<FileLayer> {
         let (block, body) = (self.block(&format!("{list}.{}", quote(name)))?, &self.tree[list][name]);
         if list == MODELS.0 { block.one_section("model", body) } else { block.named_distributed(body) }
     }
 
     /// The block `name` that ships, where this file has none of the name.
-    fn shipped_block(&self, list: &str, flag: &str, name: &str) -> Result<Layer> {
+    fn shipped_block(&self, list: &str, flag: &str, name: &str) -> Result<FileLayer> {
         let shipped = ConfigFile::parse(SHIPPED.as_bytes(), Path::new("configs/distributed.yaml"))?;
         let (own, ships) = (self.named(list)?, shipped.named(list)?);
         if ships.contains(&name) {
@@ -133,17 +134,4 @@ impl ConfigFile {
 pub fn lay(lower: &mut Value, upper: Value) {
     effect::supersede(lower, &upper);
     overlay(lower, upper);
-}
-
-/// What is not null in `upper` replaces what is in `lower`.
-pub fn overlay(lower: &mut Value, upper: Value) {
-    match (lower, upper) {
-        (Value::Object(lower), Value::Object(upper)) => {
-            for (key, value) in upper {
-                overlay(lower.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (_, Value::Null) => {}
-        (lower, value) => *lower = value,
-    }
 }

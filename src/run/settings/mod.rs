@@ -44,6 +44,8 @@ pub mod effect;
 pub mod idle;
 /// The command line.
 pub mod args;
+/// Keys of files that are called as flags are.
+mod foreign;
 /// One block of a file.
 mod blocks;
 /// A file: its blocks and stages, laid over one another.

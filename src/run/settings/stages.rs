@@ -76,8 +76,12 @@ pub fn follow(at: &str, stage: &mut Value, before: &str, lower: &Value) -> std::
 }
 
 /// What flags say to such a stage: `--pretrain` is where the first one starts.
-pub fn flags(stage: &str, flags: &mut Value) -> Result<()> {
-    flags["model"]["pretrain"] = Value::Null;
+pub fn flags(stage: &str, alone: bool, flags: &mut Value, notes: &mut Vec<String>) -> Result<()> {
+    let pretrain = std::mem::take(&mut flags["model"]["pretrain"]);
+    if alone && !pretrain.is_null() {
+        notes
+            .push(format!("--pretrain has no effect here: stage {stage} starts from the weights of the one before it"));
+    }
     match flags["lora"]["rank"] {
         Value::Null => Ok(()),
         _ => Err(Error::input(format!(

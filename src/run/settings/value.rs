@@ -1,7 +1,8 @@
 //! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms
-//! that a file may write. Never knows a setting.
+//! that a file may write, one tree of values over another. Never knows a setting.
 use crate::base::{Error, Result, limits};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::Value;
 use std::str::FromStr;
 
 /// The value of a setting that has a default.
@@ -131,4 +132,17 @@ pub fn numbers<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Ve
             Some(text.split(',').map(number).collect::<std::result::Result<_, _>>()?)
         }
     })
+}
+
+/// What is not null in `upper` replaces what is in `lower`.
+pub fn overlay(lower: &mut Value, upper: Value) {
+    match (lower, upper) {
+        (Value::Object(lower), Value::Object(upper)) => {
+            for (key, value) in upper {
+                overlay(lower.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (_, Value::Null) => {}
+        (lower, value) => *lower = value,
+    }
 }
