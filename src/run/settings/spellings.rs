@@ -3,7 +3,7 @@
 use crate::base::{Error, Result};
 use crate::run::settings::synonyms::{self, Synonym, same, similar};
 use crate::run::settings::value::StepInterval;
-use claims::{Claim, OwnFlags, Reading};
+use claims::{Assignment, OwnFlags, Reading};
 use std::any::TypeId;
 use std::iter::once;
 use typed::{TypedFlag, means, truth};
@@ -27,7 +27,7 @@ pub fn read(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> 
 struct Line<'a> {
     own: OwnFlags<'a>,
     typed: Vec<TypedFlag>,
-    claims: Vec<Claim>,
+    claims: Vec<Assignment>,
     out: Reading,
 }
 
@@ -49,7 +49,7 @@ impl Line<'_> {
         if let Some(positive) = flag.without_no().filter(|_| !flag.inline) {
             if let Some(arg) = self.own.named(&positive).filter(|arg| is_switch(arg)) {
                 let words = vec!["false".into()];
-                self.claims.push(Claim { key: arg.get_id().to_string(), words, by: at, row: None });
+                self.claims.push(Assignment { key: arg.get_id().to_string(), words, by: at, row: None });
                 self.out.argv.extend(once(format!("--{positive}=false")).chain(flag.words));
                 return Ok(());
             }
@@ -83,7 +83,7 @@ impl Line<'_> {
         }
         if arg.is_some() {
             let given = if words.is_empty() { vec!["true".into()] } else { words.clone() };
-            self.claims.push(Claim { key, words: given, by: at, row: None });
+            self.claims.push(Assignment { key, words: given, by: at, row: None });
         }
         match inline || switched.is_some() {
             true => self.out.argv.push(format!("--{name}={}", words.remove(0))),
@@ -177,7 +177,7 @@ impl Line<'_> {
             }
             _ => {
                 let words = row.convert(&words).into_iter().map(|word| self.whole(row.key, word)).collect();
-                self.claims.push(Claim { key: row.key.into(), words, by: at, row: Some(row) });
+                self.claims.push(Assignment { key: row.key.into(), words, by: at, row: Some(row) });
             }
         }
         Ok(())

@@ -8,8 +8,8 @@
 //!   full: {run: {max_steps: 500}, optim: {lr: 1.0e-4}}
 //! ```
 //!
-//! A stage's sections, `distributed` too, are laid over the file's, as flags are over both. Optimizer state and schedule
-//! begin anew. Only the first stage starts from the `pretrain` of the file or of the flags.
+//! A stage's sections, `distributed` too, are laid over the file's, as flags are over both. Optimizer state and
+//! schedule begin anew. Only the first stage starts from the `pretrain` of the file or of the flags.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::run::settings::defaults::defaults;

@@ -49,7 +49,7 @@ impl<'a> OwnFlags<'a> {
 
 /// A value that the command line gives to a setting.
 #[derive(Clone)]
-pub struct Claim {
+pub struct Assignment {
     /// Name of our argument, and `.0` or `.1` for one value of a pair.
     pub key: String,
     pub words: Vec<String>,
@@ -58,20 +58,21 @@ pub struct Claim {
     pub row: Option<&'static Synonym>,
 }
 
-impl Claim {
+impl Assignment {
     fn is_weak(&self) -> bool {
         self.row.is_some_and(Synonym::is_weak)
     }
 }
 
 /// What several flags say of one setting must agree; then clap may read it, and the run say it.
-pub fn settle(claims: Vec<Claim>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
+pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
     // Of the same flag, and of ours, the last one counts.
-    let replaces = |new: &Claim, old: &Claim| {
+    let replaces = |new: &Assignment, old: &Assignment| {
         let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
         new.by > old.by && new.key == old.key && alike
     };
-    let last: Vec<Claim> = claims.iter().filter(|old| !claims.iter().any(|new| replaces(new, old))).cloned().collect();
+    let last: Vec<Assignment> =
+        claims.iter().filter(|old| !claims.iter().any(|new| replaces(new, old))).cloned().collect();
     let mut kept = Vec::new();
     for claim in &last {
         let other = last.iter().find(|other| claim.is_weak() && !other.is_weak() && other.key == claim.key);
@@ -86,7 +87,7 @@ pub fn settle(claims: Vec<Claim>, typed: &[TypedFlag], own: OwnFlags, out: &mut 
     }
     pair(&mut kept);
     for claim in kept.iter().filter(|claim| claim.row.is_some()) {
-        let agrees = |other: &&Claim| {
+        let agrees = |other: &&Assignment| {
             let words = || other.words.iter().zip(&claim.words);
             other.words.len() == claim.words.len() && words().all(|(a, b)| same(a, b))
         };
@@ -117,8 +118,8 @@ pub fn settle(claims: Vec<Claim>, typed: &[TypedFlag], own: OwnFlags, out: &mut 
 }
 
 /// Halves of a pair become the pair, with the default where only one is given.
-fn pair(claims: &mut Vec<Claim>) {
-    let halves: Vec<Claim> = claims.extract_if(.., |claim| claim.key.contains('.')).collect();
+fn pair(claims: &mut Vec<Assignment>) {
+    let halves: Vec<Assignment> = claims.extract_if(.., |claim| claim.key.contains('.')).collect();
     let Some((key, row)) = halves.last().and_then(|last| Some((last.key.split('.').next()?, last.row?))) else {
         return;
     };
@@ -128,11 +129,11 @@ fn pair(claims: &mut Vec<Claim>) {
         given.map_or(default[n].to_string(), |claim| claim.words.concat())
     };
     let words = vec![half(0), half(1)];
-    claims.extend(halves.iter().map(|c| Claim { key: key.into(), words: words.clone(), by: c.by, row: c.row }));
+    claims.extend(halves.iter().map(|c| Assignment { key: key.into(), words: words.clone(), by: c.by, row: c.row }));
 }
 
 /// The line about a flag of another tool. Values are shown where they are others in ours.
-fn say(flag: &TypedFlag, claims: &[(&Claim, &'static Synonym)], own: OwnFlags, out: &mut Reading) {
+fn say(flag: &TypedFlag, claims: &[(&Assignment, &'static Synonym)], own: OwnFlags, out: &mut Reading) {
     let Some((claim, first)) = claims.first() else { return };
     let at = claim.by;
     let same_words = claims.iter().all(|(claim, row)| {
