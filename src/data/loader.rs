@@ -205,7 +205,8 @@ impl Loader {
         }
         self.by_source = self.order.counts(self.position);
         while self.position < position {
-            (self.dealt.clear(), self.ends.clear());
+            self.dealt.clear();
+            self.ends.clear();
             self.take_sequence();
         }
     }

@@ -91,7 +91,8 @@ fn the_losses_of_a_mixture_are_those_of_the_run_that_never_stopped() {
     good(&dir, &format!("{other} --max-steps 11 --metrics-path other"));
     assert_eq!(losses(&dir.path("other")), losses(&dir.path("whole")));
     // Others are named when a run goes on with them.
-    let changed = format!("--dataset a.jsonl:1 b.jsonl:1 c.txt:1 --max-steps 12 --ckpt-dir ck --resume auto --seed 3");
+    let changed =
+        String::from("--dataset a.jsonl:1 b.jsonl:1 c.txt:1 --max-steps 12 --ckpt-dir ck --resume auto --seed 3");
     let text = good(&dir, &changed);
     assert!(text.contains("data.weights: [7,2,1] in the checkpoint, [1,1,1] now"), "{text}");
 }

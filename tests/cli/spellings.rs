@@ -230,49 +230,40 @@ fn whole_commands_ask_for_the_same_run() {
     ));
     let row = "{\"question\": \"what?\", \"answer\": \"that\"}\n";
     fs::write(place.0.path().join("rows.jsonl"), row.repeat(40)).unwrap();
-    let sft = format!(
-        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+    let sft = "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
          --max-len 16 --max-samples 500 --packing-samples --train-batch-size 16 --batch-size 2 --epochs 2 --seed 42 \
          --lr 5e-6 --betas 0.9 0.95 --weight-decay 0 --lr-scheduler cosine_with_min_lr --warmup-ratio 0.03 \
-         --grad-clip 1.0 --precision bf16 --activation-checkpoint --log-every 1 --save-every 0 --eval-every epoch"
-    );
+         --grad-clip 1.0 --precision bf16 --activation-checkpoint --log-every 1 --save-every 0 --eval-every epoch";
     let zero = format!(
         "{sft} --zero-stage 2 --cpu-offload optimizer --keep 3 --ckpt-dir ckpt --resume auto --save-hf out --tensorboard tb"
     );
-    let flat = format!(
-        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
+    let flat = "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
          --max_len 16 --max_samples 500 --packing_samples --train_batch_size 16 --micro_train_batch_size 2 \
          --max_epochs 2 --seed 42 --learning_rate 5e-6 --adam_betas 0.9 0.95 --l2 0 --lr_scheduler cosine_with_min_lr \
          --lr_warmup_ratio 0.03 --max_norm 1.0 --param_dtype bf16 --gradient_checkpointing --logging_steps 1 \
          --save_steps -1 --eval_steps -1 --zero_stage 2 --adam_offload --attn_implementation flash_attention_2 \
          --max_ckpt_num 3 --ckpt_path ckpt --load_checkpoint --save_path out --use_tensorboard tb --local_rank -1 \
          --save_hf_ckpt --ds_tensor_parallel_size 1 --ring_attn_size 1 --ring_head_stride 1 --zpg 1 --lora_rank 0 \
-         --aux_loss_coef 0 --dataset_split train --use_liger_kernel --full_determinism"
-    );
-    let dotted = format!(
-        "--model.model_name_or_path llama --tokenizer bytes --data.dataset rows.jsonl --data.input_key question \
+         --aux_loss_coef 0 --dataset_split train --use_liger_kernel --full_determinism";
+    let dotted = "--model.model_name_or_path llama --tokenizer bytes --data.dataset rows.jsonl --data.input_key question \
          --data.output_key answer --data.max_len 16 --data.max_samples 500 --ds.packing_samples --train.batch_size 16 \
          --train.micro_batch_size 2 --train.max_epochs 2 --train.seed 42 --adam.lr 5e-6 --adam.betas 0.9 0.95 \
          --adam.weight_decay 0 --optim adam --lr_scheduler cosine_with_min_lr --lr_warmup_ratio 0.03 --max_norm 1.0 \
          --ds.param_dtype bf16 --model.gradient_checkpointing_enable --logger.logging_steps 1 --ckpt.save_steps -1 \
          --eval.steps -1 --ds.zero_stage 2 --ds.adam_offload --ds.attn_implementation flash_attention_2 \
          --ckpt.max_num 3 --ckpt.path ckpt --ckpt.load_enable --ckpt.output_dir out --logger.tensorboard_dir tb \
-         --ds.tensor_parallel_size 1 --ds.ring_attn_size 1 --data.dataloader_num_workers 4"
-    );
-    let fsdp2 = format!(
-        "--model_name_or_path llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
+         --ds.tensor_parallel_size 1 --ds.ring_attn_size 1 --data.dataloader_num_workers 4";
+    let fsdp2 = "--model_name_or_path llama --tokenizer bytes --dataset rows.jsonl --input_key question --output_key answer \
          --max_len 16 --max_samples 500 --packing_samples --train_batch_size 16 --micro_train_batch_size 2 \
          --max_epochs 2 --seed 42 --learning_rate 5e-6 --adam_betas 0.9 0.95 --l2 0 --lr_scheduler cosine_with_min_lr \
          --lr_warmup_ratio 0.03 --max_norm 1.0 --bf16 --gradient_checkpointing --logging_steps 1 --save_steps -1 \
          --eval_steps -1 --no-fsdp2_reshard_after_forward --fsdp2_tp_size 1 --fsdp2_cp_size 1 --flash_attn \
-         --ckpt_save_path out --max_checkpoints_to_keep -1 --hf_max_shard_size_gb 2 --backend fsdp2"
-    );
+         --ckpt_save_path out --max_checkpoints_to_keep -1 --hf_max_shard_size_gb 2 --backend fsdp2";
     let ours = format!(
         "{sft} --sharding SHARD_GRAD_OP --ckpt-dir out/dcp_ckpt --save-hf out/last_hf_ckpt --keep 0 \
          --max-shard-size 2GB --backend fsdp"
     );
-    let trainer = format!(
-        "--model_name_or_path llama --tokenizer_name bytes --train_file rows.jsonl --input_key question \
+    let trainer = "--model_name_or_path llama --tokenizer_name bytes --train_file rows.jsonl --input_key question \
          --output_key answer --max_seq_length 16 --packing True --per_device_train_batch_size 2 \
          --gradient_accumulation_steps 4 --num_train_epochs 2.0 --max_steps -1 --seed 42 --learning_rate 5e-6 \
          --adam_beta1 0.9 --adam_beta2 0.999 --adam_epsilon 1e-6 --weight_decay 0 --lr_scheduler_type cosine \
@@ -280,18 +271,14 @@ fn whole_commands_ask_for_the_same_run() {
          --logging_steps 10 --save_strategy steps --save_steps 500 --save_total_limit 2 --eval_strategy epoch \
          --output_dir out --resume_from_checkpoint True --optim adamw_torch_fused --report_to tensorboard \
          --logging_dir tb --do_train --do_eval --dataloader_num_workers 4 --remove_unused_columns False \
-         --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --ddp_timeout 1800 --tf32 False"
-    );
-    let trained = format!(
-        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+         --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --ddp_timeout 1800 --tf32 False";
+    let trained = "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
          --max-len 16 --packing-samples --batch-size 2 --grad-accum 4 --epochs 2 --seed 42 --lr 5e-6 \
          --betas 0.9 0.999 --eps 1e-6 --weight-decay 0 --lr-scheduler cosine --warmup-ratio 0.03 --grad-clip 0.5 \
          --precision bf16 --activation-checkpoint --log-every 10 --save-every 500 --keep 2 --eval-every epoch --eval \
          --ckpt-dir out --save-hf out/model --resume auto --optimizer adamw --tensorboard tb --sharding FULL_SHARD \
-         --auto-wrap transformer --comm-timeout 1800 --no-tf32"
-    );
-    let torchtitan = format!(
-        "--checkpoint.initial_load_path llama --model.hf_assets_path bytes --training.dataset_path rows.jsonl \
+         --auto-wrap transformer --comm-timeout 1800 --no-tf32";
+    let torchtitan = "--checkpoint.initial_load_path llama --model.hf_assets_path bytes --training.dataset_path rows.jsonl \
          --input-key question --output-key answer --training.steps 20 --training.seq_len 16 \
          --training.local_batch_size 2 --training.global_batch_size 16 --training.max_norm 1.0 \
          --training.mixed_precision_param bfloat16 --training.mixed_precision_reduce float32 --training.seed 7 \
@@ -300,18 +287,13 @@ fn whole_commands_ask_for_the_same_run() {
          --parallelism.data_parallel_shard_degree -1 --parallelism.context_parallel_degree 1 \
          --parallelism.fsdp_reshard_after_forward always --checkpoint.enable --checkpoint.folder ckpt \
          --checkpoint.interval 10 --checkpoint.keep_latest_k 2 --checkpoint.async_mode async \
-         --activation_checkpoint.mode selective --metrics.log_freq 2 --compile.no-enable"
-    );
-    let titan = format!(
-        "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
+         --activation_checkpoint.mode selective --metrics.log_freq 2 --compile.no-enable";
+    let titan = "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
          --max-steps 20 --max-len 16 --batch-size 2 --train-batch-size 16 --grad-clip 1.0 --precision bf16 \
          --reduce-dtype fp32 --seed 7 --optimizer adamw --lr 8e-4 --betas 0.9 0.99 --warmup-steps 5 \
          --lr-scheduler linear --sharding FULL_SHARD --ckpt-dir ckpt --save-every 10 --keep 2 --async-save \
-         --resume auto --activation-checkpoint selective --log-every 2 --no-compile"
-    );
-    for (theirs, ours) in
-        [(&flat, &zero), (&dotted, &zero), (&fsdp2, &ours), (&trainer, &trained), (&torchtitan, &titan)]
-    {
+         --resume auto --activation-checkpoint selective --log-every 2 --no-compile";
+    for (theirs, ours) in [(flat, &*zero), (dotted, &*zero), (fsdp2, &*ours), (trainer, trained), (torchtitan, titan)] {
         assert_eq!(place.config(theirs), place.config(ours), "{theirs}");
     }
 }

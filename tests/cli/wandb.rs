@@ -162,7 +162,7 @@ fn flags_without_a_project_are_refused_and_a_disabled_one_needs_no_package() {
     for (flag, value) in [("--wandb-tags", "a"), ("--wandb-mode", "offline"), ("--wandb-dir", "d")] {
         let ended = Run::start(FSDP, &["--max-steps", "1", flag, value]).end();
         let says = "no effect here: nothing is logged to W&B; remove it, or use --wandb-project NAME";
-        assert!(ended.status.code() == Some(2) && ended.stderr.contains(&says), "{}", ended.stderr);
+        assert!(ended.status.code() == Some(2) && ended.stderr.contains(says), "{}", ended.stderr);
     }
     let args = ["--max-steps", "1", "--no-eval", "--no-sample", "--wandb-project", "p", "--wandb-mode", "disabled"];
     assert!(good(FSDP, &args).stderr.contains("--wandb-mode disabled: nothing is logged to W&B"));

@@ -124,7 +124,10 @@ fn restarts_are_counted_and_bad_input_is_not_tried_again() {
     assert!(ended.stderr.contains("error: rank 0 was killed by signal 9"), "{}", ended.stderr);
     for (args, expected) in [
         (&["--max-restarts", "1"][..], "--max-restarts 1 needs checkpoints to go on from: add --ckpt-dir DIR"),
-        (&["--elastic", "1:2"], "--elastic 1:2 has no effect here: it says what follows a failure; remove it, or use --max-restarts N"),
+        (
+            &["--elastic", "1:2"],
+            "--elastic 1:2 has no effect here: it says what follows a failure; remove it, or use --max-restarts N",
+        ),
         (&["--max-restarts", "1", "--ckpt-dir", &ckpt, "--elastic", "3:4"], "starts on 2 ranks, which is not between"),
         (&["--time-limit", "soon"], "--time-limit soon: it must be seconds or H:M:S"),
         (&["--signals", "KILL"], "--signals KILL: it must be some of TERM, INT, HUP, USR1, USR2, QUIT"),
