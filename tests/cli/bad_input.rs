@@ -32,7 +32,7 @@ fn numbers_that_are_none() {
         }
     }
     refused(&["--precision", "fp16", "--loss-scale", "nan"], &["--loss-scale", "a number is expected"]);
-    for flag in ["--batch-size", "--max-steps", "--epochs", "--seed", "--max-bad-steps"] {
+    for flag in ["--batch-size", "--grad-accum", "--epochs", "--seed", "--max-bad-steps"] {
         for value in ["-1", "2.5", "1e3", "two", "nan"] {
             refused(&[flag, value], &[&format!("'{value}'"), flag, "a whole number, 0 or more, is expected"]);
         }
