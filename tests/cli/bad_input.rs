@@ -230,7 +230,7 @@ fn tokenizers_templates_and_configurations_that_ask_for_all_memory() {
     let yaml = write("long.yaml", format!("optim: {{lr: {long}}}"));
     refused_soon(&["--config", &yaml], &["long.yaml: optim.lr: ", "xxx..."]);
     let json = write("key.json", format!("{{\"{long}\": 1}}"));
-    refused_soon(&["--config", &json], &["key.json: unknown section xxx", "...: the nearest known one is"]);
+    refused_soon(&["--config", &json], &["key.json: unknown key xxx", "...: docs/files.md says what a file may hold"]);
     let deepspeed = write("ds.json", format!("{{\"amp\": {{\"enabled\": true, \"opt_level\": \"{long}\"}}}}"));
     refused_soon(&["--deepspeed", &deepspeed], &["ds.json: amp is {", "...: use the bf16"]);
 }

@@ -88,7 +88,7 @@ impl Ran {
         let out = command.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
-        Ran { dir, code: out.status.code(), stdout, stderr, time: started.elapsed() }
+        Ran { dir, code: out.status.code(), stdout, stderr, time: Instant::now() - started }
     }
 
     /// Lines that say what has no effect.

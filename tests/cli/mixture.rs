@@ -111,7 +111,7 @@ fn weights_that_say_nothing_are_refused() {
     let text = good(&dir, "--dataset odd:0.5 --max-steps 1");
     assert!(text.contains("odd:0.5: 1 file"), "a file of that name: {text}");
     let text = good(&dir, "--dataset a.jsonl --dataset-weights 0.5 --max-steps 1");
-    assert!(text.contains("--dataset-weights has no effect here"), "{text}");
+    assert!(text.contains("--dataset-weights 0.5 has no effect here"), "{text}");
 }
 
 #[test]

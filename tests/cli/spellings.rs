@@ -26,6 +26,11 @@ fn ours(key: &str) -> Arg {
     let arg = command.get_arguments().find(|arg| Some(arg.get_id().as_str()) == key.split('.').next());
     arg.unwrap_or_else(|| panic!("{key} has a flag")).clone()
 }
+/// The id of the flag that `row` is about: with the section where two sections have that key.
+fn id(row: &Synonym) -> String {
+    let long = format!("{}_{}", row.section, row.key);
+    if Cli::command().get_arguments().any(|arg| arg.get_id().as_str() == long) { long } else { row.key.into() }
+}
 /// `--lr`, `--no-eval`, `--keep 0`.
 fn shown(key: &str, value: &str) -> String {
     let (arg, name) = (ours(key), key);
@@ -75,7 +80,7 @@ fn every_row_is_read_as_it_says() {
             let words = match (value, row.kind) {
                 ("", "flag") if row.key.contains('.') => vec!["0.5".to_string()], // half of a pair
                 // Of rows that act together, the first takes the words.
-                ("", "flag") => sample(&ours(rows().find(|other| other.spelling == row.spelling).unwrap().key)),
+                ("", "flag") => sample(&ours(&id(rows().find(|other| other.spelling == row.spelling).unwrap()))),
                 ("", "idle" | "refused") => vec!["5".to_string()],
                 (value, _) => vec![value.to_string()],
             };
@@ -92,7 +97,7 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
         let e = settings.err().unwrap_or_else(|| panic!("{typed:?} is not refused"));
         let text = e.to_string();
         assert!(matches!(e, Error::Input(_)) && text.contains(row.why) && text.contains(row.tool), "{typed:?}: {text}");
-        let nearest = if row.key.is_empty() { "leave it out".into() } else { shown(row.key, row.value) };
+        let nearest = if row.key.is_empty() { "leave it out".into() } else { shown(&id(row), row.value) };
         return assert!(text.contains(&nearest), "{typed:?}: no {nearest} in {text}");
     }
     let settings = settings.unwrap_or_else(|e| panic!("{typed:?}: {e}"));
@@ -107,7 +112,7 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
             "{typed:?}"
         );
     }
-    let long = format!("--{}", ours(row.key).get_long().unwrap());
+    let long = format!("--{}", ours(&id(row)).get_long().unwrap());
     assert!(note.contains("is read as") && note.contains(long.trim_start_matches("--")), "{typed:?}: {note}");
     let expected = match row.key.split_once('.') {
         Some((key, half)) => {
@@ -371,7 +376,7 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
     let (theirs, ours) = match row.kind {
         "section" => (format!("the section {}", code(row.spelling)), format!("the section {}", code(row.section))),
         "key" => (format!("key {}", code(row.spelling)), format!("key {}", setting())),
-        "value" => (code(&shown(row.key, row.spelling)), code(&shown(row.key, value))),
+        "value" => (code(&shown(&id(row), row.spelling)), code(&shown(&id(row), value))),
         "flag" => {
             let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
             let same = rows.iter().filter(|other| other.kind == "flag" && other.spelling == row.spelling);
@@ -379,8 +384,8 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
                 let value = row.value.trim_end_matches('?').replace("{}", "X");
                 code(&match row.key.split_once('.') {
                     Some((key, half)) => format!("{}, value {}", shown(key, ""), half.parse::<usize>().unwrap() + 1),
-                    None if value == "{,}" => format!("{}, split at commas", shown(row.key, "")),
-                    None => shown(row.key, &value),
+                    None if value == "{,}" => format!("{}, split at commas", shown(&id(row), "")),
+                    None => shown(&id(row), &value),
                 })
             });
             (flag(&row.flag) + &with, ours.collect::<Vec<_>>().join(" "))
@@ -388,7 +393,7 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
         kind => {
             let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
             let nearest =
-                if row.key.is_empty() { String::new() } else { format!("; nearest {}", code(&shown(row.key, value))) };
+                if row.key.is_empty() { String::new() } else { format!("; nearest {}", code(&shown(&id(row), value))) };
             (flag(&row.flag) + &with, if kind == "idle" { "no effect".into() } else { format!("refused{nearest}") })
         }
     };

@@ -99,8 +99,12 @@ pub fn own(schema: &Value, name: &str) -> Option<(String, String)> {
     let arg = command.get_arguments().find(|arg| arg.get_long() == Some(&flag));
     let alias = || synonyms::table().iter().find(|row| row.kind == "flag" && row.is_own() && row.spelling == name);
     let key = arg.map(|arg| arg.get_id().to_string()).or_else(|| alias().map(|row| row.key.to_string()))?;
-    let (section, _) = schema.as_object()?.iter().find(|(_, body)| body.get(&key).is_some())?;
-    Some((section.clone(), key))
+    let of = |(section, body): (&String, &Value)| {
+        // Where two sections have a key of this name.
+        let short = key.strip_prefix(&format!("{section}_")).unwrap_or(&key);
+        [key.as_str(), short].into_iter().find(|key| body.get(key).is_some()).map(|key| (section.clone(), key.into()))
+    };
+    schema.as_object()?.iter().find_map(of)
 }
 
 /// Whether the table says what this value of `key` means, or why it cannot be.

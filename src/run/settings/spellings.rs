@@ -131,7 +131,7 @@ impl Line<'_> {
         let (switches, others): (Vec<&Synonym>, Vec<&Synonym>) = rows
             .iter()
             .filter(|row| row.kind == "flag" && row.flag.values.is_empty())
-            .partition(|row| self.own.of(row.key).is_some_and(is_switch));
+            .partition(|row| self.own.of(&self.own.id(row)).is_some_and(is_switch));
         let switch = !own && others.is_empty() && (bools || !switches.is_empty());
         let listed = |word: &str| truth(word).is_some() || values().any(|value| means(word, value));
         let mine = |word: &&String| flag.inline || word.split([' ', ',']).all(listed);
@@ -170,14 +170,15 @@ impl Line<'_> {
                 let value: Vec<String> = once(row.value).filter(|value| !value.is_empty()).map(String::from).collect();
                 let nearest = match row.key {
                     "" => "leave it out".to_string(),
-                    key => format!("the nearest is {}", self.own.show(key, &value)),
+                    _ => format!("the nearest is {}", self.own.show(&self.own.id(row), &value)),
                 };
                 let what = format!("{shown} has no equivalent ({}): {}; {nearest}", row.tool, row.why);
                 return Err(Error::input(what));
             }
             _ => {
-                let words = row.convert(&words).into_iter().map(|word| self.whole(row.key, word)).collect();
-                self.claims.push(Assignment { key: row.key.into(), words, by: at, row: Some(row) });
+                let key = self.own.id(row);
+                let words = row.convert(&words).into_iter().map(|word| self.whole(&key, word)).collect();
+                self.claims.push(Assignment { key, words, by: at, row: Some(row) });
             }
         }
         Ok(())

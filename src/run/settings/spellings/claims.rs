@@ -30,6 +30,11 @@ impl<'a> OwnFlags<'a> {
         let named = |a: &&clap::Arg| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name));
         self.0.get_arguments().find(named)
     }
+    /// The id of the setting that `row` is about: its key, with the section where two sections have that key.
+    pub fn id(self, row: &Synonym) -> String {
+        let long = format!("{}_{}", row.section, row.key);
+        if self.of(&long).is_some() { long } else { row.key.into() }
+    }
     /// Of the setting `key`, or of the pair whose half it is.
     pub fn of(self, key: &str) -> Option<&'a clap::Arg> {
         let key = key.split('.').next();
