@@ -4,7 +4,7 @@ use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps' buffers: the loop holds the step in use and the next one, and two more are filled or being filled.
 const BUFFERS: usize = 4;
@@ -20,6 +20,7 @@ pub struct Prefetch {
     ahead: Option<Fetched>,
     /// The step that is fetched next.
     number: u64,
+    waited: Duration,
     timeline: Timeline,
 }
 
@@ -29,8 +30,6 @@ pub struct Fetched {
     /// The optimizer step that it is for.
     pub step: u64,
     pub data: StepData,
-    /// Seconds that the loop waited for it.
-    pub waited_s: f64,
 }
 
 #[derive(Clone, Default)]
@@ -64,7 +63,15 @@ impl Prefetch {
         };
         let thread = std::thread::Builder::new().name("data".into()).spawn(work);
         let thread = thread.map_err(|e| Error::Run(format!("data: no thread to prefetch with: {e}")))?;
-        Ok(Prefetch { empty: Some(empty), full, thread: Some(thread), ahead: None, number: first_step, timeline })
+        Ok(Prefetch {
+            empty: Some(empty),
+            full,
+            thread: Some(thread),
+            ahead: None,
+            number: first_step,
+            waited: Duration::ZERO,
+            timeline,
+        })
     }
 
     /// The next step's data. Blocks until it is filled.
@@ -79,6 +86,10 @@ impl Prefetch {
         let fetched = self.next_step()?;
         Ok(self.ahead.insert(fetched))
     }
+    /// How long the loop has waited for data since it asked last.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
     /// Takes the buffers of a step that is done.
     pub fn give_back(&self, used: StepData) {
         if let Some(empty) = &self.empty {
@@ -92,7 +103,8 @@ impl Prefetch {
         let received = self.timeline.host(Lane::Data, "wait for micro-batches", Some(step), wait);
         let Ok(data) = received else { return Err(self.failure()) };
         self.number += 1;
-        Ok(Fetched { step, data, waited_s: started.elapsed().as_secs_f64() })
+        self.waited += started.elapsed();
+        Ok(Fetched { step, data })
     }
 
     fn failure(&mut self) -> Error {

@@ -189,14 +189,14 @@ impl<'a> Trainer<'a> {
     /// Tells what a step did, and does what is due after it: verification, evaluation, a checkpoint, a trace.
     fn report(&mut self, batch: Fetched, step: &Step, report: &StepReport, agreed: &Vote) -> Result<()> {
         let plan = self.rank.plan;
-        let Fetched { data, waited_s, .. } = batch;
+        let data = batch.data;
         self.tracer.done(step.number);
         self.watch.step(&StepDone {
             number: step.number,
             lr: step.lr,
             report,
             data: &data,
-            data_time_s: waited_s,
+            data_time_s: self.batches.take_waited().as_secs_f64(),
             passes: self.engine.pass_times(),
             trained_tokens: agreed.tokens,
             bytes: agreed.bytes,
