@@ -54,7 +54,7 @@ impl StepData {
 
 /// Fills micro-batches with the rows of one rank.
 ///
-/// [Note: which row goes where] Which row sample n is, [`RowOrder`] says. An optimizer step consumes the next
+/// [Note: which row goes where] Which row sample n is, `RowOrder` says. An optimizer step consumes the next
 /// G = batch_size * grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's
 /// micro-batch. So a step's rows are the same set however G is split; a step that crosses the end of an epoch goes on
 /// in the next. With

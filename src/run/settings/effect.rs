@@ -1,5 +1,5 @@
 //! What asked-for settings make of each other: defaults that follow from another setting, sharded or replicated, shapes
-//! that a model directory has. What has no effect is the matter of [`super::idle`]. Never judges values by themselves.
+//! that a model directory has. What has no effect is the matter of `idle.rs`. Never judges values by themselves.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::nn::Arch;

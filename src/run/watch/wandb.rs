@@ -102,7 +102,7 @@ impl Follower {
         Err(refused(what))
     }
 
-    /// The run has ended so. Returns when W&B has it all, or after [`FINISH`].
+    /// The run has ended so. Returns when W&B has it all, or after `FINISH`.
     pub fn end(self, result: &Result<()>, log: &RunLog) {
         let Follower { mut child, mut line, remedy } = self;
         let code = result.as_ref().map_or_else(Error::exit_status, |()| 0);
